@@ -1,4 +1,4 @@
-.PHONY: help demo test test-slow test-core fuzz golden docs docs-serve lint house house-write format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-bills bench-states bench-states-vllm bench-calls bench-query-engines bench-never-a-loss bench-distributed bench-workers bench-pools soak clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test test-slow test-core fuzz golden docs docs-serve lint house house-write format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-bills bench-states bench-states-vllm bench-calls bench-query-engines bench-estimates bench-never-a-loss bench-distributed bench-workers bench-pools soak clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -115,6 +115,9 @@ bench-calls: $(VENV)/dev  ## how long calls of a wrapped model wait for each oth
 
 bench-query-engines: $(VENV)/dev  ## tokens computed for chains and query engines, on the data in $$CTXREUSE_DATA
 	$(BIN)/python benchmarks/query_engines.py
+
+bench-estimates: $(VENV)/dev  ## what estimate says of applications, and what an engine counts once they are changed so
+	$(BIN)/python benchmarks/estimated_applications.py
 
 bench-never-a-loss: $(VENV)/dev  ## whether any of many programs computes more tokens with ctxreuse than without
 	$(BIN)/python benchmarks/never_a_loss.py

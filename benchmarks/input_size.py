@@ -278,20 +278,6 @@ def room_for_a_large_request(size: int) -> Prepared:
     return Prepared(lambda: planner.plan(large, "none"), planner)
 
 
-def trimmed_overlaps(size: int) -> Prepared:
-    """Plan `size` blocks with `trim_overlaps`, none of which repeats another's end."""
-    planner = ReusePlanner(trim_overlaps=True)
-    blocks = [_block(f"{_FILLER}{number} " + _FILLER) for number in range(size)]
-    return Prepared(lambda: planner.plan(ContextRequest(blocks)), planner)
-
-
-def trimmed_repetitions(size: int) -> Prepared:
-    """Plan `size` blocks with `trim_overlaps`, all of which repeat one line again and again."""
-    planner = ReusePlanner(trim_overlaps=True)
-    blocks = [_block("and so on\n" * 400 + str(number)) for number in range(size)]
-    return Prepared(lambda: planner.plan(ContextRequest(blocks)), planner)
-
-
 def labels_of_metrics(size: int) -> Prepared:
     """Read `/metrics` of lines of `size` characters of what looks like labels."""
     name = "vllm:prefix_cache_queries"
@@ -505,7 +491,7 @@ def cache_blocks_of_all_sizes(size: int) -> Prepared:
     blocks, tokens = EngineBlocks(), list(range(size))
     for number in range(1, size):
         blocks.stored([number], None, tokens[:number], number)
-    return Prepared(lambda: blocks.held_tokens([0, *tokens]))
+    return Prepared(lambda: blocks.follow("p", [0, *tokens]))
 
 
 def explained_prompts(size: int) -> Prepared:
@@ -541,21 +527,11 @@ def simulated_conversations(size: int) -> Prepared:
 
 
 def hashed_prompts(size: int) -> Prepared:
-    """Write two prompts of `size` blocks as a trace in Mooncake's format, and simulate it."""
-    from ctxreuse.measure.replay.hashed_trace import hashed_plan, simulate_hashed
-    from ctxreuse.measure.replay.plan_file import PlannedRequest
+    """Simulate two prompts of `size` blocks of a trace in Mooncake's format."""
+    from ctxreuse.measure.replay.hashed_trace import HashedRequest, simulate_hashed
 
-    corpus = {number: _block("text", number, 1) for number in range(size)}
-    parts = tuple((f"[Doc_{number}]", number, None) for number in range(size))
-    planned = [
-        PlannedRequest(name, parts, None, "", None, "", None, 0, None, None) for name in "ab"
-    ]
-
-    def run() -> None:
-        requests = list(hashed_plan(planned, corpus, block_tokens=16))
-        simulate_hashed(requests, (None, size), 16)
-
-    return Prepared(run)
+    requests = [HashedRequest(16 * size, tuple(range(size)))] * 2
+    return Prepared(lambda: simulate_hashed(requests, (None, size), 16) and None)
 
 
 def template_of_braces(size: int) -> Prepared:
@@ -595,8 +571,6 @@ CASES: dict[str, tuple[Case, int]] = {
     "trimmed_repetitions_of_a_prompt": (trimmed_repetitions_of_a_prompt, 1_000),
     "evicted_conversation": (evicted_conversation, 2_500),
     "room_for_a_large_request": (room_for_a_large_request, 2_500),
-    "trimmed_overlaps": (trimmed_overlaps, 100),
-    "trimmed_repetitions": (trimmed_repetitions, 50),
     "labels_of_metrics": (labels_of_metrics, 1_000),
     "repeated_documents": (repeated_documents, 50),
     "pieces_of_one_agent": (pieces_of_one_agent, 1_000),

@@ -74,10 +74,7 @@ class Collection:
         self.passages = read_passages()
         self._texts = [f"{one.title}. {one.text}" for one in self.passages]
         CACHE.mkdir(parents=True, exist_ok=True)
-        embedder_path = CACHE / f"embedder_{DIMENSIONS}.npz"
-        if not embedder_path.exists():
-            TfidfEmbedder.fit(self._texts, DIMENSIONS).save(embedder_path)
-        self.embedder = TfidfEmbedder.load(embedder_path)
+        self.embedder = TfidfEmbedder(self._texts, DIMENSIONS)
         if vectors is None:
             return
         self.index_path = CACHE / f"ivf{CLUSTERS}_{vectors}x{DIMENSIONS}.faiss"
@@ -101,7 +98,7 @@ class Collection:
 
     def passage_vectors(self) -> Any:
         """Return the passages' own vectors, shape (n, 256)."""
-        return np.ascontiguousarray(self.embedder.embed_passages(self._texts), dtype=np.float32)
+        return np.ascontiguousarray(self.embedder.embed(self._texts), dtype=np.float32)
 
     def _built(self, vectors: int) -> Any:
         passages = self.passage_vectors()

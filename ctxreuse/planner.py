@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Protocol, get_args
@@ -61,6 +62,9 @@ _STRATEGIES = get_args(Strategy)
 _JOINING_S = 0.5
 _log = logging.getLogger("ctxreuse")
 
+_CHANGED_TEXTS = 20
+"""So many, and it is said, once in a process."""
+
 
 class PromptFollower(Protocol):
     """What follows an engine's cache: a `KVEventSync`."""
@@ -94,9 +98,8 @@ class ReusePlanner(FixedSettings):
         templates: The words of labels and annotations.
         deduplicate: Whether blocks that a conversation shows already become references.
         annotate: Whether the model is told of a changed order. None: unless `keep_best` is set.
-        labels: Whether prompts show blocks under labels, to be cited. None: only where later turns,
-            overlaps or words of `templates` may refer to them.
-        trim_overlaps: Whether a block is rendered without a beginning that ends an earlier one.
+        labels: Whether prompts show blocks under labels, to be cited. None: only where later turns
+            or words of `templates` may refer to them.
         mode: "active", or "shadow": all is sent as retrieved, and `savings` says what planning
             would save.
         shared_log: Where planners of other processes with the same engine tell what they have sent;
@@ -131,7 +134,6 @@ class ReusePlanner(FixedSettings):
         deduplicate: bool = True,
         annotate: bool | None = None,
         labels: bool | None = None,
-        trim_overlaps: bool = False,
         mode: Mode = "active",
         shared_log: SharedLog | None = None,
         tenant_class: TenantClasses | None = None,
@@ -147,11 +149,6 @@ class ReusePlanner(FixedSettings):
         checked_choice("mode", mode, get_args(Mode))
         checked_kind("keep_best", keep_best, bool, "True or False")
         checked_kind("annotate", annotate, (bool, NoneType), "True, False or None")
-        if trim_overlaps and labels is False:
-            raise InvalidRequestError(
-                "trim_overlaps names blocks by their labels, and labels=False shows none; leave "
-                "one of them out"
-            )
         self._mode: Mode = mode
         self._token_counter = token_counter
         self._settings = PlannerSettings(
@@ -162,7 +159,6 @@ class ReusePlanner(FixedSettings):
             deduplicate=deduplicate,
             annotate=not keep_best if annotate is None else annotate,
             labels=checked_kind("labels", labels, (bool, NoneType), "True, False or None"),
-            trim_overlaps=trim_overlaps,
             cache=DEFAULT_CACHE if cache is None else cache_profile(cache),
             keep_best=keep_best,
         )
@@ -176,7 +172,7 @@ class ReusePlanner(FixedSettings):
         self._joins = True
         self._tenant_class = tenant_class
         self._meter = self._new_meter()
-        self._planning: TenantPlanner | ShadowPlanner
+        self._planning: TenantPlanner
         self._secret: bytes | None = None  # of what it was loaded from
         self._given_marks: tuple[int, ...] | None = None  # None: they are chosen
         if mode == "shadow":
@@ -453,6 +449,7 @@ class ReusePlanner(FixedSettings):
         written_tokens: int | Mapping[str, int] | None = None,
         seconds: float | None = None,
         tenant: str | None = None,
+        through: str | None = None,
     ) -> None:
         """Note what the engine reports of an answered prompt, for `savings` and token estimates.
 
@@ -466,6 +463,7 @@ class ReusePlanner(FixedSettings):
             written_tokens: Those written into the cache, all or by time to live ("5m", "1h").
             seconds: How long the call took, for traces.
             tenant: Whose prompt it was; None takes that of the first plan.
+            through: What sent it, as "openai", for traces; None is unknown.
         """
         given = (
             (plans,) if isinstance(plans, Plan) else checked_each("plans", plans, Plan, "a Plan")
@@ -478,6 +476,7 @@ class ReusePlanner(FixedSettings):
             completion_tokens=reported_count(completion_tokens),
             seconds=None if seconds is None else checked_number("seconds", seconds),
             written_tokens=None if written is None else sum(written.values()),
+            through=checked_kind("through", through, (str, NoneType), "a text or None"),
         )
         if _checked_tenant(tenant) is None:
             tenant = given[0].request.tenant if given else ""
@@ -507,6 +506,12 @@ class ReusePlanner(FixedSettings):
             lambda: self._meter.primed(tenant, calls, computed_tokens), lambda: None
         )
 
+    def note_unreported(self, call: AnsweredCall, tenant: str) -> None:
+        """Note an answer without usage; for wrappers around models."""
+        self._counting.attempt(lambda: self._meter.unreported(tenant), lambda: None)
+        if (tracing := self._tracing) is not None:
+            self._counting.attempt(lambda: tracing.answered(call), lambda: None)
+
     def note_failure(self) -> None:
         """Count a prompt that was sent as it came because planning failed; for adapters."""
         self._counting.attempt(lambda: self._meter.failed(), lambda: None)
@@ -523,13 +528,8 @@ class ReusePlanner(FixedSettings):
             request_ids: Ids as given to or returned by the planner; unknown ones are reported.
             tenant: Whose they are; None takes the only tenant that has an id, and else reports it.
         """
-        if isinstance(request_ids, (str, bytes)) or not isinstance(request_ids, Iterable):
-            raise InvalidRequestError(
-                f"request_ids must be a list of ids, not {describe(request_ids)}"
-            )
-        ids = list(request_ids)
-        for request_id in ids:
-            checked_id("a request id", request_id)
+        given = checked_list("request_ids", request_ids, "a list of ids")
+        ids = [checked_id("a request id", one) for one in given]
         return self._note_evicted(self._planning.evict(ids, _checked_tenant(tenant)))
 
     def forget(self, sent: Plan | str | int, tenant: str | None = None) -> bool:
@@ -569,7 +569,7 @@ class ReusePlanner(FixedSettings):
         """
         checked_id("request_id", request_id)
         blocks = checked_integer("blocks", blocks)
-        evicted = self._planning.trim(request_id, blocks, _checked_tenant(tenant))
+        evicted = self._planning.evict([request_id], _checked_tenant(tenant), blocks)
         return self._note_evicted(evicted)
 
     def count_tokens(self, text: str) -> int:
@@ -617,7 +617,6 @@ class ReusePlanner(FixedSettings):
             deduplicate=settings.deduplicate,
             annotate=settings.annotate,
             labels=settings.labels,
-            trim_overlaps=settings.trim_overlaps,
             mode=self._mode,
             shared_log=self._shared_log,
             tenant_class=self._tenant_class,
@@ -713,6 +712,8 @@ class ReusePlanner(FixedSettings):
                 self._meter.planned(plans, seconds)
             if self._tracing is not None:
                 self._tracing.planned(plans, seconds)
+            if self._meter.changed_texts >= _CHANGED_TEXTS:
+                _say_texts_change()
         except Exception as error:
             self._counting.note(error)
 
@@ -745,15 +746,23 @@ class ReusePlanner(FixedSettings):
 
     def _take_in(self, entry: ToldEntry) -> None:
         """Learn what another planner of the same engine tells."""
-        assert isinstance(self._planning, TenantPlanner), "shadow mode shares nothing"
         self._planning.take_in(entry)
         if isinstance(entry, SentEntry):
             self._meter.sent_elsewhere(entry)
 
 
-def check_strategy(strategy: object) -> None:
-    """Raise UnknownStrategyError if there is no such strategy."""
-    checked_choice("strategy", strategy, _STRATEGIES, error=UnknownStrategyError)
+@cache
+def _say_texts_change() -> None:
+    _log.warning(
+        "%d texts of documents differ from others of the same id, as by a time or a score: no "
+        "prompt is served from there on. `ctxreuse record` and `ctxreuse lint` name the line.",
+        _CHANGED_TEXTS,
+    )
+
+
+def check_strategy(strategy: object) -> str:
+    """Return a strategy, or raise UnknownStrategyError if there is no such one."""
+    return checked_choice("strategy", strategy, _STRATEGIES, error=UnknownStrategyError)
 
 
 def _check_now(now: float | None) -> None:

@@ -47,7 +47,7 @@ BASE_URL = os.environ.get("CTXREUSE_BASE_URL")
 
 def vector_retriever() -> VectorRetriever:
     """Return a small index of the texts; put your own faiss IVF index and embedder here."""
-    embedder = TfidfEmbedder.fit(TEXTS, dimensions=5)
+    embedder = TfidfEmbedder(TEXTS, dimensions=5)
     index = faiss.IndexIVFFlat(faiss.IndexFlatL2(embedder.dimension), embedder.dimension, 2)
     index.cp.min_points_per_centroid = 1  # there are few texts
     vectors = embedder.embed(TEXTS)

@@ -11,6 +11,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from engine import Engine
+from pydantic import SecretStr
 from vllm_process import Server
 
 from ctxreuse import Plan, ReusePlanner
@@ -43,9 +44,9 @@ def langchain(engine: Engine, planner: ReusePlanner, http: httpx.Client, salt: s
     model = ChatOpenAI(
         model=engine.model,
         base_url=engine.base_url,
-        api_key="EMPTY",
+        api_key=SecretStr("EMPTY"),
         http_client=http,
-        max_tokens=1,
+        max_completion_tokens=1,
         extra_body={"cache_salt": salt},
     )
     wrapped = ReuseChatModel(inner=model, planner=planner, window_s=0)

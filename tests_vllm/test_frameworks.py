@@ -13,6 +13,7 @@ from uuid import uuid4
 import httpx
 import pytest
 from engine import Engine
+from pydantic import SecretStr
 
 from ctxreuse import ReusePlanner
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
@@ -113,9 +114,9 @@ def test_a_langchain_chain(
         return ChatOpenAI(
             model=engine.model,
             base_url=engine.base_url,
-            api_key="EMPTY",
+            api_key=SecretStr("EMPTY"),
             http_client=http,
-            max_tokens=ANSWER_TOKENS,
+            max_completion_tokens=ANSWER_TOKENS,
             temperature=0,
             extra_body={"cache_salt": salt},
         )

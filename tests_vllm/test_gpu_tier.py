@@ -16,7 +16,7 @@ sys.exit(pytest.main(sys.argv[2:]))
 """
 
 
-def test_its_tests_pass_with_a_torch():
+def test_its_tests_pass_with_a_torch() -> None:
     [packages] = HOME.glob("lib/python3*/site-packages")
     command = [
         sys.executable,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kv_event_helpers import held_tokens
 from vllm_environment import HOME, PYTHON
 
 from ctxreuse import ReusePlanner
@@ -85,8 +86,8 @@ def test_what_is_held_and_simulated_is_what_the_engine_hits(
     prompts, asked = random_prompts()
     for prompt, earlier, result in zip(prompts, asked, told[number], strict=True):
         # a prompt's last token is always computed
-        assert [held.held_tokens(prompts[one][:-1]) for one in earlier] == result["found"]
-        assert held.held_tokens(prompt[:-1]) == result["hit"]
+        assert [held_tokens(held, prompts[one][:-1]) for one in earlier] == result["found"]
+        assert held_tokens(held, prompt[:-1]) == result["hit"]
         batch = decode_batch(base64.b64decode(result["events"]))
         assert batch is not None
         assert batch.skipped == 0

@@ -36,7 +36,6 @@ def test_every_requests_cached_tokens_are_predicted(engine: Engine, data_folder:
     assert 0.1 < total.hit_ratio < 0.9
     after = engine.metrics()
     assert (after.prefix_cache_hits or 0) - (before.prefix_cache_hits or 0) == total.cached_tokens
-    assert after.hit_ratio_since(before) == total.hit_ratio
 
 
 def test_every_turns_cached_tokens_are_predicted_answers_included(

@@ -74,7 +74,7 @@ class Counts:
 def main() -> int:
     """Run the command; return the exit status."""
     options = _options()
-    for folder in ("tests/support", "integrations", "agents", ""):
+    for folder in ("tests/support", "benchmarks", "integrations", "agents", ""):
         sys.path.insert(0, str(ROOT / folder))
     os.environ.setdefault("MEM0_TELEMETRY", "False")
     logging.disable(logging.CRITICAL)

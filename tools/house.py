@@ -28,7 +28,7 @@ from typing import Any
 
 from house_measures import structure as layout
 from house_measures.growth import PACKAGES, growing_places
-from house_measures.journeys import JOURNEYS, median_trip
+from house_measures.journeys import JOURNEYS, lower_trip
 from house_measures.overhead import invoke_overhead
 from house_measures.recorder import Trip
 from house_measures.sizes import code_lines, code_tokens, function_lengths, lines, words
@@ -120,7 +120,7 @@ def _structure() -> dict[str, Number]:
 def _journeys() -> dict[str, Number]:
     numbers = {}
     for name, journey in JOURNEYS.items():
-        size = median_trip(journey, ROOT, PRODUCT).size
+        size = lower_trip(journey, ROOT, PRODUCT).size
         numbers[f"{name}: functions"] = Number(size.functions)
         numbers[f"{name}: files"] = Number(size.files)
         if name == "invoke":
@@ -214,7 +214,7 @@ def main() -> int:
         sys.path.insert(0, str(ROOT / folder))
     warnings.simplefilter("ignore")  # the frameworks' own
     if arguments.list:
-        print_trip(median_trip(JOURNEYS[arguments.list], ROOT, PRODUCT))
+        print_trip(lower_trip(JOURNEYS[arguments.list], ROOT, PRODUCT))
         return 0
     numbers, ceilings = measured(), read(CEILINGS.read_text())
     if not arguments.brief:

@@ -148,14 +148,13 @@ def shows_progress() -> None:
 def demonstrates() -> None:
     """Run the demo."""
     command("demo", "-o", "demo-output")
-    assert Path("demo-output/hit_ratio.png").stat().st_size
+    assert Path("demo-output/computed_tokens.png").stat().st_size
 
 
 def reports() -> None:
     """Make a report, and its pictures."""
     corpus, trace = _files()
-    command("estimate", trace, "--corpus", corpus, "--results", "results.json")
-    command("report", "results.json", "-o", "report.html", "--pictures", "pictures")
+    command("report", trace, "--corpus", corpus, "-o", "report.html", "--pictures", "pictures")
     assert "</html>" in Path("report.html").read_text(encoding="utf-8")
     assert list(Path("pictures").glob("*.png"))
 
@@ -299,7 +298,7 @@ def runs_workflows() -> None:
     """Run a ready workflow over vectors and one over words; draw when what ran."""
     workflow = import_module("ctxreuse.workflow")
     keywords = workflow.KeywordRetriever(list(_TEXTS))
-    embedder = workflow.TfidfEmbedder.fit(list(_TEXTS), dimensions=2)
+    embedder = workflow.TfidfEmbedder(list(_TEXTS), dimensions=2)
     vectors = workflow.VectorRetriever(_index(embedder), list(_TEXTS), embedder)
     for retriever in (keywords, vectors):
         llm = workflow.EmulatedLLM(lambda messages: "The Tiber.", speed=1_000)
@@ -312,7 +311,7 @@ def runs_workflows() -> None:
 def embeds_texts() -> None:
     """Find the text that a question is about by its static embedding."""
     embedder = import_module("ctxreuse.workflow").WordLlamaEmbedder()
-    likeness = embedder.embed([_QUESTION]) @ embedder.embed_passages(list(_TEXTS)).T
+    likeness = embedder.embed([_QUESTION]) @ embedder.embed(list(_TEXTS)).T
     assert likeness.argmax() == 1
 
 
@@ -334,7 +333,7 @@ def plans_datasets() -> None:
 def keeps_clusters_on_a_gpu() -> None:
     """Build the tier on torch's CPU device: whether there is a GPU is the machine's matter."""
     workflow = import_module("ctxreuse.workflow")
-    embedder = workflow.TfidfEmbedder.fit(list(_TEXTS), dimensions=2)
+    embedder = workflow.TfidfEmbedder(list(_TEXTS), dimensions=2)
     index = workflow.IVFIndex(_index(embedder))
     assert workflow.GpuTier(index, 10_000, device="cpu").index is index
 

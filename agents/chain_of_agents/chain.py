@@ -20,10 +20,9 @@ from chain_of_agents.question import Mode, Settings, conversation_name, question
 from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
 from chain_of_agents.trace.answer import Answer
-from ctxreuse.context.checks import checked_kind, checked_number
+from ctxreuse.context.checks import check_function, checked_kind, checked_number
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
-from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.environment import default_planner
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import AsyncClosing
@@ -115,11 +114,8 @@ class ChainOfAgents(
             "a ReusePlanner",
         )
         checked_kind("params", {} if params is None else params, Mapping, "a dict")
-        if assignment is not None and not callable(assignment):
-            raise InvalidRequestError(
-                f"assignment must be a function that makes what assigns documents, not "
-                f"{describe(assignment)}"
-            )
+        words = "a function that makes what assigns documents, or None"
+        check_function("assignment", assignment, words)
         settings = Settings(
             workers=workers,
             mode=mode,

@@ -15,6 +15,7 @@ from chain_of_agents.agent_placement import Engines
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import check_keywords, reported_count
 from ctxreuse.context.copies import made_with
+from ctxreuse.context.reported_usage import ReportedTokens, usage_in
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -271,20 +272,18 @@ class LlamaIndexModel(SingleEngineModel):
                 response = await self._model.achat(messages)
                 text = response.message.content
             else:
-                chunks = await self._model.astream_chat(messages)
-                async with aclosing(chunks):
+                async with aclosing(await self._model.astream_chat(messages)) as chunks:
                     async for response in chunks:
                         if response.delta:
                             text += response.delta
                             on_piece(response.delta)
-        usage = getattr(getattr(response, "raw", None), "usage", None)
-        details = getattr(usage, "prompt_tokens_details", None)
+        usage = usage_in(getattr(response, "raw", None)) or ReportedTokens(None)
         return AgentReply(
             text=text if isinstance(text, str) else None,
             plan=plan,
-            prompt_tokens=reported_count(getattr(usage, "prompt_tokens", None)),
-            cached_tokens=reported_count(getattr(details, "cached_tokens", None)),
-            completion_tokens=reported_count(getattr(usage, "completion_tokens", None)),
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
         )
 
 
@@ -293,12 +292,7 @@ def _window(tokens: object) -> int | None:
 
 
 def _text(message: object) -> str | None:
-    """Return the text of a message, whose content may be a list of parts; None if it has none."""
-    if isinstance(message, str):
-        return message
-    if not isinstance(message, BaseMessage):
-        return None
-    if isinstance(message.content, str):
-        return message.content
-    texts = [part if isinstance(part, str) else part.get("text") for part in message.content]
-    return "".join(text for text in texts if isinstance(text, str)) if texts else None
+    """Return the text of a message; None if it has no content."""
+    if isinstance(message, BaseMessage) and message.content != []:
+        return str(message.text)
+    return message if isinstance(message, str) else None

@@ -13,13 +13,16 @@ from chain_of_agents.chain_prompts import ChainPrompts
 from chain_of_agents.segments import Packing, as_blocks, as_sent
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import (
+    check_function,
     checked_choice,
     checked_integer,
     checked_kind,
     checked_optional_integer,
+    checked_positive,
+    checked_share,
 )
 from ctxreuse.context.scope import current_scope
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError
 
 Mode: TypeAlias = Literal["sequential", "parallel"]
 """Whether each worker reads the note of the one before, or all work independently."""
@@ -49,20 +52,10 @@ class Settings:
             checked_integer(name, getattr(self, name), 1)
         for name in ("segment_tokens", "context_window"):
             checked_optional_integer(name, getattr(self, name), 1)
-        limit_s = self.timeout_s
-        is_number = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
-        if limit_s is not None and not (is_number and limit_s > 0):
-            raise InvalidRequestError(
-                f"timeout_s must be a number above 0 or None, not {describe(limit_s)}"
-            )
-        share = self.min_read
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
-            raise InvalidRequestError(
-                f"min_read must be a number from 0 to 1, a share of the documents, not "
-                f"{describe(share)}"
-            )
-        if not callable(self.clock):
-            raise InvalidRequestError(f"clock must be a function, not {describe(self.clock)}")
+        if self.timeout_s is not None:
+            checked_positive("timeout_s", self.timeout_s)
+        checked_share("min_read", self.min_read)
+        check_function("clock", self.clock, "a function")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +75,8 @@ def conversation_name(given: object) -> str | int:
 
 def question_of(given: object, config: RunnableConfig | None = None) -> ChainQuestion:
     """Return a chain's input as a question."""
-    if not isinstance(given, Mapping):
-        raise InvalidRequestError(
-            "the chain's input must be a dict with 'question' and 'documents', not "
-            f"{describe(given)}"
-        )
+    words = "a dict with 'question' and 'documents'"
+    given = checked_kind("the chain's input", given, Mapping, words)
     for name in ("question", "documents"):
         if name not in given:
             raise InvalidRequestError(

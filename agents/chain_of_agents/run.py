@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_o
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
+from ctxreuse.serving.aio.concurrency import all_of
 from ctxreuse.serving.pool.placement import Document
 
 _log = logging.getLogger("ctxreuse")
@@ -112,11 +112,8 @@ class ChainRun:
         """Let the workers read; return the notes that the manager reads."""
         notes: list[Note] = []
         if self.settings.mode == "parallel":
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._work(segment, "", requests)) for segment in segments
-                ]
-            read = [one for task in tasks for one in task.result()]
+            parts = await all_of(self._work(segment, "", requests) for segment in segments)
+            read = [one for part in parts for one in part]
             self._steps = tuple(replace(step, position=n) for n, (step, _) in enumerate(read))
             return [(n, note) for n, (_, note) in enumerate(read, 1) if note]
         for segment in segments:

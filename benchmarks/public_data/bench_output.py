@@ -1,4 +1,4 @@
-"""What a benchmark shows: tables, charts, CSV, and what has changed since an earlier one."""
+"""What a benchmark shows: tables, CSV, and what has changed since an earlier one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.measure.replay.run_result import RunResult
-from ctxreuse.measure.report.charts import Chart, plot_policies
 from ctxreuse.measure.results.bill import Bill
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.results.tables import (
     POLICY,
     Runs,
@@ -24,7 +23,6 @@ from ctxreuse.measure.results.tables import (
     bootstrap_interval,
     by_kind,
     cache_sizes,
-    cache_words,
     engine_table,
     first_token_seconds,
     in_words,
@@ -34,12 +32,10 @@ from ctxreuse.measure.results.tables import (
     tables,
     verdict_output,
 )
+from ctxreuse.measure.results.verdict import cache_words
 from ctxreuse.measure.table import Bad, Good, Shown, Table
 from public_data.benchmark import Measured, Part
 from public_data.quality.scoring import exact_match, token_f1, without_thoughts
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _Scores: TypeAlias = Mapping[str, tuple[float, float]]
 """By request: F1 and exact match of its answer."""
@@ -160,52 +156,6 @@ def _score_table(runs: Runs, references: Mapping[str, Sequence[str]]) -> Iterato
     }
     answered = [run for run in runs if scored[id(run)]]
     yield Table.of_groups("How good the answers are", by_kind(answered), columns)
-
-
-def more_charts(results: Results) -> list[Chart]:
-    """Return the charts of blocks a request and of conversations at a time, where measured."""
-    runs, over_k = results.part(Part.sessions), results.part(Part.k)
-    found = []
-    if over_k:
-        words = (
-            "The dotted line is the reuse bound: the share of the block tokens that had been sent "
-            "before, in whatever place."
-        )
-        found += [
-            Chart(
-                "blocks",
-                "Hit ratio and blocks a request",
-                words,
-                lambda axes: _draw_ks(axes, over_k, results.bounds),
-            )
-        ]
-    if runs:
-        words = (
-            "The more take turns, the longer until one's history is needed again: a cache that is "
-            "too small for all of them has lost it by then."
-        )
-        title = "Hit ratio and conversations at a time"
-        found += [Chart("sessions", title, words, lambda axes: _draw_sessions(axes, runs))]
-    return found
-
-
-def _draw_ks(axes: Axes, runs: Runs, bounds: Sequence[tuple[int, float]]) -> None:
-    ks, shares = [k for k, _ in bounds], [share for _, share in bounds]
-    if ks:
-        axes.plot(ks, shares, color="#8c8c8c", linestyle=":")
-        place = min(shares[-1], 0.93) + 0.015
-        axes.text(ks[-1], place, "reuse bound", ha="right", alpha=0.8)
-    plot_policies(axes, runs, lambda run: run.k or 0)
-    axes.set_xticks(sorted({run.k for run in runs if run.k is not None}))
-    axes.set_xlabel("blocks a request at most")
-
-
-def _draw_sessions(axes: Axes, runs: Runs) -> None:
-    counts = sorted({run.sessions for run in runs if run.sessions is not None})
-    plot_policies(axes, runs, lambda run: run.sessions or 0)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_xlabel("conversations at a time")
 
 
 def write_csv(measured: Measured, path: Path) -> None:

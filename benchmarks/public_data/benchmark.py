@@ -40,7 +40,7 @@ from ctxreuse.measure.replay.simulate import (
     no_progress,
 )
 from ctxreuse.measure.results.prices import Prices, prices_given
-from ctxreuse.measure.results.results_file import Level, Results, results_of
+from ctxreuse.measure.results.results import Level, Results, results_of
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.rules.cache_rules import CacheRules, cache_profile, profile_spec
 from ctxreuse.serving.emulation.batching_engine import COMMON_RATES

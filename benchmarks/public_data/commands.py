@@ -17,13 +17,11 @@ from ctxreuse.cli.terminal import Command, CommandGroup, check_outputs, progress
 from ctxreuse.context.files import file_errors, make_folder, write_text
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.measure.options import option
-from ctxreuse.measure.report.report_page import rendered
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.report import page
 from public_data.bench_output import (
     bench_json,
     bench_output,
     comparison,
-    more_charts,
     more_tables,
     write_csv,
 )
@@ -31,6 +29,7 @@ from public_data.benchmark import BenchConfig, run
 from public_data.quality.quality_results import quality_output
 from public_data.quality.quality_run import QualityConfig, run_quality
 from public_data.quality.question_sets import sets_to_ask
+from public_data.stored_results import read_results, write_results
 
 _STOPPED = 130
 """The exit code of what Ctrl-C ends."""
@@ -76,7 +75,7 @@ class Bench(PrintsJson, BenchConfig):
 
     def run(self) -> None:
         """Measure, show and write."""
-        earlier = None if self.compare is None else Results.read(self.compare)
+        earlier = None if self.compare is None else read_results(self.compare)
         check_outputs(self.html)
         _make_folder(self.output)
         kept = self.output / "unfinished.jsonl"
@@ -91,7 +90,7 @@ class Bench(PrintsJson, BenchConfig):
             raise typer.Exit(_STOPPED) from None
         measured = measured._replace(results=stamped(measured.results))
         results, is_scored = measured.results, self.answer_tokens != 1
-        results.write(self.output / "results.json")
+        write_results(results, self.output / "results.json")
         write_csv(measured, self.output / "results.csv")
         kept.unlink(missing_ok=True)
         if self.as_json:
@@ -101,7 +100,7 @@ class Bench(PrintsJson, BenchConfig):
         say(f"ctxreuse: wrote {self.output / 'results.json'} and {self.output / 'results.csv'}")
         if self.html is not None:
             more = list(more_tables(measured, is_scored=is_scored))
-            write_text(self.html, rendered(results, more, more_charts(results)))
+            write_text(self.html, page(results, more))
             say(f"ctxreuse: wrote {self.html}")
         if earlier is not None and not self.as_json:
             show(comparison(earlier, results))

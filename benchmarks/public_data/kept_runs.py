@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from ctxreuse.context.files import bounded_lines, file_errors
 from ctxreuse.errors import BatchTooLargeError, InputFileError
 from ctxreuse.measure.replay.run_result import Run, RunResult
-from ctxreuse.measure.results.stored_results import run_result
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
+from public_data.stored_results import run_json, run_result
 
 Kept: TypeAlias = RunResult | BatchTooLargeError
 _Key: TypeAlias = tuple[object, ...]
@@ -47,7 +47,7 @@ class KeptRuns:
         self._runs[_key(run)] = result
         key = list(_key(run))
         if isinstance(result, RunResult):
-            self._append({"key": key, "run": result.as_json(), "notes": result.notes})
+            self._append({"key": key, "run": run_json(result), "notes": result.notes})
         else:
             self._append({"key": key, "too_large": str(result)})
 

@@ -189,7 +189,7 @@ def _faiss(
     import faiss
 
     texts = [block.text for block in blocks]
-    embedder = TfidfEmbedder.fit(texts, _DIMENSIONS)
+    embedder = TfidfEmbedder(texts, _DIMENSIONS)
     index = faiss.IndexFlatIP(embedder.dimension)
     index.add(embedder.embed(texts))
     _, found = index.search(embedder.embed(queries), min(k, len(blocks)))

@@ -122,14 +122,10 @@ class CapacityTracker:
     @property
     def block_share(self) -> float:
         """The measured share of the engine's cache that block tokens take; 1 at first."""
-        with self._lock:
-            return self._share()
-
-    def _share(self) -> float:
-        """Return the share of what was found, and of other blocks in the rest of the cache."""
-        rest = max(self._tokens - self._stored_and_found, self._only_stored)
-        other = self._only_stored / rest if rest else float(not self._tokens)
-        return other + (1 - other) * min(1.0, self._found / max(1, self.capacity_tokens))
+        with self._lock:  # what was found, and other blocks in the rest of the cache
+            rest = max(self._tokens - self._stored_and_found, self._only_stored)
+            other = self._only_stored / rest if rest else float(not self._tokens)
+            return other + (1 - other) * min(1.0, self._found / max(1, self.capacity_tokens))
 
     def answered(self, call: AnsweredCall) -> None:
         """Note an answered request, and evict what it pushed out; the planner calls it.
@@ -144,7 +140,7 @@ class CapacityTracker:
             measured = self._measured(call, call.prompt_tokens)
             with self._lock:
                 self._add(measured)
-                may_stay = int(self.capacity_tokens * self._share())
+                may_stay = int(self.capacity_tokens * self.block_share)
                 if (excess := self.planner.statistics().tokens - may_stay) > 0:
                     self.planner.evict_tokens(excess)
 

@@ -34,7 +34,6 @@ class PrefixCacheMetrics:
         block_size: Tokens of a cache block.
         num_gpu_blocks: Blocks of all caches, those included that the engine keeps back.
         kv_cache_size_tokens: Tokens that all caches hold.
-        kv_cache_usage: Share of the blocks that running requests hold, 0 to 1, on average.
         engines: How many engines there are.
         prefix_caching: Whether all of them keep prefixes, as they were configured.
     """
@@ -44,7 +43,6 @@ class PrefixCacheMetrics:
     block_size: int | None = None
     num_gpu_blocks: int | None = None
     kv_cache_size_tokens: int | None = None
-    kv_cache_usage: float | None = None
     engines: int = 1
     prefix_caching: bool | None = None
 
@@ -59,7 +57,6 @@ class PrefixCacheMetrics:
         """
         queries: dict[_Labels, float] = {}
         hits: dict[_Labels, float] = {}
-        usages: dict[_Labels, float] = {}
         info: dict[_Labels, None] = {}
         for name, labels, value in _samples(checked_kind("metrics", text, str, "a string")):
             match name:
@@ -67,8 +64,6 @@ class PrefixCacheMetrics:
                     queries[labels] = value
                 case "prefix_cache_hits" if 0 <= value <= _MOST_TOKENS:
                     hits[labels] = value
-                case "kv_cache_usage_perc" if 0 <= value <= 1:
-                    usages[labels] = value
                 case "cache_config_info":
                     info[labels] = None
         configs: list[Mapping[str, str]] = [dict(labels) for labels in info]
@@ -80,7 +75,6 @@ class PrefixCacheMetrics:
             # every engine's line holds the blocks of all, but only its own tokens
             num_gpu_blocks=max(_numbers(configs, "num_gpu_blocks"), default=None),
             kv_cache_size_tokens=sum(sizes) if sizes else None,
-            kv_cache_usage=sum(usages.values()) / len(usages) if usages else None,
             engines=max(len(queries), len(configs), 1),
             prefix_caching=_all_true(configs, "enable_prefix_caching"),
         )
@@ -94,27 +88,6 @@ class PrefixCacheMetrics:
         if size is None and self.num_gpu_blocks is not None:
             size = self.num_gpu_blocks * self.block_size
         return None if size is None else max(0, size - self.engines * self.block_size)
-
-    def hit_ratio_since(self, earlier: PrefixCacheMetrics) -> float:
-        """Return the share of the tokens looked up since an earlier reading that were found.
-
-        Args:
-            earlier: A reading of the same engines; if they were restarted since, all since then
-                counts.
-
-        Returns:
-            From 0 to 1; 0 where nothing was looked up, or the page does not tell.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
-        checked_kind("earlier", earlier, PrefixCacheMetrics, "PrefixCacheMetrics")
-        queries, hits = self.prefix_cache_queries or 0, self.prefix_cache_hits or 0
-        before = earlier.prefix_cache_queries or 0
-        if before <= queries:
-            queries -= before
-            hits -= earlier.prefix_cache_hits or 0
-        return min(max(hits / queries, 0.0), 1.0) if queries else 0.0
 
 
 def _samples(text: str) -> Iterator[tuple[str, _Labels, float]]:

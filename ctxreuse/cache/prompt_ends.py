@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from ctxreuse.context.checks import checked_kind, checked_list
+from ctxreuse.context.checks import check_function, checked_kind, checked_list
 from ctxreuse.context.rendering import SentBlock, message_texts, render_turn
 from ctxreuse.context.tokens import as_token_counter, well_formed
 from ctxreuse.errors import InvalidRequestError, describe
@@ -48,10 +48,7 @@ def block_ends(
     """
     checked_kind("plan", plan, Plan, "a Plan; planner.plan(...) returns one")
     count = as_token_counter(tokenizer)
-    if render is not None and not callable(render):
-        raise InvalidRequestError(
-            f"render must be a function from messages to text, or None, not {describe(render)}"
-        )
+    check_function("render", render, "a function from messages to text, or None")
     if render is None:
         render = _chat_template(tokenizer)
     text, content = well_formed(render(plan.messages())), well_formed(plan.content)

@@ -68,7 +68,6 @@ _COMMANDS: dict[str, type[Runs]] = {
     "bench": savings_commands.BenchCommand,
     "plan": trace_commands.PlanCommand,
     "simulate": trace_commands.SimulateCommand,
-    "export": trace_commands.ExportCommand,
     "explain": trace_commands.ExplainCommand,
     "lint": finding_commands.LintCommand,
     "doctor": finding_commands.DoctorCommand,

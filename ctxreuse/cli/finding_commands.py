@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import typer
 
 from ctxreuse.cli.command_options import PrintsJson, api_key
-from ctxreuse.cli.terminal import put, say, show
+from ctxreuse.cli.terminal import progress, put, say, show
 from ctxreuse.measure.doctor import (
     DoctorConfig,
     examine,
@@ -20,7 +20,7 @@ from ctxreuse.measure.doctor import (
 from ctxreuse.measure.lint import lint
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, PRICES, option
 from ctxreuse.measure.results.prices import prices_given
-from ctxreuse.measure.traces.trace_files import read_recording
+from ctxreuse.measure.traces.recorded_prompts import read_recording
 from ctxreuse.rules.cache_rules import cache_profile
 
 
@@ -80,7 +80,7 @@ class LintCommand(PrintsJson):
         profile = cache_profile(self.cache)
         known = prices_given(self.prices, profile)
         blocks, trace = read_recording(self.recording, self.corpus)
-        report = replace(lint(trace, blocks, profile), prices=known)
+        report = replace(lint(trace, blocks, profile, progress), prices=known)
         if self.as_json:
             put(json.dumps(report.as_json()))
         else:

@@ -10,21 +10,25 @@ import sys
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from ctxreuse.cli.command_options import PrintsJson, api_key
 from ctxreuse.cli.terminal import check_outputs, progress, put, say, show
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.measure.bench.judge import Judge, in_words
 from ctxreuse.measure.bench.recorded_bench import (
     BenchConfig,
-    bench_output,
+    answers_of,
     bench_recording,
-    write_answers,
 )
 from ctxreuse.measure.options import CACHES, PRICES, option
 from ctxreuse.measure.report import write_pictures, write_report
+from ctxreuse.measure.report.report_page import check_report
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.prices import prices_given
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.results.tables import estimate_output, results_json
+from ctxreuse.measure.traces.json_lines import write_lines
 from ctxreuse.rules.cache_rules import cache_profile
 
 
@@ -35,9 +39,7 @@ class DemoCommand:
     Needs no server, no model and no download; takes some seconds.
     """
 
-    output: Path = option(
-        "Folder for the plot and the results.", Path("demo-output"), "--output", "-o"
-    )
+    output: Path = option("Folder for the plot.", Path("demo-output"), "--output", "-o")
     cache: str = option(f"{CACHES} Of a provider's cache, what is shown is the bill.", "vllm")
     prices: str | None = option(PRICES, None, metavar="FILE|MODEL")
 
@@ -52,28 +54,24 @@ class DemoCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateCommand(PrintsJson, EstimateConfig):
-    """Say what ordering would save of a trace: as retrieved, papers' orders, ctxreuse.
+    """Say what would be saved of a recording or a trace, and which change saves it.
 
-    Conversations are replayed, each turn answered "OK.", with and without de-duplication; an
-    unlimited cache and smaller ones.
-
-    `ctxreuse estimate recording --workers 8` also says what eight processes on one engine reach:
-    without a shared log they may compute more than as retrieved, with it about what one does.
+    A recording of LangChain or LlamaIndex has whole prompts: they are replayed as they are, and
+    changed in each way that applies. Of a trace the orders of its documents are replayed, each turn
+    of a conversation answered "OK.", with and without de-duplication.
 
     `ctxreuse estimate recording --cache openai --prices prices.json` shows the bill of a hosted
     model: what the prompts cost as they are sent today, with marks, and planned.
     """
 
-    html: str | None = option("Write a report, one HTML file that needs no network, too.", None)
-    results: str | None = option("Write what a report shows, as JSON, too.", None)
+    html: str | None = option(
+        "Write a report, one HTML file that needs no network, too.", None, "--html", "-o"
+    )
 
     def run(self) -> None:
         """Show the estimate."""
-        check_outputs(self.html, self.results)
-        for_report = self.html is not None or self.results is not None
-        measured = stamped(measure_savings(self, for_report=for_report, progress=progress))
-        if self.results is not None:
-            measured.write(self.results)
+        check_outputs(self.html)
+        measured = _measured(self, for_report=self.html is not None)
         if self.html is not None:
             write_page(measured, self.html)
         if self.as_json:
@@ -83,21 +81,26 @@ class EstimateCommand(PrintsJson, EstimateConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportCommand:
-    """Make a page of results that people can look at."""
+class ReportCommand(EstimateConfig):
+    """Make a page of an estimate that people can look at, and the charts as pictures."""
 
-    results: str = option("What `ctxreuse estimate --results` wrote.", argument=True)
     output: str = option("The HTML file; it needs no network.", "report.html", "--output", "-o")
     pictures: Path | None = option("A folder for the charts as PNG files, too.", None)
 
     def run(self) -> None:
         """Write the page."""
         check_outputs(self.output)
-        measured = Results.read(self.results)
+        measured = _measured(self, for_report=True)
         write_page(measured, self.output)
         if self.pictures is not None:
             for path in write_pictures(measured, self.pictures):
                 say(f"ctxreuse: wrote {path}")
+
+
+def _measured(asked: EstimateConfig, *, for_report: bool) -> Results:
+    if for_report:
+        check_report()
+    return stamped(measure_savings(asked, for_report=for_report, progress=progress))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +114,9 @@ class BenchCommand(PrintsJson, BenchConfig):
 
     `ctxreuse bench recording --base-url http://127.0.0.1:8000/v1`
 
-    `ctxreuse bench recording --base-url URL --answer-tokens 200 --answers answers.jsonl` writes a
-    line a question with the answer in each order, for a judge: do they stay as good?
+    `ctxreuse bench recording --base-url URL --answer-tokens 200 --answers answers.jsonl --judge URL
+    MODEL` writes a line a question with the answer in each order, and has a model compare each
+    with that as retrieved: do they stay as good?
 
     vLLM needs --enable-prompt-tokens-details, else it does not say what was cached. Recordings
     without texts (--hash-only) cannot be sent.
@@ -123,18 +127,35 @@ class BenchCommand(PrintsJson, BenchConfig):
         "lines.",
         None,
     )
+    judge: tuple[str, str] | None = option(
+        "A model that compares these answers: its OpenAI-compatible address (key as of --base-url) "
+        "and its name. It sees each pair twice, with the sides swapped: one is better where it "
+        "says so both times; else it is a tie.",
+        None,
+        metavar="URL MODEL",
+    )
 
     def run(self) -> None:
         """Send the recording."""
+        if self.judge is not None and self.answers is None:
+            raise InvalidRequestError("--judge compares answers; give --answers FILE, too")
         check_outputs(self.answers)
+        judge = None if self.judge is None else Judge(*self.judge, api_key())
+        if judge is not None:
+            judge.check()
         measured = bench_recording(replace(self, api_key=api_key()), progress)
+        lines, judged = answers_of(measured), dict[str, Any]()
         if self.answers is not None:
-            write_answers(measured, self.answers)
+            write_lines(str(self.answers), lines)
             say(f"ctxreuse: wrote {self.answers}")
+        if judge is not None:
+            judged = {**judge.compare(lines, progress)}
+            write_lines(str(self.answers), lines)
         if self.as_json:
-            put(json.dumps(results_json(measured.results)))
+            put(json.dumps(results_json(measured.results) | {"judged": judged}))
         else:
-            show(bench_output(measured.results))
+            show(estimate_output(measured.results))
+            show(in_words(judged))
 
 
 def stamped(results: Results) -> Results:

@@ -1,4 +1,4 @@
-"""`ctxreuse record`, `plan`, `simulate`, `export` and `explain`: traces as files."""
+"""`ctxreuse record`, `plan`, `simulate` and `explain`: traces as files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import MISSING, dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import typer
@@ -37,7 +37,7 @@ from ctxreuse.errors import (
     MissingExtraError,
     describe,
 )
-from ctxreuse.measure.options import CACHES, KEEP_BEST, option
+from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, option
 from ctxreuse.measure.plugins import Recording, installed, registered
 from ctxreuse.measure.replay import simulate as simulation
 from ctxreuse.measure.replay.explain_plan import (
@@ -48,9 +48,7 @@ from ctxreuse.measure.replay.explain_plan import (
 )
 from ctxreuse.measure.replay.hashed_trace import (
     BLOCK_TOKENS,
-    SLOWEST,
     USUAL_SIZES,
-    hashed_plan,
     hashed_requests,
     is_hashed,
     simulate_hashed,
@@ -58,16 +56,14 @@ from ctxreuse.measure.replay.hashed_trace import (
 from ctxreuse.measure.replay.plan_file import planned_requests, read_plan
 from ctxreuse.measure.replay.plan_trace import plan_trace
 from ctxreuse.measure.replay.policies import TraceMode
-from ctxreuse.measure.replay.prompts import Tokenizer
 from ctxreuse.measure.results.tables import explanation_output, size_output
 from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines, write_lines
 from ctxreuse.measure.traces.recording import TraceRecorder, recording_anthropic
 from ctxreuse.measure.traces.recording import recording as record_openai
-from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
+from ctxreuse.measure.traces.trace_files import corpus_path, read_corpus, read_requests, trace_path
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.rules.cache_rules import cache_profile
 
-_CORPUS = "Blocks: a JSON object a line with id, text, tokens (optional)."
 _OUTPUT = "Where to write; '-' is standard output."
 
 
@@ -85,13 +81,13 @@ class RecordCommand:
         "What the program is given; behind its name.", (), argument=True
     )
     output: Path = option(
-        "Folder for corpus.jsonl and trace.jsonl.", Path("recording"), "--output", "-o"
+        "Folder for corpus, trace and whole prompts.", Path("recording"), "--output", "-o"
     )
     hash_only: bool = option("Store no text: token counts and salted hashes only.", False)
     source: Sequence[str] = option(
         "What to listen to: langchain (retrievers, vector stores), llamaindex (query engines, chat "
-        "engines, retrievers), openai or anthropic (prompts of such clients, whose paragraphs "
-        "count as blocks); several may be given. Without it, langchain and llamaindex.",
+        "engines, retrievers), mem0, openai or anthropic (prompts of such clients, whose "
+        "paragraphs count as blocks); several may be given. Without it, the first three.",
         (),
     )
     module: bool = option("As in python -m.", False, "--module", "-m")
@@ -141,7 +137,7 @@ class RecordCommand:
             else:
                 recorder.discard()  # an empty recording would stand in the next one's way
             if recorder.faults:
-                say(f"ctxreuse: {recorder.faults} requests could not be recorded; see the log")
+                say(f"ctxreuse: {recorder.faults} lines could not be recorded; see the log")
 
     def _nothing_recorded(self, recorder: TraceRecorder, end: BaseException | None = None) -> str:
         """Return what to do where nothing of a program was recorded, which may have ended early."""
@@ -186,11 +182,16 @@ class PlanCommand:
     """Plan the requests of a trace: one JSON line a request, in execution order."""
 
     trace: str = option(
-        "Retrievals in arrival order: a JSON object a line with request_id, query, blocks; '-' "
-        "reads standard input."
+        "A recording, or retrievals in arrival order: a JSON object a line with request_id, query, "
+        "blocks, or a TREC run; '-' reads standard input.",
+        MISSING,
+        "--trace",
+        argument=True,
     )
-    corpus: str = option(_CORPUS)
-    mode: TraceMode = option("online: one request after the other; offline: all as one batch.")
+    corpus: str | None = option(BESIDE_TRACE, None)
+    mode: TraceMode = option(
+        "online: one request after the other; offline: all as one batch.", "online"
+    )
     strategy: Strategy = option(
         "reuse: this package's order; paper: ContextPilot's; none: as it is.", "reuse"
     )
@@ -208,14 +209,14 @@ class PlanCommand:
 
     def run(self) -> None:
         """Write the plan."""
-        only_one_from_standard_input(self.trace, self.corpus)
+        only_one_from_standard_input(self.trace, self.corpus or "")
         if self.keep_best and self.strategy != "reuse":
             raise InvalidRequestError(
                 "--keep-best is of the strategy reuse; leave it out with --strategy "
                 f"{self.strategy}"
             )
-        _check_output(self.output)
-        requests = read_trace(self.trace, read_corpus(self.corpus))
+        check_outputs(None if self.output == STANDARD_STREAM else self.output)
+        _, requests, _ = read_requests(self.trace, self.corpus)
         planner = ReusePlanner(
             capacity_tokens=self.capacity_tokens, cache=self.cache, keep_best=self.keep_best
         )
@@ -240,14 +241,14 @@ class SimulateCommand(PrintsJson):
     """
 
     plan: str = option(
-        "What `ctxreuse plan` wrote, or a trace in Mooncake's format, which is known by its field "
-        "hash_ids (and has timestamp, input_length, output_length); '-' reads standard input."
+        "What `ctxreuse plan` wrote, a recording as it was retrieved, or a trace in Mooncake's "
+        "format, which is known by its field hash_ids (and has timestamp, input_length, "
+        "output_length); '-' reads standard input.",
+        MISSING,
+        "--plan",
+        argument=True,
     )
-    corpus: str | None = option(
-        "The plan's blocks: a JSON object a line with id, text, tokens (optional). A trace in "
-        "Mooncake's format has none.",
-        None,
-    )
+    corpus: str | None = option(f"{BESIDE_TRACE} Mooncake's format has none.", None)
     capacity_tokens: Sequence[int] = option(
         "Tokens that the cache holds; several may be given. Without it, unlimited, and for a trace "
         "in Mooncake's format sizes from 16,000 upwards, too.",
@@ -274,25 +275,25 @@ class SimulateCommand(PrintsJson):
     def run(self) -> None:
         """Show the hit ratio."""
         only_one_from_standard_input(self.plan, self.corpus or "")
-        lines = read_lines(self.plan)
-        first = next(lines, None)
-        lines = chain(() if first is None else (first,), lines)
-        if first is not None and is_hashed(first):
+        lines = read_lines(str(trace_path(self.plan)))
+        first = list(islice(lines, 1))
+        lines = chain(first, lines)
+        if any(map(is_hashed, first)):
             self._put_sizes(self._served_hashed(lines), "block")
             return
         results = self._served(lines)
         level = "block" if self.tokenizer is None else "token"
-        if len(results) == 1:
-            self._put_figures(results[0], level)
-        else:
+        if not self.as_json or len(results) > 1:
             self._put_sizes(results, level)
+            return
+        one = results[0]
+        figures = {"requests": len(one.usages), **_figures(one.total)}
+        put(json.dumps({**figures, "capacity_tokens": one.capacity_tokens, "level": level}))
 
     def _served(self, lines: Iterator[JsonLine]) -> list[simulation.SizeResult]:
-        if self.corpus is None:
-            raise InputFileError(f"{self.plan}: a plan needs its blocks; give --corpus")
-        blocks = read_corpus(self.corpus)
         planned = planned_requests(lines)
-        encoder = _tokenizer(self.tokenizer)
+        blocks = read_corpus(self.corpus or corpus_path(self.plan))
+        encoder = None if self.tokenizer is None else simulation.load_tokenizer(str(self.tokenizer))
         results = []
         sizes: Sequence[int | None] = self.capacity_tokens or [None]
         rules = cache_profile(self.cache)
@@ -325,20 +326,6 @@ class SimulateCommand(PrintsJson):
         with progress("simulating", len(requests) * len(tried)) as advance:
             return simulate_hashed(requests, tried, block_tokens, advance)
 
-    def _put_figures(self, result: simulation.SizeResult, level: str) -> None:
-        figures = {
-            "requests": len(result.usages),
-            **_figures(result.total),
-            "capacity_tokens": result.capacity_tokens,
-            "level": level,
-        }
-        if self.as_json:
-            put(json.dumps(figures))
-            return
-        for name, value in figures.items():
-            shown = f"{value:,}" if isinstance(value, int) else str(value)
-            put(f" {name.replace('_', ' '):<18}{'unlimited' if value is None else shown:<9} ")
-
     def _put_sizes(self, results: Sequence[simulation.SizeResult], level: str) -> None:
         if not self.as_json:
             show(size_output(results))
@@ -364,53 +351,6 @@ def _figures(usage: CacheUsage) -> dict[str, int | float | str | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand:
-    """Write a plan as a trace in Mooncake's format, which other tools replay.
-
-    Each line is a request in execution order: timestamp, input_length, output_length, hash_ids. An
-    id stands for a block of 512 tokens and everything before it.
-    """
-
-    plan: str = option(
-        "What `ctxreuse plan` wrote, or a trace, whose requests are then written as retrieved; '-' "
-        "reads standard input."
-    )
-    corpus: str = option(_CORPUS)
-    block_tokens: int = option("Tokens of a block, each of which has an id.", BLOCK_TOKENS, min=1)
-    tokenizer: Path | None = option(
-        "A tokenizer.json: write whole prompts, token by token. Without it, each block counts as "
-        "its tokens, and questions and annotations as none.",
-        None,
-    )
-    answer_tokens: int = option("The output_length of every request.", 1, min=0)
-    requests_per_second: float | None = option(
-        "How many requests arrive in a second. Without it, they arrive at the timestamp "
-        "(milliseconds) that the trace has, or one a second.",
-        None,
-        min=SLOWEST,
-    )
-    output: str = option(_OUTPUT, STANDARD_STREAM, "--output", "-o")
-
-    def run(self) -> None:
-        """Write the trace."""
-        only_one_from_standard_input(self.plan, self.corpus)
-        _check_output(self.output)
-        blocks = read_corpus(self.corpus)
-        planned = read_plan(self.plan)
-        requests = hashed_plan(
-            planned,
-            blocks,
-            _tokenizer(self.tokenizer),
-            block_tokens=self.block_tokens,
-            answer_tokens=self.answer_tokens,
-            requests_per_second=self.requests_per_second,
-        )
-        with progress("writing", len(planned)) as advance:
-            lines = [one.as_json() for one in simulation.counted(requests, advance)]
-        write_lines(self.output, lines)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ExplainCommand:
     """Say why requests hit or miss the prefix cache.
 
@@ -423,15 +363,15 @@ class ExplainCommand:
     """
 
     plan: str = option(
-        "What `ctxreuse plan` wrote, or a recorded trace, whose requests are then explained as "
-        "they were sent; '-' reads standard input."
+        "What `ctxreuse plan` wrote, or a recording, whose requests are then explained as they "
+        "were sent; '-' reads standard input.",
+        MISSING,
+        "--plan",
+        argument=True,
     )
-    corpus: str = option(_CORPUS)
+    corpus: str | None = option(BESIDE_TRACE, None)
     request: str | None = option("Explain this request only, in words; its request_id.", None)
     worst: int = option("Number of requests to list, those that lost most.", 10, min=0)
-    tokenizer: Path | None = option(
-        "A tokenizer.json: also say at which token of the prompt two part.", None
-    )
     cache: str | None = option(f"{CACHES} Default: vllm.", None)
     answers: str | None = option(
         "What the provider says: JSON lines with request_id and the answer's "
@@ -443,22 +383,22 @@ class ExplainCommand:
 
     def run(self) -> None:
         """Show why."""
-        only_one_from_standard_input(self.plan, self.corpus, self.answers or "")
+        only_one_from_standard_input(self.plan, self.corpus or "", self.answers or "")
         profile = cache_profile(self.cache or "vllm")
         reported = None if self.answers is None else read_reported(self.answers)
-        blocks = read_corpus(self.corpus)
-        planned = read_plan(self.plan)
+        path = str(trace_path(self.plan))
+        planned = read_plan(path)
+        blocks = read_corpus(self.corpus or corpus_path(path))
         wanted = self.request
         if wanted is not None and wanted not in {str(one.request_id) for one in planned}:
             raise InputFileError(
                 f"{self.plan}: there is no request {wanted!r}; see its request_id fields"
             )
-        encoder = _tokenizer(self.tokenizer)
         with progress("comparing", len(planned)) as advance:
-            every = explain_plan(planned, blocks, encoder, cache=profile, reported=reported)
+            every = explain_plan(planned, blocks, cache=profile, reported=reported)
             explained = list(simulation.counted(every, advance))
         if wanted is not None:
-            explained = [one for one in explained if str(one.explanation.request_id) == wanted]
+            explained = [one for one in explained if str(one.request_id) == wanted]
         with_reason = self.cache is not None or self.answers is not None
         if self.as_json:
             for one in explained:
@@ -468,12 +408,3 @@ class ExplainCommand:
                 put(in_words(one))
         else:
             show(explanation_output(explained, self.worst, with_reason=with_reason))
-
-
-def _tokenizer(path: Path | None) -> Tokenizer | None:
-    return None if path is None else simulation.load_tokenizer(str(path))
-
-
-def _check_output(path: str) -> None:
-    """Check, before long work, that it could be written."""
-    check_outputs(None if path == STANDARD_STREAM else path)

@@ -55,6 +55,13 @@ def checked_number(name: str, value: Any, at_least: float = 0) -> float:
     return value
 
 
+def checked_share(name: str, value: Any) -> float:
+    """Return the value if it is a number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise InvalidRequestError(f"{name} must be a number from 0 to 1, not {describe(value)}")
+    return value
+
+
 def checked_positive(name: str, value: Any) -> float:
     """Return a finite number above 0."""
     number = checked_number(name, value)
@@ -73,17 +80,21 @@ def checked_kind(
 ) -> _Kind:
     """Return the value if it is of a kind."""
     if not isinstance(value, kind):
-        allowed, separator, remedy = words.partition("; ")
-        raise InvalidRequestError(
-            f"{name} must be {allowed}, not {describe(value)}{separator}{remedy}"
-        )
+        raise _other_than(name, value, words)
     return value
+
+
+def _other_than(name: str, value: Any, words: str) -> InvalidRequestError:
+    allowed, separator, remedy = words.partition("; ")
+    return InvalidRequestError(
+        f"{name} must be {allowed}, not {describe(value)}{separator}{remedy}"
+    )
 
 
 def check_function(name: str, value: Any, words: str = "a function or None") -> None:
     """Check an argument that is a function or, if the words say so, None."""
-    if not callable(value) and not (value is None and words.endswith("None")):
-        raise InvalidRequestError(f"{name} must be {words}, not {describe(value)}")
+    if not callable(value) and not (value is None and words.partition("; ")[0].endswith("None")):
+        raise _other_than(name, value, words)
 
 
 def check_keywords(
@@ -93,12 +104,17 @@ def check_keywords(
     known = [name for taker in takers for name in signature(taker).parameters]
     for name in given:
         if name not in known or name in without:
-            from difflib import get_close_matches  # slow to import, and seldom needed
-
-            near = get_close_matches(name, [one for one in known if one not in without], 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            words = f"{owner}() got an unexpected keyword argument {name!r:.60}{hint}"
+            near = suggestion(name, [one for one in known if one not in without])
+            words = f"{owner}() got an unexpected keyword argument {name!r:.60}{near}"
             raise UnknownArgumentError(words)
+
+
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """Return what an error says of a name that is near to an unknown one; nothing for none."""
+    from difflib import get_close_matches  # slow to import, and seldom needed
+
+    near = get_close_matches(name, known, 1) if isinstance(name, str) else []
+    return f" (did you mean {near[0]!r:.60}?)" if near else ""
 
 
 def checked_list(name: str, value: Any, words: str) -> list[Any]:

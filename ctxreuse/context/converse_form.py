@@ -87,14 +87,16 @@ def _image(part: Json) -> Json:
 
 
 def _tool_use(call: Mapping[str, Any]) -> Json:
+    name, given = called_function(call)
+    return {"toolUse": {"toolUseId": call.get("id", ""), "name": name, "input": given}}
+
+
+def called_function(call: Mapping[str, Any]) -> tuple[Any, Json]:
+    """Return the name and the arguments of a tool call; what is no JSON object is put into one."""
     function = call.get("function") or {}
-    arguments = function.get("arguments", "")
+    arguments = function.get("arguments")
     try:
         given = json.loads(arguments or "{}")
     except (TypeError, ValueError, RecursionError):
         given = None
-    if not isinstance(given, dict):
-        given = {"arguments": arguments}
-    return {
-        "toolUse": {"toolUseId": call.get("id", ""), "name": function.get("name"), "input": given}
-    }
+    return function.get("name"), given if isinstance(given, dict) else {"arguments": arguments}

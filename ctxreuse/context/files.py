@@ -45,10 +45,12 @@ def read_whole(path: FilePath) -> bytes:
 
 
 def bounded_lines(stream: IO[bytes], name: object) -> Iterator[bytes]:
-    """Yield the lines of an open file."""
-    number = 0
+    """Yield the lines of an open file; a JSON array that begins it is one line."""
+    number, text = 0, b""
     while line := stream.readline(_LONGEST_LINE + 1):
         number += 1
+        if not text and (text := line.lstrip()[:1]) == b"[":
+            line += stream.read(_LONGEST_LINE + 1 - len(line))
         if len(line) > _LONGEST_LINE:
             raise InputFileError(
                 f"{name}:{number}: has more than {_LONGEST_LINE:,} bytes; write a line for each "

@@ -65,6 +65,10 @@ class LRUMap(Generic[Key, Value]):
         """Yield the values, the least recently used first."""
         return iter(self._entries.values())
 
+    def items(self) -> list[tuple[Key, Value]]:
+        """Return the keys and values, the least recently used first."""
+        return list(self._entries.items())
+
     @property
     def size(self) -> PartSize:
         """How many entries there are, and how many there may be."""
@@ -196,11 +200,6 @@ class TenantLRUMap(Generic[Key, Value]):
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def tenants(self) -> int:
-        """How many tenants have entries."""
-        return len(self._maps)
 
     @property
     def weight(self) -> int:

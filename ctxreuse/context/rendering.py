@@ -7,12 +7,11 @@ annotations are from ContextPilot (sections 5.3 and 6); `PAPER_TEMPLATES` has it
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from string import ascii_uppercase
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -23,21 +22,15 @@ from ctxreuse.context.blocks import (
     text_hash,
 )
 from ctxreuse.context.checks import (
+    checked_choice,
     checked_integer,
     checked_kind,
-    checked_list,
     checked_optional_integer,
     checked_texts,
 )
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.errors import InvalidRequestError, describe
 
-SHORTEST_OVERLAP = 40
-"""Characters; what is shorter than this costs less than the words that replace it."""
-
-_LONGEST_OVERLAP = 4_000
-_TRIES = 20
-_COMPARED_TEXTS = 64
 _LONGEST_QUOTED = 100
 _OF_A_LABEL = r"[A-Z]{1,2}(?=[A-Z]{0,2}\b)"  # a tokenizer makes about two of four letters
 _TOKEN = re.compile(rf"{_OF_A_LABEL}|[^\W\d_]+|_|[^\S\n](?=\d)|\d|[^\w\s]")
@@ -68,8 +61,6 @@ class Templates:
             changed one's, `{old}` the earlier one's.
         withdrawn: Said of one that no longer holds; `{old}` is its label.
         removed: Stands in place of a text that was taken out of a history.
-        overlap: Replaces the beginning of a block that repeats the end of an earlier one; `{label}`
-            is the earlier one's.
         separator: What stands between the parts of the message.
         order_position: Whether the order annotation comes before or after the question.
 
@@ -87,7 +78,6 @@ class Templates:
     replaced: str = "{label} replaces {old}."
     withdrawn: str = "{old} no longer holds; do not use it."
     removed: str = "(removed)"
-    overlap: str = "(continues {label}) "
     separator: str = "\n\n"
     order_position: AnnotationPosition = "before_question"
 
@@ -97,7 +87,6 @@ class Templates:
             ("block", ["{label}", "{text}"]),
             ("order", ["{order}"]),
             ("location", ["{label}", "{labels}"]),
-            ("overlap", ["{label}"]),
             ("replaced", ["{label}", "{old}"]),
             ("withdrawn", ["{old}"]),
         ):
@@ -118,11 +107,7 @@ class Templates:
                 raise InvalidRequestError(
                     f"template {name} is {describe(getattr(self, name))}; it must be a string"
                 )
-        if self.order_position not in ("before_question", "after_question"):
-            raise InvalidRequestError(
-                f"order_position is {describe(self.order_position)}; "
-                "choose 'before_question' or 'after_question'"
-            )
+        checked_choice("order_position", self.order_position, get_args(AnnotationPosition))
 
     def label_of(self, block: ContextBlock) -> str:
         """Return a block's label: the same in every prompt, turn and process."""
@@ -223,17 +208,6 @@ class Templates:
         best = checked_texts("named", named)[: self.most_ranked]
         return _filled(self.order, "order", self.order_separator.join(best))
 
-    def is_ranked(self, ranked: Sequence[object], shown: Sequence[object]) -> bool:
-        """Return whether the blocks that the order annotation would name stand first, best first.
-
-        Args:
-            ranked: The sent blocks, in the retriever's order.
-            shown: The same, as they stand in the prompt.
-        """
-        ranked = checked_list("ranked", ranked, "a list of the sent blocks")
-        shown = checked_list("shown", shown, "a list of the sent blocks")
-        return ranked[: self.most_ranked] == shown[: self.most_ranked]
-
     def order_tokens(self, number: int, *, is_labelled: bool = False) -> int:
         """Return about how many tokens the order annotation of a number of blocks has.
 
@@ -332,10 +306,6 @@ class Templates:
 
         return "|".join(f"(?:{pattern(one)})" for one in said)
 
-    def overlap_annotation(self, label: str) -> str:
-        """Return the words that stand for the beginning of a block that repeats an earlier one."""
-        return _filled(self.overlap, "label", label)
-
 
 def label_letters(digest: bytes) -> str:
     """Return four letters that stand for a text, by its digest."""
@@ -391,14 +361,10 @@ class SentBlock(NamedTuple):
     Attributes:
         label: Its label.
         block: The block, whole.
-        repeated: Characters at its start that the rendering leaves out because they stand before.
-        repeats: The label under which they stand.
     """
 
     label: str
     block: ContextBlock
-    repeated: int = 0
-    repeats: str = ""
 
 
 class Reference(NamedTuple):
@@ -464,8 +430,6 @@ def turn_pieces(
                 pieces.append(part.annotation)
             continue
         text = part.block.text
-        if part.repeated:
-            text = templates.overlap_annotation(part.repeats) + text[part.repeated :]
         pieces.append(render_block(part.label, text, templates) if is_labelled else text)
     closing = [order_annotation, query]
     if templates.order_position == "after_question":
@@ -496,48 +460,3 @@ def message_texts(message: Message) -> list[str]:
         return []
     texts = (part.get("text") for part in content if isinstance(part, Mapping))
     return [text for text in texts if isinstance(text, str)]
-
-
-def repeated_length(earlier: str, text: str) -> int:
-    """Return how many characters of a text repeat an earlier end: 0, or `SHORTEST_OVERLAP` up."""
-    beginning = text[:SHORTEST_OVERLAP]
-    if len(beginning) < SHORTEST_OVERLAP:
-        return 0
-    end = earlier[-_LONGEST_OVERLAP:]
-    position = end.find(beginning)
-    for _ in range(_TRIES):  # a text that repeats itself has very many candidates
-        if position < 0:
-            return 0
-        length = len(end) - position
-        if length < len(text) and text.startswith(end[position:]):
-            return length
-        position = end.find(beginning, position + 1)
-    return 0
-
-
-class ReplacedOverlaps(NamedTuple):
-    """The parts of a turn whose repeated beginnings are marked."""
-
-    parts: list[TurnPart]
-    is_cut_short: bool  # a block was not compared with all texts before it
-
-
-def replace_overlaps(parts: Iterable[TurnPart], shown: Mapping[str, str]) -> ReplacedOverlaps:
-    """Mark blocks that begin as one of the 64 texts before them ends; later ones change nothing."""
-    nearest = deque(shown.items(), maxlen=_COMPARED_TEXTS)
-    marked: list[TurnPart] = []
-    before = len(shown)
-    is_cut_short = False
-    for part in parts:
-        if isinstance(part, SentBlock):
-            is_cut_short = is_cut_short or before > _COMPARED_TEXTS
-            before += 1
-            longest, label = 0, ""
-            for earlier_label, earlier in nearest:
-                length = repeated_length(earlier, part.block.text)
-                if length > longest:
-                    longest, label = length, earlier_label
-            nearest.append((part.label, part.block.text))
-            part = SentBlock(part.label, part.block, longest, label)
-        marked.append(part)
-    return ReplacedOverlaps(marked, is_cut_short)

@@ -33,14 +33,17 @@ _READ_A_BLOCK = 4
 """So many numbers that a reading keeps take as much memory as a shown block."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShownBlock:
+class ShownBlock(NamedTuple):
     """A block as a conversation's record knows it."""
 
     key: BlockKey
     id: BlockId
     length: int
     digest: bytes
+
+
+_Row: TypeAlias = tuple[BlockId, int, bytes]
+"""A shown block without its key; collections of garbage pass over a plain tuple of such values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class _Standing(NamedTuple):
 EMPTY_HISTORY = History({}, {})
 
 
-Shown: TypeAlias = Mapping[str, Mapping[BlockKey, ShownBlock]]
+Shown: TypeAlias = Mapping[str, Mapping[BlockKey, _Row]]
 """The blocks that a conversation was sent, by label, the latest last."""
 
 
@@ -96,7 +99,7 @@ class _Record:
     root: Root
     last_use: int
     opening_mark: int = -1  # after how many blocks of its first turn a mark stands; -1 is none
-    shown: dict[str, dict[BlockKey, ShownBlock]] = field(default_factory=dict)
+    shown: dict[str, dict[BlockKey, _Row]] = field(default_factory=dict)
     number: int = 0  # of these
     shown_size: int = 0  # of their ids, and of what was read
     reading: Reading | None = None  # None while somebody reads on
@@ -118,15 +121,6 @@ class Conversations:
 
     def __len__(self) -> int:
         return len(self._records)
-
-    def read(
-        self,
-        conversation_id: str | int | None,
-        messages: Sequence[Message],
-        templates: Templates,
-    ) -> History:
-        """Return what the messages show of the blocks that this conversation was sent."""
-        return Reading().read(messages, self.recorded(conversation_id), templates)
 
     def recorded(self, conversation_id: str | int | None) -> Shown:
         """Return the blocks that a conversation was sent."""
@@ -173,14 +167,14 @@ class Conversations:
             if under.pop(block.key, None) is None:  # the latest stands last
                 record.number += 1
                 self._resize(record, id_size(block.id))
-            under[block.key] = ShownBlock(block.key, block.id, len(block.text), block.digest)
+            under[block.key] = block.id, len(block.text), block.digest
         while record.number > self._max_blocks:
             label, oldest = next(iter(record.shown.items()))
-            gone = oldest.pop(next(iter(oldest)))
+            block_id, *_ = oldest.pop(next(iter(oldest)))
             if not oldest:
                 del record.shown[label]
             record.number -= 1
-            self._resize(record, -id_size(gone.id))
+            self._resize(record, -id_size(block_id))
         while len(self._records) > self._max_conversations or self._is_oldest_idle():
             self.forget_oldest()
 
@@ -303,6 +297,7 @@ class Reading:
             ),
             is_cut_short=places.is_cut_short or paragraphs.is_cut_short,
         )
+        paragraphs.begin((), templates)  # no text is kept
         if places.is_cut_short:
             Reading.__init__(self)  # what was not reached is looked for anew
         return history
@@ -359,10 +354,10 @@ def without_blocks(
     """Return copies of messages without the texts of blocks that stand in them."""
     named = {(type(one), one) for one in ids}
     wanted = {  # whichever of its blocks a text is taken for
-        (label, one.digest)
+        (label, digest)
         for label, under in recorded.items()
-        for one in under.values()
-        if (type(one.id), one.id) in named
+        for block_id, _, digest in under.values()
+        if (type(block_id), block_id) in named
     }
     copied = [copied_message(message) for message in messages]
     places = _Places(recorded, templates, [t for one in copied for t in message_texts(one)])
@@ -491,8 +486,8 @@ class _Places:
         if self.is_cut_short or not (recorded or name in self.own):
             return None
         if name not in self._by_length:
-            latest_first = [*(recorded or {}).values()][::-1]
-            self._by_length[name] = _by_length([*latest_first, *self.own.get(name, ())])
+            known = [ShownBlock(key, *row) for key, row in (recorded or {}).items()]
+            self._by_length[name] = _by_length([*known[::-1], *self.own.get(name, ())])
         digests: dict[int, bytes] = {}
         for ending in (self.templates.separator, "\n"):  # users join blocks in their own way
             found = self._longest(text, first, ending, self._by_length[name], digests)

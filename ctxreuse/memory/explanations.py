@@ -260,6 +260,7 @@ def _compared(
     )
     kept = _kept(prompt, blocks, before, cache)
     unread = shared - kept.tokens
+    in_front = prompt.front_tokens if kept.cause is Cause.too_short else 0
     evicted = 0 if cached_tokens is None else kept.tokens - cached_tokens
     if evicted < cache.step_tokens:  # engines serve whole blocks of theirs
         evicted = 0
@@ -271,13 +272,17 @@ def _compared(
             f"It begins as {name} does, for {blocks} of its {len(prompt.keys)} blocks "
             f"({shared:,} of {sum(prompt.tokens):,} block tokens)"
         )
+    elif prompt.front_tokens:
+        begins = (
+            f"It begins as {name} does, for its system text alone ({prompt.front_tokens:,} tokens)"
+        )
     parts = f"They part at block {_named(own)}, where the earlier prompt has {_named(other)}."
     if own is None or other is None:
         parts = f"{'This' if own is None else 'The earlier'} prompt ends there."
     if evicted > max(moved, unread):
         cause = Cause.evicted
         words = f"{begins}, but {evicted:,} of these tokens have left the cache since. {parts}"
-    elif unread > moved and kept.cause is not None:
+    elif kept.cause is not None and unread + in_front > moved:
         cause = kept.cause
         words = f"{begins}, but {_unread(cause, unread, cache)}. {parts}"
     elif own is None:

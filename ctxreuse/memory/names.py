@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from ctxreuse.context.blocks import BlockKey, encoded, text_digest
 from ctxreuse.memory.prefix_index import RequestId
@@ -22,16 +23,6 @@ Ranks: TypeAlias = tuple[int, ...]
 """An order: the place of each of its blocks as they were retrieved, from 0."""
 
 
-class Keyed(Protocol):
-    """What makes keyed digests."""
-
-    def keyed(self, name: bytes) -> bytes:
-        """Return 16 bytes that stand for a name in all planners that share, and nowhere else."""
-
-    def keyed_each(self, names: Iterable[bytes]) -> list[bytes]:
-        """Return what `keyed` returns for each name; every plan asks for all its blocks."""
-
-
 class KeyedDigests:
     """Makes digests that say nothing to who does not have the key."""
 
@@ -40,11 +31,11 @@ class KeyedDigests:
         self._hash = hashlib.blake2s(hashlib.blake2s(secret[:64]).digest(), digest_size=16)
 
     def keyed(self, name: bytes) -> bytes:
-        """Return 16 bytes that stand for a name."""
+        """Return 16 bytes that stand for a name in all planners that share, and nowhere else."""
         return self.keyed_each((name,))[0]
 
     def keyed_each(self, names: Iterable[bytes]) -> list[bytes]:
-        """Return what `keyed` returns for each name."""
+        """Return what `keyed` returns for each name; every plan asks for all its blocks."""
         copy, digests = self._hash.copy, []
         for name in names:
             digest = copy()
@@ -53,12 +44,14 @@ class KeyedDigests:
         return digests
 
 
-class Sharing(Keyed, Protocol):
+class Sharing(KeyedDigests, ABC):
     """What a planner tells others through, and names things by."""
 
+    @abstractmethod
     def own(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name of this planner in all that share."""
 
+    @abstractmethod
     def tell(self, entry: ToldEntry) -> None:
         """Tell the others; takes no time, and waits for nobody."""
 
@@ -83,7 +76,7 @@ class IndexedContext(NamedTuple):
 class IndexNames:
     """What stands for tenants, system texts and blocks in the index and in shared logs."""
 
-    def __init__(self, keyed: Keyed | None) -> None:
+    def __init__(self, keyed: KeyedDigests | None) -> None:
         self._keyed = keyed
 
     def tenant(self, tenant: str) -> str:

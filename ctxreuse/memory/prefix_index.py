@@ -57,11 +57,6 @@ class IndexStatistics:
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
     limits_reached: Mapping[str, int] = field(default_factory=dict, compare=False)
 
-    @property
-    def cut_short(self) -> int:
-        """How often any search since the start ended at the bound on its work."""
-        return sum(self.limits_reached.values())
-
 
 class _Ends:
     """The ids of the requests that end at a node; an object, so that all can move in one step."""
@@ -70,7 +65,7 @@ class _Ends:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.ids: set[RequestId] = set()
+        self.ids: dict[RequestId, None] = {}  # garbage collections pass over it; not over a set
 
 
 class Point:
@@ -106,7 +101,7 @@ class Node:
     def __init__(
         self,
         parent: Node | None,
-        edge: Hashable,  # by what it stands among its parent's children
+        edge: Hashable,  # its place among its parent's children; a later turn's is equal to none
         run: tuple[BlockKey, ...],
         weights: tuple[int, ...],
         uses: int,  # requests that passed it
@@ -125,13 +120,7 @@ class Node:
     @property
     def opens_turn(self) -> bool:
         """Whether a later turn of a conversation begins here, where no other context may go on."""
-        return type(self.edge) is _TurnEdge
-
-
-class _TurnEdge:
-    """The edge of a later turn: equal to no other one, and no block."""
-
-    __slots__ = ()
+        return type(self.edge) is object
 
 
 _NO_CHILDREN: dict[Hashable, Node] = {}
@@ -190,10 +179,6 @@ class PrefixIndex:
         self.max_nodes = max_nodes
         self._most_tokens = inf if capacity_tokens is None else capacity_tokens
         self._number = 0  # of entries in the queue of leaves
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget all that was sent."""
         self.roots: dict[Hashable, Node] = {}
         self.node_count = self.block_count = self.tokens = 0
         self._ends: dict[RequestId, _Ends] = {}  # the oldest first
@@ -258,7 +243,7 @@ class PrefixIndex:
         node = end if end is not None and self.holds(end) else self.roots.get(root)
         node = node or self._new_root(root, now)
         if path:
-            node = self._grow(node, _TurnEdge(), tuple(path), weights, now)
+            node = self._grow(node, object(), tuple(path), weights, now)
         return self._ended(node, 0, request_id, now)
 
     def evict(self, request_id: RequestId) -> int | None:
@@ -301,10 +286,6 @@ class PrefixIndex:
             keep -= 1
             gone += leaf.weights[keep]
         return self._cut(leaf, keep) if keep < len(leaf.run) else 0
-
-    def evict_oldest_leaf(self) -> int:
-        """Take out the least recently used leaf, if there is one; return its tokens."""
-        return self.evict_oldest(inf)
 
     def forget_oldest_request(self) -> None:
         """Forget the id that was remembered first; what the request sent stays."""
@@ -462,14 +443,14 @@ class PrefixIndex:
                 if earlier is not None and earlier is not node and earlier.parent is None:
                     self._prune(earlier)
             node.ends = ends = node.ends or _Ends(node)
-            ends.ids.add(request_id)
+            ends.ids[request_id] = None
             self._ends[request_id] = ends
             self.ids_size += ids_size((request_id,))
         self._note_leaf(node)
         while self.ids_size > _REQUESTS_A_NODE * self.max_nodes and self._ends:
             self.forget_oldest_request()
         while self.node_count > self.max_nodes:
-            self.evict_oldest_leaf()
+            self.evict_oldest(inf)
         while self.tokens > self._most_tokens:
             self.evict_oldest(self.tokens - self._most_tokens)
         return Inserted(node, before)
@@ -480,7 +461,7 @@ class PrefixIndex:
         if ends is None:
             return None
         self.ids_size -= id_size(request_id)
-        ends.ids.discard(request_id)
+        ends.ids.pop(request_id, None)
         if not ends.ids:
             ends.node.ends = None
         return ends.node

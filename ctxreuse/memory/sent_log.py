@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ids_size
@@ -105,7 +106,22 @@ class Logged(NamedTuple):
 
     time: int
     entry: Entry
-    size: int
+
+
+_Kept: TypeAlias = tuple[int, int, tuple[Any, ...]]
+"""A time, a size, and the entry's values.
+
+Collections of garbage pass over plain tuples of bytes and numbers: a planner holds 100,000.
+"""
+_FIELDS = tuple(one.name for one in fields(SentEntry))
+_values = attrgetter(*_FIELDS)
+
+
+def _logged(kept: _Kept) -> Logged:
+    time, _, values = kept
+    if len(values) == len(_FIELDS):
+        return Logged(time, SentEntry(**dict(zip(_FIELDS, values, strict=True))))
+    return Logged(time, LostEntry(*values))
 
 
 class SentWords:
@@ -162,37 +178,23 @@ class SentLog:
     __slots__ = ("_logged", "edits", "size", "words")
 
     def __init__(self) -> None:
-        self._logged: deque[Logged] = deque()
-        self.edits: OrderedDict[bytes, bytes] = OrderedDict()  # by message, the latest used last
-        self.words = SentWords()
+        self._logged: deque[_Kept] = deque()
+        self.edits: LRUMap[bytes, bytes] = LRUMap()  # by message
+        self.words: SentWords | None = None  # made where somebody sees the prompts
         self.size = 0
-
-    def edit_of(self, message: bytes) -> bytes | None:
-        """Return how a message was sent; None if that is not known."""
-        edit = self.edits.get(message)
-        if edit is not None:
-            self.edits.move_to_end(message)
-        return edit
-
-    def note_edit(self, message: bytes, edit: bytes) -> None:
-        """Remember how a message was sent."""
-        self.edits[message] = edit
-        self.edits.move_to_end(message)
-
-    def forget_oldest_edit(self) -> None:
-        """Forget the edit that was not used for longest."""
-        self.edits.popitem(last=False)
 
     def replay_edits(self, tenant: str) -> list[EditEntry]:
         """Return how messages were sent."""
-        return [EditEntry(message, tenant, edit) for message, edit in list(self.edits.items())]
+        return [EditEntry(message, tenant, edit) for message, edit in self.edits.items()]
 
     def add(self, time: int, entry: Entry) -> None:
         """Remember an entry; the oldest go over the bound."""
-        size = 1
         if isinstance(entry, SentEntry):
             size = max(len(entry.keys), ids_size((*entry.ids, entry.request_id)))
-        self._logged.append(Logged(time, entry, size))
+            self._logged.append((time, size, _values(entry)))
+        else:
+            size = 1
+            self._logged.append((time, size, tuple(entry)))
         self.size += size
         while self.size > _MOST_BLOCKS and len(self._logged) > 1:
             self.forget_oldest()
@@ -200,14 +202,13 @@ class SentLog:
     def forget_oldest(self) -> None:
         """Forget the oldest entry, if there is one."""
         if self._logged:
-            self.size -= self._logged.popleft().size
+            self.size -= self._logged.popleft()[1]
 
     def replay(self) -> list[Logged]:
         """Return what is remembered, oldest first, without conversations' later turns."""
+        logged = map(_logged, list(self._logged))  # one step: other threads append meanwhile
         return [
-            one
-            for one in list(self._logged)  # one step: other threads append meanwhile
-            if isinstance(one.entry, LostEntry) or not one.entry.is_later_turn
+            one for one in logged if isinstance(one.entry, LostEntry) or not one.entry.is_later_turn
         ]
 
     def before(self, time: int) -> list[SentEntry]:
@@ -215,7 +216,7 @@ class SentLog:
         return list(islice(self._before(time), COMPARED))[::-1]
 
     def _before(self, time: int) -> Iterator[SentEntry]:
-        for time_then, entry, _ in reversed(list(self._logged)):
+        for time_then, entry in map(_logged, reversed(list(self._logged))):
             if time_then >= time or isinstance(entry, LostEntry):
                 continue
             if not isinstance(entry.request_id, bytes):  # of those the blocks' ids are not known
@@ -244,47 +245,37 @@ class LoggedPrompt(NamedTuple):
 class Cooccurrence:
     """Which blocks came together in the last `window` requests of one tenant."""
 
+    __slots__ = ("_max_entries", "_members", "_next", "_requests", "_window", "entries")
+
     def __init__(self, window: int = 1024, max_entries: int = 500_000) -> None:
         self._window = window
         self._max_entries = max_entries
-        self._requests: list[tuple[BlockKey, ...]] = [()] * window
+        self._requests: deque[tuple[BlockKey, ...]] = deque()
         self._next = 0
-        self._oldest = 0
         self.entries = 0  # blocks that are remembered, all requests together
         self._members: dict[BlockKey, int] = {}  # the requests that hold a block, as a bit set
 
     def add(self, context: Iterable[BlockKey]) -> None:
         """Remember a request, and forget the oldest where the bounds ask for it."""
-        slot = self._next % self._window
-        if self._requests[slot]:
-            self._forget(slot)
+        if len(self._requests) == self._window:
+            self.forget_oldest()
         blocks = tuple(context)
-        bit = 1 << slot
+        bit = 1 << self._next % self._window
         members = self._members
         for key in blocks:
             members[key] = members.get(key, 0) | bit
-        self._requests[slot] = blocks
+        self._requests.append(blocks)
         self.entries += len(blocks)
         self._next += 1
-        self._oldest = max(self._oldest, self._next - self._window)
-        while self.entries > self._max_entries and self._oldest < self._next:
+        while self.entries > self._max_entries and self._requests:
             self.forget_oldest()
 
     def forget_oldest(self) -> None:
         """Forget the oldest request, if there is one."""
-        if self._oldest < self._next:
-            self._forget(self._oldest % self._window)
-            self._oldest += 1
-
-    def members(self, blocks: Iterable[BlockKey]) -> dict[BlockKey, int]:
-        """Return the bit sets of those blocks that are remembered, as they are now."""
-        members = self._members
-        return {key: members[key] for key in blocks if key in members}
-
-    def _forget(self, slot: int) -> None:
-        members = self._members
-        keep = ~(1 << slot)
-        blocks = self._requests[slot]
+        if not self._requests:
+            return
+        keep = ~(1 << (self._next - len(self._requests)) % self._window)
+        blocks, members = self._requests.popleft(), self._members
         for key in blocks:
             left = members[key] & keep
             if left:
@@ -292,4 +283,8 @@ class Cooccurrence:
             else:
                 del members[key]
         self.entries -= len(blocks)
-        self._requests[slot] = ()
+
+    def members(self, blocks: Iterable[BlockKey]) -> dict[BlockKey, int]:
+        """Return the bit sets of those blocks that are remembered, as they are now."""
+        members = self._members
+        return {key: members[key] for key in blocks if key in members}

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import PartSize, TenantShares
+from ctxreuse.context.lru_map import LRUMap, PartSize, TenantShares
 from ctxreuse.memory.conversations import Conversations
 from ctxreuse.memory.points import A_TOKEN_SEEN, Looked, Points
 from ctxreuse.memory.prefix_index import (
@@ -38,7 +38,7 @@ from ctxreuse.memory.sent_log import (
     SentLog,
     ToldEntry,
 )
-from ctxreuse.memory.token_ratio import TokenRatios
+from ctxreuse.memory.token_ratio import TokenRatio
 from ctxreuse.rules.cache_rules import CacheRules
 
 
@@ -106,7 +106,7 @@ class TenantState:
         # another tenant's counts would tell by time which texts it has
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
         self.points = None if self._rules is None or self._rules.serves_all else Points(self._rules)
-        self.ratios: TokenRatios | None = None
+        self.ratios: LRUMap[bytes | None, TokenRatio] | None = None  # by the system text
         self.unnamed_requests = 0
 
     def commit(
@@ -168,15 +168,15 @@ class TenantState:
 
 
 DROP_OLDEST: Final[dict[str, Callable[[TenantState], object]]] = {
-    "index_nodes": lambda state: state.index.evict_oldest_leaf(),
-    "index_blocks": lambda state: state.index.evict_oldest_leaf(),
+    "index_nodes": lambda state: state.index.evict_oldest(math.inf),
+    "index_blocks": lambda state: state.index.evict_oldest(math.inf),
     "index_tokens": lambda state: state.index.evict_oldest(1),
     "request_ids": lambda state: state.index.forget_oldest_request(),
     "recent_blocks": lambda state: state.recent.forget_oldest(),
     "conversations": lambda state: state.conversations.forget_oldest(),
     "shown_blocks": lambda state: state.conversations.forget_oldest(),
     "logged_blocks": lambda state: state.log.forget_oldest(),
-    "sent_messages": lambda state: state.log.forget_oldest_edit(),
+    "sent_messages": lambda state: state.log.edits.pop_oldest(),
     "token_counts": lambda state: state.token_counts.popitem(last=False),
 }
 """How the oldest entry of each part of `Bounds` goes, but for the number of tenants."""
@@ -184,10 +184,7 @@ DROP_OLDEST: Final[dict[str, Callable[[TenantState], object]]] = {
 PARTS = tuple(DROP_OLDEST)
 
 
-_LIMITS = (
-    *("cached_paths", "greedy_paths", "continuations", "paper_orders"),
-    *("shown_blocks", "overlaps"),
-)
+_LIMITS = (*("cached_paths", "greedy_paths", "continuations", "paper_orders", "shown_blocks"),)
 """The bounds on the work of a plan; see `IndexStatistics.limits_reached`."""
 
 _STEPS_A_HOLD = 64
@@ -384,8 +381,9 @@ class Tenants:
         request_ids: Iterable[RequestId],
         tenant: str | None = None,
         note: _NoteLost = _say_nothing,
+        blocks: int | None = None,
     ) -> Evicted:
-        """Forget a tenant's requests; see `ReusePlanner.evict`."""
+        """Forget a tenant's requests, or all of them behind their first `blocks` blocks."""
         requests = tokens = 0
         unknown: list[RequestId] = []
         states = self._asked(tenant)
@@ -393,11 +391,11 @@ class Tenants:
             gone, holder = None, _holder(request_id, states)
             if holder is not None:
                 with Hold(self, holder):
-                    gone = holder.forget(request_id)
+                    gone = holder.forget(request_id, blocks)
             if holder is None or gone is None:
                 unknown.append(request_id)
             else:
-                note(holder.name, request_id, None)
+                note(holder.name, request_id, blocks)
                 requests += 1
                 tokens += gone
         return Evicted(requests, tokens, tuple(unknown))
@@ -433,24 +431,6 @@ class Tenants:
                 heapq.heappush(heap, (oldest, number, state))
         return Evicted(0, gone, ())
 
-    def trim(
-        self,
-        request_id: RequestId,
-        blocks: int,
-        tenant: str | None = None,
-        note: _NoteLost = _say_nothing,
-    ) -> Evicted:
-        """Cut a request's path behind its first `blocks` blocks; see `ReusePlanner.trim`."""
-        holder = _holder(request_id, self._asked(tenant))
-        gone = None
-        if holder is not None:
-            with Hold(self, holder):
-                gone = holder.forget(request_id, blocks)
-        if holder is None or gone is None:
-            return Evicted(0, 0, (request_id,))
-        note(holder.name, request_id, blocks)
-        return Evicted(1, gone, ())
-
     def forget_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""
         known = self.known(tenant)
@@ -474,8 +454,8 @@ class Tenants:
         learnt: list[tuple[str, bytes | None, tuple[float, ...]]] = []
         for state in self._asked(None):
             with Hold(self, state):
-                ratios = [] if state.ratios is None else state.ratios.learnt()
-            learnt += [(state.name, *one) for one in ratios]
+                for system, ratio in () if state.ratios is None else state.ratios.items():
+                    learnt.append((state.name, system, ratio.learnt))
         return learnt
 
     def statistics(self) -> IndexStatistics:

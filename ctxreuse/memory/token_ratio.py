@@ -7,7 +7,6 @@ line that fits reported to estimated lengths best (least squares); older prompts
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 
 _FORGETTING = 0.99
@@ -15,7 +14,6 @@ _LEAST_WEIGHT = 14.0  # of some 16 prompts
 _SPREAD = 0.05
 _STEP = 1 / 8
 _LEAST, _MOST = 1 / 4, 4.0
-_MOST_SYSTEMS = 16
 _SUMS = ("_number", "_estimated", "_reported", "_variance", "_covariance")
 
 
@@ -64,34 +62,3 @@ class TokenRatio:
         # in steps, since known blocks keep the weight that they were sent with
         if abs(slope - self.value) >= _STEP:
             self.value = round(slope / _STEP) * _STEP
-
-
-class TokenRatios:
-    """The ratios of one tenant, by the system text; 16 at most, the least recently used goes."""
-
-    __slots__ = ("_ratios",)
-
-    def __init__(self) -> None:
-        self._ratios: OrderedDict[bytes | None, TokenRatio] = OrderedDict()
-
-    def value(self, system: bytes | None) -> float:
-        """Return the ratio behind a system text; the tenant's state need not be held."""
-        ratio = self._ratios.get(system)
-        return 1.0 if ratio is None else ratio.value
-
-    def note(self, system: bytes | None, estimated: int, reported: int) -> None:
-        """Learn of a prompt; see `TokenRatio.note`."""
-        ratio = self._ratios.get(system) or TokenRatio()
-        self.put(system, ratio)
-        ratio.note(estimated, reported)
-
-    def put(self, system: bytes | None, ratio: TokenRatio) -> None:
-        """Keep a ratio as the one that was used last."""
-        self._ratios[system] = ratio
-        self._ratios.move_to_end(system)
-        if len(self._ratios) > _MOST_SYSTEMS:
-            self._ratios.popitem(last=False)
-
-    def learnt(self) -> list[tuple[bytes | None, tuple[float, ...]]]:
-        """Return what each ratio has learnt, by the system text; the last used last."""
-        return [(system, ratio.learnt) for system, ratio in self._ratios.items()]

@@ -23,7 +23,6 @@ class Context(NamedTuple):
 
     message: str
     spans: tuple[KnownSpan, ...]
-    held: TextList | None  # the list that they came in
     start: int
     end: int
     texts: list[str]
@@ -41,7 +40,6 @@ class Context(NamedTuple):
         return cls(
             message,
             tuple(spans),
-            held,
             spans[0].start,
             spans[-1].end,
             [one.form.text for one in known],

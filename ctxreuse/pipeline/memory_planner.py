@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -52,6 +53,7 @@ from ctxreuse.rules.prompt_forms import PromptForm, prompt_body
 MemoryRecord: TypeAlias = Mapping[str, Any]
 """One memory: `id`, `memory` (its text), and other fields of mem0."""
 
+_OF_ONE_SEARCH = ("score", "score_details")
 _RESULTS = "results"
 _ESTIMATED = 1.05
 """Estimates of memories, full of names and dates, are too low by some percent of a prompt."""
@@ -506,6 +508,12 @@ def memory_block(memory: MemoryRecord) -> ContextBlock:
     if memory_id is not None and not isinstance(memory_id, (str, int)):
         memory_id = str(memory_id)  # a UUID
     return ContextBlock(id=memory_id, text=memory.get("memory"))  # type: ignore[arg-type]
+
+
+def lasting_text(memory: Mapping[str, Any]) -> str:
+    """Return a memory as JSON, without what differs from search to search."""
+    lasting = {name: one for name, one in memory.items() if name not in _OF_ONE_SEARCH}
+    return json.dumps(lasting, ensure_ascii=False)
 
 
 def relation_blocks(result: Any) -> list[ContextBlock]:

@@ -124,7 +124,7 @@ class MicroBatcher(Generic[_Item, _Result]):
                 self._close(batch)
             while not woken.wait(_STALL_TIMEOUT_S):
                 batch.release_if_stalled(_STALL_TIMEOUT_S)
-            return _taken(slot)
+            return slot.take()  # type: ignore[return-value]  # it is released, so it is planned
         finally:
             self._leave(slot, batch)
 
@@ -141,7 +141,7 @@ class MicroBatcher(Generic[_Item, _Result]):
             self._close_unless_grown(batch, timer, len(batch.arrived))
         try:
             await waiter.wait()
-            return _taken(slot)
+            return slot.take()  # type: ignore[return-value]  # it is released, so it is planned
         finally:
             timer.cancel()
             self._leave(slot, batch)
@@ -243,9 +243,3 @@ class _Timer:
         self._next.cancel()
         if self._soon is not None:
             self._soon.cancel()
-
-
-def _taken(slot: Slot[_Item, _Result]) -> _Result:
-    result = slot.take()
-    assert result is not None, "a call that is released is planned"
-    return result

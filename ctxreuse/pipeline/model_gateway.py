@@ -22,6 +22,7 @@ from ctxreuse.pipeline.prompt_turn import (
     as_given,
 )
 from ctxreuse.planner import PromptFollower, ReusePlanner, Strategy
+from ctxreuse.planning.tracing import AnsweredCall
 
 _Piece = TypeVar("_Piece")
 
@@ -48,13 +49,15 @@ class ModelGateway:
         strategy: Strategy,
         window_s: float,
         component: str,
+        through: str,  # the names of the model's classes
         usage_of: Callable[[Any], ReportedTokens | None],
         beside: EngineBeside | None = None,
         primes: bool = False,
         adds_up: bool = False,  # the usage of an answer's pieces; else each tells all so far
     ) -> None:
-        self._made_with = planner, strategy, window_s, component, usage_of, beside, primes, adds_up
-        self._usage_of, self._adds_up = usage_of, adds_up
+        settings = beside, primes, adds_up
+        self._made_with = planner, strategy, window_s, component, through, usage_of, *settings
+        self._through, self._usage_of, self._adds_up = through, usage_of, adds_up
         self._reuse, self._beside, self._primes = planner, beside, primes
         self._planner = PromptPlanner(planner, strategy, component, primes=primes)
         self._fail_open = FailOpen(
@@ -194,8 +197,14 @@ class ModelGateway:
         finally:
             if not answer.is_begun:
                 self.forget(planned)
-        if planned is not None and answer.usage is not None:
-            self._report(planned, answer.usage, time.perf_counter() - began)
+        if planned is None or not answer.is_begun:
+            return
+        seconds = time.perf_counter() - began
+        if answer.usage is not None:
+            self._report(planned, answer.usage, seconds)
+        else:
+            call = AnsweredCall(plans=planned.plans, seconds=seconds, through=self._through)
+            self._reuse.note_unreported(call, planned.tenant)
 
     def _report(self, planned: PlannedPrompt, usage: ReportedTokens, seconds: float) -> None:
         self.attempt(
@@ -207,6 +216,7 @@ class ModelGateway:
                 written_tokens=usage.written_tokens,
                 seconds=seconds,
                 tenant=planned.tenant,
+                through=self._through,
             ),
             lambda: None,
         )

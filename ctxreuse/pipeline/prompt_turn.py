@@ -16,7 +16,6 @@ from ctxreuse.context.blocks import (
     BlockKey,
     ContextRequest,
     Message,
-    encoded,
     text_digest,
 )
 from ctxreuse.context.content_parts import ContentPart
@@ -168,7 +167,7 @@ class PromptPlanner:
         *,
         primes: bool = False,
     ) -> None:
-        self._planner = planner
+        self._planner, self._templates = planner, planner.templates
         self._strategy: Strategy = strategy
         self._kind = kind
         self._primes = primes
@@ -212,7 +211,7 @@ class PromptPlanner:
                     before = shown
                 if edit is not None:
                     outcomes.append("in_history" if is_history else "planned")
-                    text = edit.applied(text, self._planner.templates, before)
+                    text = edit.applied(text, self._templates, before)
                 elif not is_history or part.role == "system":
                     only = prompt.rendered_only
                     found[number] = contexts_in(
@@ -228,7 +227,7 @@ class PromptPlanner:
     def plan_open(self, prompts: Sequence[OpenPrompt]) -> list[PlannedPrompt]:
         """Return prompts planned together, in the order in which to send them."""
         silent = self._records.count(self._kind, [one.outcome for one in prompts])
-        if silent.total() >= _SILENT_PROMPTS:
+        if self._kind and silent.total() >= _SILENT_PROMPTS:
             _log_nothing_planned(self._kind, silent.most_common(1)[0][0])
         without = sum(one.outcome == "not_found" for one in prompts)
         if without:
@@ -295,7 +294,7 @@ class PromptPlanner:
                     own,
                     role=parts[number].role,
                     schema=one.given.beside,
-                    ranking=self._planner.templates.ranking_pattern,
+                    ranking=self._templates.ranking_pattern,
                     has_new_front=is_new,
                 )
                 reasons.append(reason)
@@ -331,7 +330,7 @@ class PromptPlanner:
         edit = one.edits[number]
         before = context.message[: context.start]
         if edit is not None:  # another context stands before this one in the same text
-            before = edit.applied(context.message, self._planner.templates)
+            before = edit.applied(context.message, self._templates)
         ranked = range(len(context.spans)) if self._strategy == "none" else context.ranked
         blocks = context.blocks
         return ContextRequest(
@@ -352,7 +351,7 @@ class PromptPlanner:
         start = 0 if earlier is None else context.start
         groups = _context_groups(context, plan, start, end)
         edit = _edit_of(part.text, groups, plan, earlier)
-        one.sent[number] = edit.applied(part.text, plan.templates)
+        one.sent[number] = edit.applied(part.text, self._templates)
         one.edits[number] = edit
         one.plans.append(plan)
         one.changed.add(number)
@@ -569,7 +568,7 @@ def message_key(role: str, text: str) -> bytes:
 def _digest(*texts: str) -> bytes:
     whole = hashlib.blake2b(digest_size=16)
     for text in texts:
-        content = encoded(text)
+        content = text.encode("utf-8", "surrogatepass")
         whole.update(len(content).to_bytes(8, "big"))
         whole.update(content)
     return whole.digest()

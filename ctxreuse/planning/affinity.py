@@ -41,7 +41,7 @@ class GroupRates:
         self._forget()
 
     def _forget(self) -> None:
-        self._groups: LRUMap[tuple[str, ...], tuple[float, int, int]] = LRUMap()
+        self._groups: LRUMap[tuple[str, ...], tuple[float, int, int]] = LRUMap(_MOST_GROUPS)
 
     def shards(self, group: tuple[str, ...], now: float) -> int:
         """Count a request; return into how many shards its group is divided: a power of two."""
@@ -51,7 +51,5 @@ class GroupRates:
                 is_next = began <= now < began + 2 * _MINUTE_S
                 began, count, before = now, 0, count if is_next else 0
             self._groups.put(group, (began, count + 1, before))
-            while len(self._groups) > _MOST_GROUPS:
-                self._groups.pop_oldest()
         needed = ceil(max(count + 1, before) / self._rate)
         return 1 << (needed - 1).bit_length()

@@ -23,6 +23,7 @@ from ctxreuse.context.rendering import (
     render_messages,
     render_turn,
 )
+from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.explanations import Explanation, explain
 from ctxreuse.memory.sent_log import LoggedPrompt
@@ -297,8 +298,9 @@ class Plan:
             raise InvalidRequestError(
                 "this plan was made by hand; only a planner knows what was sent before it"
             )
+        prompt, system = self.logged.prompt, self.request.system or ""
         explanation = explain(
-            self.logged.prompt,
+            replace(prompt, front_tokens=prompt.front_tokens or estimate_tokens(system)),
             self.logged.earlier(),
             self.expected_cached_tokens,
             cache=self.cache,

@@ -8,9 +8,8 @@ from itertools import accumulate
 from math import inf
 from typing import Any, Final, Literal, TypeAlias
 
-from ctxreuse.context.checks import checked_number
+from ctxreuse.context.checks import checked_share
 from ctxreuse.context.lru_map import PartSize
-from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import CacheRules, profile_spec
 
@@ -56,9 +55,7 @@ class PlanningTime:
         Raises:
             InvalidRequestError: `share` is no number from 0 to 1.
         """
-        if checked_number("share", share) > 1:
-            raise InvalidRequestError(f"share must be a number from 0 to 1, not {describe(share)}")
-        wanted = share * self.count
+        wanted = checked_share("share", share) * self.count
         for bound, reached in zip((*PLANNING_BOUNDS_S, inf), accumulate(self.buckets), strict=True):
             if reached and reached >= wanted:
                 return min(bound, self.max_s)
@@ -173,13 +170,16 @@ class Savings:
             something is sent otherwise. Exact in shadow mode; else an estimate, from a sample.
         error_tokens: Two standard errors of that estimate; 0 where all requests were followed.
         references: How many blocks planning leaves out.
-        word_tokens: About how many tokens of words planning adds that the engine has to compute.
+        word_tokens: About how many tokens of words planning adds that the engine has to compute;
+            0 until something is sent otherwise.
         mode: The planner's.
         planning: How long planning took.
         reported: What engines reported of the answers.
         planning_failures: How often an internal error let a prompt through as retrieved.
         prompts_without_context: Prompts in which a wrapper around a model found no context.
         unseen: Contexts that were ordered where nobody sees the prompt; they count nowhere else.
+        changed_texts: Texts of one id that differ from others in some hundred requests: what
+            changes in them, such as a time, has all that follows computed again.
         by_class: The same for each class of tenants, without times, failures and prompts without a
             context; empty without `tenant_class`.
         parts: How much is remembered for these numbers, and may be.
@@ -206,6 +206,7 @@ class Savings:
     planning_failures: int = 0
     prompts_without_context: int = 0
     unseen: int = 0
+    changed_texts: int = 0
     by_class: Mapping[str, Savings] = field(default_factory=dict)
     parts: Mapping[str, PartSize] = field(default_factory=dict, repr=False, compare=False)
     bill: ExpectedBill | None = None

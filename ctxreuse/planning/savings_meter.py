@@ -6,10 +6,12 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate
+from itertools import accumulate, repeat
 from math import sqrt
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from ctxreuse.context.blocks import BlockId, BlockKey
 from ctxreuse.context.checks import reported_count
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -65,7 +67,7 @@ class SavingsMeter:
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
         self._retrieved = RetrievedOrder(capacity_tokens)
         self._expectations = CacheExpectations()
-        self._queued: deque[_Sent | _Took | SentEntry | int] = deque()
+        self._queued: deque[_Sent | _Took | SentEntry | int | str] = deque()
         self._lock = ForkSafeLock(self._forget)
         self._forget()
 
@@ -81,6 +83,7 @@ class SavingsMeter:
         self._tallies: dict[str, _ClassTotals] = {}
         self._buckets = [0] * (len(PLANNING_BOUNDS_S) + 1)
         self._planned = self._failures = self._without_context = self._unseen = 0
+        self.changed_texts = 0
         self._total_s = self._max_s = 0.0
 
     def savings(self, *, reset: bool = False) -> Savings:
@@ -104,6 +107,7 @@ class SavingsMeter:
                 planning_failures=self._failures,
                 prompts_without_context=self._without_context,
                 unseen=self._unseen,
+                changed_texts=self.changed_texts,
                 by_class=by_class,
                 parts={
                     "retrieved_blocks": self._retrieved.size,
@@ -138,6 +142,11 @@ class SavingsMeter:
             queued = [self._queued.popleft() for _ in range(len(self._queued))]
             entries = [one.entry if isinstance(one, _Sent) else one for one in queued]
             self._differs |= any(isinstance(one, SentEntry) and one.is_reordered for one in entries)
+            texts = set[tuple[str, BlockId, BlockKey]]()
+            for sent in entries:
+                if isinstance(sent, SentEntry) and len({*sent.ids}) == len(sent.keys):
+                    texts.update(zip(repeat(sent.tenant), sent.ids, sent.keys, strict=False))
+            self.changed_texts += len(texts) - len(set(map(itemgetter(0, 1), texts)))
             for one in queued:
                 if isinstance(one, int):
                     self._retrieved.evict(one)
@@ -145,6 +154,8 @@ class SavingsMeter:
                     self._follow(one)
                 elif isinstance(one, _Took):
                     self._took(*one)
+                elif isinstance(one, str):
+                    self._tally(one).reported["unreported"] += 1
                 else:
                     self._count(one)
 
@@ -247,6 +258,10 @@ class SavingsMeter:
                     confirmed_cached_tokens=confirmed,
                 )
             return self._expectations.note(expected, confirmed)
+
+    def unreported(self, tenant: str) -> None:
+        """Take note of an answer without usage."""
+        self._queued.append("" if self._class_of is None else self._class_named(tenant))
 
     def primed(self, tenant: str, calls: int, tokens: int) -> None:
         """Count calls that were sent besides a prompt, and what they computed."""
@@ -370,6 +385,8 @@ class _ClassTotals:
             bill = ExpectedBill(self.bill_as_retrieved, self.bill_if_planned, cache)
         by_order, error = self.saved_by_order()
         numbers: dict[str, Any] = dict(self.numbers)
+        if not (by_order or self.numbers["changed"] or self.reported["primes"]):
+            numbers["word_tokens"] = 0  # nothing was sent otherwise, so nothing is saved or lost
         reported: dict[str, Any] = dict(self.reported)
         return Savings(
             **numbers,

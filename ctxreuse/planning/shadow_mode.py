@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message
+from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
@@ -32,13 +32,11 @@ class _Arrived(NamedTuple):
     words: int  # tokens that planning would have added to a later turn
 
 
-class ShadowPlanner:
-    """Two planners: one sends as retrieved, the other plans the same requests; counts both."""
+class ShadowPlanner(TenantPlanner):
+    """Sends as retrieved, and has another planner plan the same requests; counts both."""
 
     def __init__(self, settings: PlannerSettings, meter: SavingsMeter) -> None:
-        self._as_sent = TenantPlanner(replace(settings, trim_overlaps=False))
-        self._cache = settings.cache
-        self._templates = settings.templates
+        super().__init__(settings)
         self._planned = TenantPlanner(settings)
         self._meter = meter
 
@@ -65,7 +63,7 @@ class ShadowPlanner:
         now: float | None = None,
     ) -> Plan:
         """Return what `plan` would return; only what is sent counts."""
-        return _unmarked(self._as_sent.preview(request, AS_RETRIEVED, deduplicate=False))
+        return _unmarked(super().preview(request, AS_RETRIEVED, deduplicate=False))
 
     def plan_batch(
         self,
@@ -84,53 +82,33 @@ class ShadowPlanner:
         self._note(arrived, policy, now)
         return BatchPlan(tuple(one.sent for one in arrived), tuple(range(len(arrived))))
 
-    def evict(self, request_ids: Sequence[str | int], tenant: str | None = None) -> Evicted:
-        """Forget requests in both."""
-        self._planned.evict(request_ids, tenant)
-        return self._as_sent.evict(request_ids, tenant)
+    def evict(
+        self,
+        request_ids: Sequence[str | int],
+        tenant: str | None = None,
+        blocks: int | None = None,
+    ) -> Evicted:
+        """Forget requests, or their ends, in both."""
+        self._planned.evict(request_ids, tenant, blocks)
+        return super().evict(request_ids, tenant, blocks)
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Forget tokens in both."""
         self._planned.evict_tokens(tokens)
-        return self._as_sent.evict_tokens(tokens)
-
-    def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
-        """Forget the end of a request in both."""
-        self._planned.trim(request_id, blocks, tenant)
-        return self._as_sent.trim(request_id, blocks, tenant)
-
-    def count_tokens(self, text: str) -> int:
-        """Return a text's length in tokens."""
-        return self._as_sent.count_tokens(text)
-
-    def block_tokens(
-        self, blocks: Iterable[ContextBlock], tenant: str, system: str | None = None
-    ) -> int:
-        """Return how many tokens the index counts for blocks."""
-        return self._as_sent.block_tokens(blocks, tenant, system)
+        return super().evict_tokens(tokens)
 
     def note_length(self, plan: Plan, prompt_tokens: int) -> None:
         """Learn how long a prompt is in the engine's tokens, in both."""
         self._planned.note_length(plan, prompt_tokens)
-        self._as_sent.note_length(plan, prompt_tokens)
+        super().note_length(plan, prompt_tokens)
 
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return the block tokens expected in the cache, in the order in which they are sent."""
-        return self._as_sent.cached_tokens(request, in_order=True)
+        return super().cached_tokens(request, in_order=True)
 
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
         """Return nothing: no turn says anything of the turns before it."""
         return {}
-
-    def without_blocks(
-        self,
-        messages: Sequence[Message],
-        block_ids: Iterable[BlockId],
-        conversation_id: str | int,
-        tenant: str,
-    ) -> list[dict[str, Any]]:
-        """Return messages without some blocks' texts."""
-        return self._as_sent.without_blocks(messages, block_ids, conversation_id, tenant)
 
     def words_of(self, tenant: str) -> SentWords:
         """Return what a tenant's prompts say around contexts."""
@@ -145,11 +123,11 @@ class ShadowPlanner:
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""
         self._planned.end_conversation(conversation_id, tenant)
-        return self._as_sent.end_conversation(conversation_id, tenant)
+        return super().end_conversation(conversation_id, tenant)
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index of what was sent, and of all that both remember."""
-        sent, planned = self._as_sent.statistics(), self._planned.statistics()
+        sent, planned = super().statistics(), self._planned.statistics()
         parts = {
             name: PartSize(*map(sum, zip(size, planned.parts[name], strict=True)))
             for name, size in sent.parts.items()
@@ -158,27 +136,26 @@ class ShadowPlanner:
             name: number + planned.limits_reached[name]
             for name, number in sent.limits_reached.items()
         }
-        return IndexStatistics(sent.nodes, sent.tokens, sent.requests, parts, limits)
+        return replace(sent, parts=parts, limits_reached=limits)
 
     def _send(
         self, request: ContextRequest, deduplicate: bool | None, now: float | None
     ) -> _Arrived:
-        shown = self._as_sent.shown_tokens(request, deduplicate) if request.history else ()
+        shown = self.shown_tokens(request, deduplicate) if request.history else ()
         tokens = self.block_tokens(request.blocks, request.tenant, request.system)
         if request.outdated:
             request = replace(request, outdated=())
-        plan = self._as_sent.plan(request, AS_RETRIEVED, deduplicate=False, now=now)
+        plan = super().plan(request, AS_RETRIEVED, deduplicate=False, now=now)
         cached = plan.expected_cached_tokens
-        bill = plan.expected_bill or charged(self._cache, tokens - cached, cached)
-        plan = _unmarked(plan)
-        words = self._words(request, shown, deduplicate) if request.history else 0
-        return _Arrived(plan, tokens, shown, cached, bill, words)
+        bill = plan.expected_bill or charged(self._settings.cache, tokens - cached, cached)
+        words = self._added_words(request, shown, deduplicate) if request.history else 0
+        return _Arrived(_unmarked(plan), tokens, shown, cached, bill, words)
 
-    def _words(
+    def _added_words(
         self, request: ContextRequest, shown: Sequence[int], deduplicate: bool | None
     ) -> int:
         """Return about how many tokens planning would have added to a later turn."""
-        templates = self._templates
+        templates = self._settings.templates
         label = templates.label_of(ContextBlock(text=""))
         words = sum(map(word_tokens, templates.location_annotations([label] * len(shown))))
         if not self._planned.shows_labels(request, deduplicate):
@@ -207,7 +184,7 @@ class ShadowPlanner:
             assert plan.logged is not None, "it was planned just now"
             words = self._meter.added_words(plan.logged.prompt, cached)
             computed = one.tokens - cached
-            bill = plan.expected_bill or charged(self._cache, computed, cached)
+            bill = plan.expected_bill or charged(self._settings.cache, computed, cached)
             if bill is not None:
                 bill += BilledTokens(words)
             self._add(one, cached, words, bill, is_changed=is_changed)

@@ -15,7 +15,6 @@ from ctxreuse.context.rendering import (
     SentBlock,
     Templates,
     TurnPart,
-    replace_overlaps,
 )
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History
 from ctxreuse.memory.names import IndexedContext, Ranks
@@ -46,11 +45,10 @@ class PreparedRequest(NamedTuple):
 
 
 class _Shown(NamedTuple):
-    """The parts of a turn, the labels in its prompt, and whether an overlap was left in."""
+    """The parts of a turn, and the labels in its prompt."""
 
     parts: tuple[TurnPart, ...]
     labels: Mapping[str, BlockId]
-    is_cut_short: bool
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,6 @@ class ShownTurn:
     ranks: Ranks  # left-out blocks included
     templates: Templates
     annotates: bool = True  # a first turn says how its blocks rank
-    trims_overlaps: bool = False  # blocks lose a beginning that ends an earlier one
     words: str | EllipsisType | None = ...  # other ones on the order than its own; None is none
     given: tuple[TurnPart, ...] | None = None  # other parts than its own
 
@@ -74,11 +71,6 @@ class ShownTurn:
     def labels(self) -> Mapping[str, BlockId]:
         """Label -> block id, for every label in the prompt, earlier turns included."""
         return self._shown.labels if self.turn.is_labelled else self.turn.history.labels
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether the search for overlaps ended at its bound."""
-        return self._shown.is_cut_short
 
     @property
     def is_reordered(self) -> bool:
@@ -143,7 +135,4 @@ class ShownTurn:
                 new = label or shown[key] if turn.is_labelled else shown.get(key)
                 if old != label:
                     parts.append(Notice(old, templates.outdated_annotation(old, new or None)))
-        is_cut_short = False
-        if self.trims_overlaps:
-            parts, is_cut_short = replace_overlaps(parts, turn.history.texts)
-        return _Shown(tuple(parts), labels, is_cut_short)
+        return _Shown(tuple(parts), labels)

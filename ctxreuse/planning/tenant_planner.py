@@ -19,11 +19,12 @@ from ctxreuse.context.blocks import (
     text_digest,
 )
 from ctxreuse.context.fork_safety import process_name, renew_after_fork
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.tokens import TokenCounter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History, without_blocks
-from ctxreuse.memory.names import IndexedContext, IndexNames, Keyed, Ranks, Sharing, told
+from ctxreuse.memory.names import IndexedContext, IndexNames, KeyedDigests, Ranks, Sharing, told
 from ctxreuse.memory.points import Looked
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, RequestId, Root, SearchBudget
 from ctxreuse.memory.sent_log import (
@@ -39,7 +40,7 @@ from ctxreuse.memory.sent_log import (
     ToldEntry,
 )
 from ctxreuse.memory.tenants import Tenants, TenantState
-from ctxreuse.memory.token_ratio import TokenRatio, TokenRatios
+from ctxreuse.memory.token_ratio import TokenRatio
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.planning.shown_turn import PreparedRequest, ShownTurn
 from ctxreuse.policy.batch import arrange
@@ -49,6 +50,7 @@ from ctxreuse.rules.marks import marks_of_batch
 
 _KEPT_WORDS = 1_024
 _LABELLED_TOKENS = 64
+_MOST_RATIOS = 16
 """Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
 
 
@@ -63,7 +65,6 @@ class PlannerSettings:
     deduplicate: bool
     annotate: bool
     labels: bool | None
-    trim_overlaps: bool
     cache: CacheRules = DEFAULT_CACHE
     keep_best: bool = False
 
@@ -117,7 +118,7 @@ class TenantPlanner:
         self,
         settings: PlannerSettings,
         sharing: Sharing | None = None,
-        keyed: Keyed | None = None,
+        keyed: KeyedDigests | None = None,
     ) -> None:
         self._settings = settings
         cache = settings.cache
@@ -210,17 +211,19 @@ class TenantPlanner:
             plans.append(self._plan(turn, ranks[position], recorded))
         return BatchPlan(tuple(plans), tuple(arranged.execution))
 
-    def evict(self, request_ids: Sequence[str | int], tenant: str | None = None) -> Evicted:
-        """Forget requests; see `ReusePlanner.evict`."""
-        return self._tenants.evict(request_ids, self._known_name(tenant), self._tell_lost)
+    def evict(
+        self,
+        request_ids: Sequence[str | int],
+        tenant: str | None = None,
+        blocks: int | None = None,
+    ) -> Evicted:
+        """Forget requests, or what stands behind their first blocks; see `ReusePlanner.trim`."""
+        name = None if tenant is None else self._names.tenant(tenant)
+        return self._tenants.evict(request_ids, name, self._tell_lost, blocks)
 
     def evict_tokens(self, tokens: int) -> Evicted:
         """Forget the least recently used tokens; see `ReusePlanner.evict_tokens`."""
         return self._tenants.evict_tokens(tokens)
-
-    def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
-        """Forget the end of a request; see `ReusePlanner.trim`."""
-        return self._tenants.trim(request_id, blocks, self._known_name(tenant), self._tell_lost)
 
     def count_tokens(self, text: str) -> int:
         """Return a text's length in tokens."""
@@ -245,8 +248,9 @@ class TenantPlanner:
         prompt_tokens -= sum(one.tokens or 0 for one in plan.blocks)
         if estimated and prompt_tokens > 0:
             with self._tenants.holding(self._names.tenant(request.tenant)) as state:
-                state.ratios = state.ratios or TokenRatios()
-                state.ratios.note(self._names.system(request.system), estimated, prompt_tokens)
+                state.ratios = state.ratios or LRUMap(_MOST_RATIOS)
+                ratio = state.ratios.get_or_make(self._names.system(request.system), TokenRatio)
+                ratio.note(estimated, prompt_tokens)
 
     def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
         """Return the tokens of each block of a turn that its history shows already."""
@@ -311,8 +315,9 @@ class TenantPlanner:
         if not uncounted:
             return tokens
         state = self._tenants.state(tenant)
-        known, ratios = state.token_counts, state.ratios
-        ratio = 1.0 if ratios is None else ratios.value(system)
+        known = state.token_counts
+        learnt = None if state.ratios is None else state.ratios.peek(system)
+        ratio = 1.0 if learnt is None else learnt.value
         counted: dict[BlockKey, int] = {}
         for key, text in uncounted.items():
             number = known.get(key)  # one step, which needs no lock
@@ -516,7 +521,6 @@ class TenantPlanner:
         if self._sharing is not None and not request.history:
             self._sharing.tell(told(self._sharing, entry))
         if conversation is not None:
-            # also what an overlap will shorten: the next turn looks whether it is shown
             label_of = self._settings.templates.label_of
             shown = [(label_of(turn.blocks[key]), turn.blocks[key]) for key in sent.keys]
             opening = None if request.history else max(chosen.marks, default=-1)
@@ -541,13 +545,10 @@ class TenantPlanner:
     ) -> Plan:
         """Return the plan for an order, as recorded or, of a preview, with marks alone."""
         settings, request = self._settings, turn.request
-        trims = settings.trim_overlaps and turn.is_labelled
-        shown = ShownTurn(turn, ranks, settings.templates, settings.annotate, trims)
+        shown = ShownTurn(turn, ranks, settings.templates, settings.annotate)
         if recorded is None:
             marks, opening, _ = previewed or _TurnMarks()
             return Plan(request, "", shown, 0, marks, opening, settings.cache)
-        if trims and shown.is_cut_short:
-            self._tenants.note_limit("overlaps")
         return Plan(
             request=request,
             request_id=recorded.request_id,
@@ -568,7 +569,7 @@ class TenantPlanner:
             return request.labels
         if settings.labels is not None:
             return settings.labels
-        if settings.trim_overlaps or not settings.templates.is_plain:
+        if not settings.templates.is_plain:
             return True
         is_conversation = request.history is not None or request.conversation_id is not None
         leaves_out = settings.deduplicate if deduplicate is None else deduplicate
@@ -580,7 +581,7 @@ class TenantPlanner:
         tokens = self._tokens(request.blocks, name, self._names.system(request.system))
         return sum(tokens.values()) >= _LABELLED_TOKENS * len(tokens)
 
-    def replay(self, keyed: Keyed) -> list[SavedEntry]:
+    def replay(self, keyed: KeyedDigests) -> list[SavedEntry]:
         """Return what was sent of late, as keyed digests, oldest first, and what was learnt."""
         names = IndexNames(keyed)
         entries: list[SavedEntry] = [
@@ -603,7 +604,7 @@ class TenantPlanner:
         for entry in entries:
             with self._tenants.holding(entry.tenant) as state:
                 if isinstance(entry, RatioEntry):
-                    state.ratios = state.ratios or TokenRatios()
+                    state.ratios = state.ratios or LRUMap(_MOST_RATIOS)
                     state.ratios.put(entry.system, TokenRatio.restored(entry.learnt))
                     continue
             self.take_in(entry)
@@ -616,7 +617,9 @@ class TenantPlanner:
 
     def words_of(self, tenant: str) -> SentWords:
         """Return what a tenant's prompts say around contexts."""
-        return self._tenants.state(self._names.tenant(tenant)).log.words
+        log = self._tenants.state(self._names.tenant(tenant)).log
+        log.words = log.words or SentWords()
+        return log.words
 
     def edit_of(self, tenant: str, message: bytes) -> bytes | None:
         """Return how a message was sent, as `Edit` has it; None if that is not known."""
@@ -625,7 +628,7 @@ class TenantPlanner:
             return None
         name = self._names.message(message)
         with self._tenants.holding(state.name) as held:
-            edit = held.log.edit_of(name)
+            edit = held.log.edits.get(name)
         return None if edit is None else self._names.sealed(name, edit)
 
     def note_edit(self, tenant: str, messages: Iterable[bytes], edit: bytes) -> None:
@@ -641,19 +644,13 @@ class TenantPlanner:
         """Learn what another planner has sent, or what its engine has lost."""
         if isinstance(entry, EditEntry):
             with self._tenants.holding(entry.tenant) as state:
-                state.log.note_edit(entry.request_id, entry.edit)
+                state.log.edits.put(entry.request_id, entry.edit)
             return
         if isinstance(entry, LostEntry):
-            if entry.blocks is None:
-                self._tenants.evict([entry.request_id], entry.tenant)
-            else:
-                self._tenants.trim(entry.request_id, entry.blocks, entry.tenant)
+            self._tenants.evict([entry.request_id], entry.tenant, blocks=entry.blocks)
             return
         with self._tenants.holding(entry.tenant) as state:
             state.commit(entry, next(self._clock))
-
-    def _known_name(self, tenant: str | None) -> str | None:
-        return None if tenant is None else self._names.tenant(tenant)
 
     def _tell_lost(self, tenant: str, request_id: RequestId, blocks: int | None) -> None:
         entry = LostEntry(request_id, tenant, blocks)

@@ -20,6 +20,8 @@ class AnsweredCall:
         completion_tokens: Tokens of the answer; None if unknown.
         seconds: How long the call took; None if that was not measured.
         written_tokens: Tokens written into the cache; None is unknown.
+        through: Names of the frameworks and SDKs that sent it, in one text; "" is `EngineClient`,
+            None is unknown.
     """
 
     plans: tuple[Plan, ...] = ()
@@ -28,11 +30,17 @@ class AnsweredCall:
     completion_tokens: int | None = None
     seconds: float | None = None
     written_tokens: int | None = None
+    through: str | None = None
 
     @property
     def expected_cached_tokens(self) -> int:
         """Block tokens that were expected in the cache."""
         return sum(plan.expected_cached_tokens for plan in self.plans)
+
+
+def classes_of(model: object) -> str:
+    """Return the names of a model's class and of its bases."""
+    return " ".join(f"{one.__module__}.{one.__qualname__}" for one in type(model).__mro__)
 
 
 class HearsAnswers(Protocol):

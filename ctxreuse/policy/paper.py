@@ -7,7 +7,6 @@ schedule).
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -126,9 +125,9 @@ class Paper(Policy):
             [numbers.setdefault(key, len(numbers)) for key in view.weights] for view in views
         ]
         keys = list(numbers)
-        aligned = paper_orders(contexts, self._alpha)
-        orders = [[keys[number] for number in order] for order in aligned.orders]
-        return Arrangement(orders, paper_schedule(aligned.search_paths))
+        aligned, paths = paper_orders(contexts, self._alpha)
+        orders = [[keys[number] for number in order] for order in aligned]
+        return Arrangement(orders, paper_schedule(paths))
 
 
 class PaperOrder(NamedTuple):
@@ -186,16 +185,13 @@ def _distance_below(
     return 1 - shared / max(len(rank), above + len(run)) + alpha * moved / shared
 
 
-@dataclass(frozen=True, slots=True)
-class AlignedContexts:
-    """The reordered contexts of a batch, and where each stands in the tree, from the root on."""
+def paper_orders(
+    contexts: Sequence[Sequence[int]], alpha: float
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Order the contexts of a batch as ContextPilot's Algorithm 4 does.
 
-    orders: list[list[int]]
-    search_paths: list[list[int]]
-
-
-def paper_orders(contexts: Sequence[Sequence[int]], alpha: float) -> AlignedContexts:
-    """Order the contexts of a batch as ContextPilot's Algorithm 4 does."""
+    Returns the orders, and where each context stands in the tree, from the root on.
+    """
     leaf_of: dict[frozenset[int], int] = {}  # contexts of the same blocks share one (line 7)
     leaves: list[Sequence[int]] = []
     positions: list[int] = []
@@ -211,9 +207,7 @@ def paper_orders(contexts: Sequence[Sequence[int]], alpha: float) -> AlignedCont
         )
     content, children = _linkage_tree(leaves, alpha)
     orders, paths = _aligned(leaves, content, children)
-    return AlignedContexts(
-        [list(orders[leaf]) for leaf in positions], [paths[leaf] for leaf in positions]
-    )
+    return [list(orders[leaf]) for leaf in positions], [paths[leaf] for leaf in positions]
 
 
 def _linkage_tree(

@@ -102,11 +102,6 @@ def charged(profile: CacheRules, uncached: int, read: int) -> BilledTokens | Non
     return BilledTokens(uncached, read) if profile.lives else None
 
 
-def counted_front(profile: CacheRules, tokens: int) -> int:
-    """Return what of the tokens before the blocks counts for the shortest prefix."""
-    return tokens if profile.is_hosted else 0
-
-
 def read_of_blocks(profile: CacheRules, tokens: int) -> int:
     """Return what is read of whole blocks; by default they are not cut to the engine's."""
     return tokens if profile == DEFAULT_CACHE else profile.readable(tokens)

@@ -19,6 +19,8 @@ from ctxreuse.context.checks import (
     checked_kind,
     checked_list,
     checked_number,
+    checked_optional_integer,
+    suggestion,
 )
 from ctxreuse.context.tokens import ENGINE_BLOCK_TOKENS
 from ctxreuse.errors import InvalidRequestError, describe
@@ -127,15 +129,12 @@ class CacheRules:
         checked_choice("key", self.key, get_args(KeyUse))
         checked_choice("follower_hits", self.follower_hits, get_args(FollowerHits))
         checked_integer("step_tokens", self.step_tokens, 1)
-        checked_integer("minimum", self.minimum)
-        checked_integer("prime_tokens", self.prime_tokens)
-        checked_integer("look_back", self.look_back)
+        for name in ("minimum", "prime_tokens", "look_back", "marks"):
+            checked_integer(name, getattr(self, name))
         for name in ("marks_read", "key_rate"):
-            if getattr(self, name) is not None:
-                checked_integer(name, getattr(self, name), 1)
+            checked_optional_integer(name, getattr(self, name), 1)
         checked_number("read_factor", self.read_factor)
         checked_kind("marks_end", self.marks_end, bool, "True or False")
-        checked_integer("marks", self.marks)
         if (self.granularity == "marks") != (self.marks > 0) or self.marks > _MOST_MARKS:
             raise InvalidRequestError(
                 f"marks is {describe(self.marks)} with granularity={self.granularity!r}; give 1 to "
@@ -302,15 +301,9 @@ def sglang(
     block_tokens: int = 1, states: States = "everywhere", prime_tokens: int = 300
 ) -> CacheRules:
     """Return the profile of SGLang, whose radix tree holds single tokens; as `vllm` for states."""
-    return CacheRules(
+    return replace(
+        vllm(block_tokens, states, prime_tokens),
         name="sglang",
-        granularity="blocks",
-        step_tokens=block_tokens,
-        minimum=checked_integer("block_tokens", block_tokens, 1),
-        states=states,
-        prime_tokens=prime_tokens,
-        follower_hits="scheduled",
-        date=_READ,
         source="SGLang's documentation of RadixAttention",
     )
 
@@ -448,10 +441,7 @@ def cache_profile(given: str | CacheRules) -> CacheRules:
     call = _CALL.fullmatch(given)
     make = READY_PROFILES.get(call[1].lower()) if call else None
     if call is None or make is None:
-        from difflib import get_close_matches  # slow to import, and seldom needed
-
-        near = get_close_matches(call[1].lower() if call else "", READY_PROFILES, 1)
-        hint = f", perhaps {near[0]!r} is meant" if near else ""
+        hint = suggestion(call[1].lower() if call else "", READY_PROFILES)
         raise InvalidRequestError(
             f"there is no cache profile {describe(given)}{hint}; choose one of {names}, with "
             "arguments as in 'anthropic(minimum=4096, life=1h)'"

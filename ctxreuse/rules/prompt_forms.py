@@ -5,13 +5,12 @@ Content parts are written in OpenAI's form and translated; what a form has no wo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ctxreuse.context.checks import checked_choice, checked_kind, checked_list
 from ctxreuse.context.content_parts import ContentPart
-from ctxreuse.context.converse_form import converse_form
+from ctxreuse.context.converse_form import called_function, converse_form
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.rules.cache_marks import (
     MarkField,
@@ -376,16 +375,5 @@ def _anthropic_part(part: Any) -> Any:
 
 
 def _tool_use(call: Mapping[str, Any]) -> Json:
-    function = call.get("function") or {}
-    try:
-        given = json.loads(function.get("arguments") or "{}")
-    except (TypeError, ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
-        given = {"arguments": function.get("arguments")}
-    return {
-        "type": "tool_use",
-        "id": call.get("id", ""),
-        "name": function.get("name", ""),
-        "input": given,
-    }
+    name, given = called_function(call)
+    return {"type": "tool_use", "id": call.get("id", ""), "name": name or "", "input": given}

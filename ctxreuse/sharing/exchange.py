@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -18,7 +18,7 @@ from weakref import WeakMethod, WeakSet, ref
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.memory.names import KeyedDigests
+from ctxreuse.memory.names import Sharing
 from ctxreuse.memory.sent_log import RatioEntry, ToldEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
@@ -185,13 +185,13 @@ class _Outbox:
                 self.lost += 1
 
 
-class Exchange:
+class Exchange(Sharing):
     """Writes and reads a log in a thread; a fork reads on with a thread and a name of its own."""
 
     def __init__(self, log: SharedLog) -> None:
+        super().__init__(bytes(log.secret))
         self._log = log
         self._take_in: Callable[[], Callable[[ToldEntry], object] | None] = lambda: None
-        self._digests = KeyedDigests(bytes(log.secret))
         self._lock = ForkSafeLock()
         self._position = ""
         self._latest_of: LRUMap[bytes, int] = LRUMap(_WRITERS)  # numbers of entries, by writer
@@ -225,14 +225,6 @@ class Exchange:
     def hand_over_to(self, take_in: Callable[[ToldEntry], object]) -> None:
         """Have a method called with each entry of another planner, as long as its object lives."""
         self._take_in = WeakMethod(take_in)
-
-    def keyed(self, name: bytes) -> bytes:
-        """Return 16 bytes that stand for a name in all planners that share the log."""
-        return self._digests.keyed(name)
-
-    def keyed_each(self, names: Iterable[bytes]) -> list[bytes]:
-        """Return what `keyed` returns for each name."""
-        return self._digests.keyed_each(names)
 
     def own(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name of this planner in all that share."""

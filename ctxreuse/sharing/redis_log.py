@@ -12,7 +12,7 @@ from traceback import walk_tb
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, checked_number
+from ctxreuse.context.checks import checked_each, checked_integer, checked_kind, checked_number
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import leave_to_parent, renew_after_fork
@@ -143,9 +143,7 @@ class RedisLog(FixedSettings):
             InvalidRequestError: wrong type.
             SharedLogError: the server cannot be reached, or refuses.
         """
-        listed = checked_list("entries", entries, "a list of bytes")
-        for one in listed:
-            checked_kind("an entry", one, bytes, "bytes")
+        listed = checked_each("entries", entries, bytes, "bytes")
         with self._errors("written"), self._connected().pipeline(transaction=True) as steps:
             for one in listed:
                 steps.xadd(self._stream, {self._field: one}, maxlen=self._options["max_entries"])

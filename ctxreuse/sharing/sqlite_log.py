@@ -18,7 +18,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from ctxreuse.context.blocks import text_digest
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, checked_path
+from ctxreuse.context.checks import checked_each, checked_integer, checked_kind, checked_path
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import leave_to_parent
 from ctxreuse.errors import InvalidRequestError, SharedLogError, describe
@@ -125,13 +125,12 @@ class SQLiteLog(FixedSettings):
             InvalidRequestError: wrong type.
             SharedLogError: the file cannot be written.
         """
-        for one in checked_list("entries", entries, "a list of bytes"):
-            checked_kind("an entry", one, bytes, "bytes")
+        listed = checked_each("entries", entries, bytes, "bytes")
         with self._step("written"):
             connection = self._connected()
             with connection:
                 connection.executemany(
-                    "INSERT INTO entries (entry) VALUES (?)", [(one,) for one in entries]
+                    "INSERT INTO entries (entry) VALUES (?)", [(one,) for one in listed]
                 )
             self._appends += 1
             if self._appends % _APPENDS_A_CHECK == 0:

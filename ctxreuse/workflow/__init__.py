@@ -22,7 +22,6 @@ from ctxreuse.workflow.library import hyde, irg, multistep, one_shot, recomp
 from ctxreuse.workflow.memory_split import ThroughputTable, split_memory
 from ctxreuse.workflow.models.embedders import (
     LangChainEmbedder,
-    SentenceTransformerEmbedder,
     TfidfEmbedder,
     WordLlamaEmbedder,
 )
@@ -77,7 +76,6 @@ __all__ = [
     "RouterError",
     "RunFinished",
     "SearchResult",
-    "SentenceTransformerEmbedder",
     "StageError",
     "State",
     "StateKeyError",

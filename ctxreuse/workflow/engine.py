@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import astuple, replace
 from functools import lru_cache, partial
 from itertools import count
@@ -14,14 +13,15 @@ from os import PathLike
 from types import NoneType
 from typing import Any, Literal, TypeAlias, overload
 
-from ctxreuse.context.checks import checked_kind, checked_list
+from ctxreuse.context.checks import checked_kind, checked_list, checked_number
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import renew_after_fork
 from ctxreuse.context.scope import current_scope
-from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.aio.concurrency import AsyncClosing, ConcurrencyLimiter, Execute, all_of
+from ctxreuse.serving.dispatch import Progress, progress_bar
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
@@ -233,9 +233,13 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             MissingExtraError: A bar is to be shown, and rich is not installed.
         """
         jobs = [_checked_job(job) for job in checked_list("jobs", jobs, "a list of pairs")]
-        with _progress_bar(progress, len(jobs)) as advance:
+        ended = 0
+        shown: AbstractContextManager[Progress | None]
+        shown = progress_bar("workflows") if progress else nullcontext()
+        with shown as tell:
 
             async def one(graph: WorkflowGraph | Graph, given: Any) -> WorkflowResult | Exception:
+                nonlocal ended
                 single, inputs = (None, given) if isinstance(given, Mapping) else (given, {})
                 try:
                     return await self._run(graph, single, inputs, deadline_s, tenant, None)
@@ -244,7 +248,9 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
                         raise
                     return error
                 finally:
-                    advance()
+                    ended += 1
+                    if tell is not None:
+                        tell(ended, len(jobs))
 
             return await all_of(one(*job) for job in jobs)
 
@@ -356,13 +362,8 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         emit: Emit = lambda event: None,
     ) -> WorkflowResult:
         compiled = self._checked(graph)
-        if deadline_s is not None and not (
-            isinstance(deadline_s, (int, float)) and 0 <= deadline_s <= sys.float_info.max
-        ):
-            raise InvalidRequestError(
-                "deadline_s must be a number of seconds from 0, or None, not "
-                f"{describe(deadline_s)}"
-            )
+        if deadline_s is not None:
+            checked_number("deadline_s", deadline_s)
         if single is not None:
             inputs = {compiled.inputs[0]: single, **inputs}
         here = asyncio.get_running_loop()
@@ -477,17 +478,3 @@ def _checked_job(job: object) -> Job:
             f"a job must be a pair of a graph and its input, not {describe(job)}"
         )
     return job[0], job[1]
-
-
-@contextmanager
-def _progress_bar(is_shown: bool, total: int) -> Iterator[Callable[[], object]]:
-    if not is_shown:
-        yield lambda: None
-        return
-    try:
-        from rich.progress import Progress
-    except ImportError as error:
-        raise MissingExtraError("progress=True", "cli") from error
-    with Progress(transient=True) as bar:
-        task = bar.add_task("workflows", total=total)
-        yield lambda: bar.advance(task)

@@ -39,32 +39,28 @@ class StateKeyError(WorkflowError, KeyError):
         self.key = key
 
 
-class VisitLimitError(WorkflowError, RuntimeError):
-    """An edge led to `node` once more than its `max_visits`, and it has no `otherwise`."""
-
-    def __init__(self, message: str, node: str = "") -> None:
-        super().__init__(message)
-        self.node = node
-
-
-class RouterError(WorkflowError, RuntimeError):
-    """A router behind `node` raised (its error is the cause), or returned a target that it may not.
-
-    `node` is empty if several led to nodes that cannot run side by side.
-    """
-
-    def __init__(self, message: str, node: str = "") -> None:
-        super().__init__(message)
-        self.node = node
-
-
-class StageError(WorkflowError, RuntimeError):
-    """A visit (counted from 1) of a node failed; its own error is the cause."""
+class _NodeError(WorkflowError, RuntimeError):
+    """A run failed at a `node`; at which of its visits, counted from 1, if that is known."""
 
     def __init__(self, message: str, node: str = "", visit: int = 0) -> None:
         super().__init__(message)
         self.node = node
         self.visit = visit
+
+
+class VisitLimitError(_NodeError):
+    """An edge led to `node` once more than its `max_visits`, and it has no `otherwise`."""
+
+
+class RouterError(_NodeError):
+    """A router behind `node` raised (its error is the cause), or returned a target that it may not.
+
+    `node` is empty if several led to nodes that cannot run side by side.
+    """
+
+
+class StageError(_NodeError):
+    """A visit of a node failed; its own error is the cause."""
 
 
 class DeadlineError(WorkflowError, TimeoutError):

@@ -18,7 +18,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
+from ctxreuse.context.checks import (
+    checked_integer,
+    checked_kind,
+    checked_number,
+    checked_positive,
+)
 from ctxreuse.errors import InvalidRequestError, describe
 
 
@@ -56,11 +61,6 @@ class ThroughputTable:
         checked_number("arriving", arriving)
         rows = np.asarray(self.completed, dtype=np.float64)
         return np.array([np.interp(arriving, self.arriving, row) for row in rows])
-
-    def at(self, memory_bytes: float, arriving: float) -> float:
-        """Return the throughput for one memory size and load, in stages a second."""
-        checked_number("memory_bytes", memory_bytes)
-        return float(np.interp(memory_bytes, self.memory_bytes, self.over_memory(arriving)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +111,7 @@ def split_memory(
         ("generations_per_run", generations_per_run),
         ("retrievals_per_run", retrievals_per_run),
     ):
-        if not isinstance(number, int | float) or not 0 < number < 1e100:
-            raise InvalidRequestError(
-                f"{name} must be a positive number below 1e100, not {describe(number)}"
-            )
+        checked_positive(name, number)
 
     generated = generation.over_memory(arriving_runs * generations_per_run) / generations_per_run
     retrieved = retrieval.over_memory(arriving_runs * retrievals_per_run) / retrievals_per_run

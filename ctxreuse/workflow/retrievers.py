@@ -10,14 +10,16 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from ctxreuse.context.blocks import BlockKey, ContextBlock
+from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.checks import (
+    check_function,
     checked_integer,
     checked_kind,
     checked_number,
     checked_optional_integer,
 )
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
+from ctxreuse.serving.aio.concurrency import all_of
 from ctxreuse.workflow.errors import WorkflowError
 
 Found: TypeAlias = Sequence[ContextBlock | str]
@@ -45,10 +47,7 @@ class CallableRetriever:
     """
 
     def __init__(self, search: Callable[[str, int], Found | Awaitable[Found]]) -> None:
-        if not callable(search):
-            raise InvalidRequestError(
-                f"search must be a function of a query and k, not {describe(search)}"
-            )
+        check_function("search", search, "a function of a query and k")
         self._search: Callable[[str, int], Any] = search
         self._is_async = _is_async(search)
 
@@ -143,7 +142,7 @@ class KeywordRetriever:
             import bm25s
         except ImportError as error:
             raise MissingExtraError("keyword search", "workflow") from error
-        self._blocks = _distinct(blocks)
+        self._blocks = tuple(ContextRequest(blocks).unique_blocks.values())
         self._bm25s = bm25s
         self._stopwords = _checked_stopwords(stopwords)
         if stemmer is not None and not callable(getattr(stemmer, "stemWord", stemmer)):
@@ -211,20 +210,6 @@ def _checked_stopwords(stopwords: object) -> str | list[str]:
     )
 
 
-def _distinct(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]:
-    if isinstance(blocks, (str, bytes)) or not isinstance(blocks, Iterable):
-        raise InvalidRequestError(
-            f"blocks must be a list of ContextBlock or str, not {describe(blocks)}"
-        )
-    distinct: dict[bytes, ContextBlock] = {}
-    for one in blocks:
-        block = one if isinstance(one, ContextBlock) else ContextBlock(text=one)
-        distinct.setdefault(block.key, block)
-    if not distinct:
-        raise InvalidRequestError("blocks must hold at least one block")
-    return tuple(distinct.values())
-
-
 class RetrieverError(WorkflowError, RuntimeError):
     """One of several retrievers failed; its own error is the cause."""
 
@@ -283,18 +268,8 @@ class FusedRetriever:
         """
         check_search(query, k)
         wanted = max(k, 2 * k if self._candidates is None else self._candidates)
-        failed: list[RetrieverError] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                asking = [
-                    group.create_task(self._ask(name, one, query, wanted))
-                    for name, one in self._retrievers.items()
-                ]
-        except* RetrieverError as errors:
-            failed += [one for one in errors.exceptions if isinstance(one, RetrieverError)]
-        if failed:
-            raise failed[0]
-        return reciprocal_rank_fusion([task.result() for task in asking], limit=k)
+        asking = (self._ask(name, one, query, wanted) for name, one in self._retrievers.items())
+        return reciprocal_rank_fusion(await all_of(asking), limit=k)
 
     @staticmethod
     async def _ask(name: str, retriever: Retriever, query: str, k: int) -> tuple[ContextBlock, ...]:

@@ -21,11 +21,12 @@ from langchain_core.vectorstores import VectorStore
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
-from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.measure.traces.recording import TraceRecorder, document_title
 from ctxreuse.pipeline.document_turn import best_first
+from ctxreuse.pipeline.prompt_turn import PromptPart
 from langchain_ctxreuse.documents.run_documents import OpenRuns
+from langchain_ctxreuse.messages import prompt_texts
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
 _MOST_OPEN = 10_000
@@ -42,20 +43,12 @@ class _Asked(NamedTuple):
     root: Hashable = None
 
 
-class _Found(NamedTuple):
-    """A recorded request whose documents have not stood in a prompt yet."""
-
-    request_id: int
-    texts: tuple[str, ...]
-
-
 class TraceCallbackHandler(OpenRuns):
     """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
 
-    Of retrievers inside a retriever the outermost counts. Of the first prompt in the same run that
-    shows the documents, a hash of what stands before them is recorded, too. The conversation is
-    `thread_id`, `conversation_id` or `session_id` in the run's metadata, or that of
-    `ctxreuse.request_context`.
+    Of retrievers inside a retriever the outermost counts. The prompts that models are sent are
+    recorded, too. The conversation is `thread_id`, `conversation_id` or `session_id` in the run's
+    metadata, or that of `ctxreuse.request_context`.
 
     Args:
         recorder: Writes the records.
@@ -68,11 +61,7 @@ class TraceCallbackHandler(OpenRuns):
         self._asked: LRUMap[Hashable, _Asked] = LRUMap(
             _MOST_OPEN, max_weight=_MOST_CHARACTERS, weight_of=lambda asked: len(asked.query)
         )
-        self._found: LRUMap[Hashable, tuple[_Found, ...]] = LRUMap(
-            _MOST_OPEN,
-            max_weight=_MOST_CHARACTERS,
-            weight_of=lambda found: sum(len(text) for one in found for text in one.texts),
-        )
+        self._found: LRUMap[Hashable, tuple[int, ...]] = LRUMap(_MOST_OPEN)  # requests of a run
         self._has_ended = False
 
     @property
@@ -111,11 +100,10 @@ class TraceCallbackHandler(OpenRuns):
         if asked is None:
             return
         request_id = _record(self._recorder, asked, documents, "LangChain retrievers")
-        texts = tuple(text for one in documents if (text := one.page_content.strip()))
         if request_id is not None and asked.root is not None:
             with self._lock:
                 before = self._found.peek(asked.root) or ()
-                self._found.put(asked.root, (*before, _Found(request_id, texts)))
+                self._found.put(asked.root, (*before, request_id))
 
     def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
         """Forget a run that has ended or failed."""
@@ -128,43 +116,52 @@ class TraceCallbackHandler(OpenRuns):
         serialized: dict[str, Any],
         messages: Sequence[Sequence[BaseMessage]],
         *,
+        run_id: UUID,
         parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Record what stands before the documents."""
+        """Record the prompts."""
+        options = kwargs.get("invocation_params") or {}
         for prompt in messages:
-            texts = [text for one in prompt for text in message_texts({"content": one.content})]
-            self._record_fronts("\n\n".join(texts), parent_run_id)
+            read = prompt_texts(prompt, options)
+            self._record_prompt(read.parts, read.beside, run_id, parent_run_id, metadata)
 
     def on_llm_start(
         self,
         serialized: dict[str, Any],
         prompts: Sequence[str],
         *,
+        run_id: UUID,
         parent_run_id: UUID | None = None,
+        metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Record what stands before the documents."""
+        """Record the prompts."""
         for prompt in prompts:
-            self._record_fronts(prompt, parent_run_id)
+            parts = [PromptPart("user", prompt)]
+            self._record_prompt(parts, "", run_id, parent_run_id, metadata)
 
-    def _record_fronts(self, prompt: str, parent_run_id: UUID | None) -> None:
-        if parent_run_id is None:
-            return
-        run = self._runs.get(parent_run_id)
-        root = parent_run_id if run is None else run.root
+    def _record_prompt(
+        self,
+        parts: Sequence[PromptPart],
+        beside: str,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        metadata: Mapping[str, Any] | None,
+    ) -> None:
+        run = None if parent_run_id is None else self._runs.get(parent_run_id)
+        root = (parent_run_id or run_id) if run is None else run.root
         with self._lock:
             found = self._found.peek(root) or ()
-        left = []
-        for one in found:
-            places = [at for text in one.texts if (at := prompt.find(text)) >= 0]
-            if places:
-                self._recorder.record_front(one.request_id, prompt[: min(places)])
-            else:
-                left.append(one)
-        if len(left) < len(found):
-            with self._lock:
-                self._found.put(root, tuple(left))
+        self._recorder.record_prompt(
+            parts,
+            beside=beside,
+            retrieved=found,
+            run=root,
+            framework="langchain",
+            scope=_scope(metadata or {}),
+        )
 
     def _forget(self, run_id: Hashable) -> _Asked | None:
         """Return what a retriever was asked, if that is to be recorded."""
@@ -186,7 +183,6 @@ def _record(
         tenant=tenant,
         titles=[document_title(document.metadata) for document in ranked],
         source=source,
-        in_run=asked.root is not None,
     )
 
 

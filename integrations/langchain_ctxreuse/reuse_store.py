@@ -17,7 +17,13 @@ from langchain_core.messages import (
 )
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.context.checks import checked_each, checked_kind, checked_list, refuse_wrapped
+from ctxreuse.context.checks import (
+    check_function,
+    checked_each,
+    checked_kind,
+    checked_list,
+    refuse_wrapped,
+)
 from ctxreuse.context.scope import RequestScope, serving
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.pipeline.document_turn import ItemKind, RetrievedItems
@@ -97,11 +103,7 @@ class ReuseStore(PlansMemories, BaseStore):
     ) -> None:
         self._store = checked_kind("store", store, BaseStore, "a LangGraph store")
         refuse_wrapped("store", store, ReuseStore)
-        if text_of is not None and not callable(text_of):
-            raise InvalidRequestError(
-                f"text_of must be a function from a stored value to its text, not "
-                f"{describe(text_of)}"
-            )
+        check_function("text_of", text_of, "a function from a stored value to its text, or None")
         self._text_of = text_of or _text_of
         self._memory_planner = MemoryPlanner(
             planner,

@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import BaseSpan
@@ -20,6 +22,8 @@ from pydantic import PrivateAttr
 
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.measure.traces.recording import ConversationNames, TraceRecorder, document_title
+from ctxreuse.pipeline.prompt_turn import PromptPart
+from llamaindex_ctxreuse.llm.planned_prompts import prompt_parts, said_beside
 from llamaindex_ctxreuse.nodes.node_plans import node_block, ranked, without_annotations
 
 
@@ -31,6 +35,8 @@ class _RecordedCall:
     retrievals: list[tuple[str, Sequence[NodeWithScore]]] = field(default_factory=list)
     has_synthesized: bool = False
     source: str = ""
+    requests: list[int] = field(default_factory=list)
+    number: int = field(default_factory=count().__next__)
 
 
 class _RecordedSpan(BaseSpan):
@@ -41,10 +47,11 @@ class _RecordedSpan(BaseSpan):
     _is_retriever: bool = PrivateAttr(default=False)
     _begins_call: bool = PrivateAttr(default=False)
     _is_chat: bool = PrivateAttr(default=False)
+    _is_inside_model: bool = PrivateAttr(default=False)
 
 
 class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
-    """Records the nodes that query and chat engines give to their response synthesizer.
+    """Records the nodes that query and chat engines give to their synthesizer, and the prompts.
 
     Of a call without a synthesizer, the outermost retrievals are recorded.
     `ctxreuse.request_context` says the conversation; without it each chat engine has conversations
@@ -99,10 +106,13 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
         span._is_retriever = isinstance(instance, BaseRetriever)
         if parent is not None:
             span._is_inside_retriever = parent._is_retriever or parent._is_inside_retriever
+            span._is_inside_model = parent._is_inside_model
+        if isinstance(instance, BaseLLM) and _method(id_) in _ASKS and not span._is_inside_model:
+            span._is_inside_model = True
+            self._record_prompt(bound_args.arguments, span._call)
         nodes = bound_args.arguments.get("nodes")
         if isinstance(instance, BaseSynthesizer) and _method(id_) in _SYNTHESIZE and nodes:
-            span._call.has_synthesized = True
-            self._record(bound_args.arguments.get("query"), nodes, span._call)
+            self._record_shown(bound_args.arguments.get("query"), nodes, span._call)
         return span
 
     def prepare_to_exit_span(
@@ -148,13 +158,37 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
     def _record(self, query: Any, nodes: Sequence[NodeWithScore], call: _RecordedCall) -> None:
         found = without_annotations(nodes)
         best_first = [found[place].node for place in ranked(found)]
-        self._recorder.record(
+        request_id = self._recorder.record(
             [node_block(node, MetadataMode.LLM) for node in best_first],
             query.query_str if isinstance(query, QueryBundle) else str(query),
             conversation_id=call.scope.conversation_id,
             tenant=call.scope.tenant or "",
             titles=[document_title(node.metadata) for node in best_first],
             source=call.source or _SOURCES[call.has_synthesized],
+        )
+        call.requests += [] if request_id is None else [request_id]
+
+    def _record_shown(
+        self, query: Any, nodes: Sequence[NodeWithScore], call: _RecordedCall
+    ) -> None:
+        """Record what a synthesizer gets; where that was made of nodes, as citations, those."""
+        call.has_synthesized = True
+        retrieved = {one.node_id for _, found in call.retrievals for one in found}
+        if retrieved and not any(one.node_id in retrieved for one in nodes):
+            nodes = [one for _, found in call.retrievals for one in found]
+        self._record(query, nodes, call)
+
+    def _record_prompt(self, asked: Mapping[str, Any], call: _RecordedCall) -> None:
+        text = asked.get("prompt")
+        self._recorder.record_prompt(
+            prompt_parts(asked.get("messages") or ())
+            if text is None
+            else [PromptPart("user", str(text))],
+            beside=said_beside(asked),
+            retrieved=call.requests,
+            run=call.number,
+            framework="llamaindex",
+            scope=call.scope,
         )
 
 
@@ -175,6 +209,9 @@ def recording(recorder: TraceRecorder) -> Iterator[TraceSpanHandler]:
 
 
 _SOURCES = {False: "LlamaIndex retrievers", True: "LlamaIndex query engines"}
+_ASKS = {
+    f"{way}{name}" for way in ("", "a", "stream_", "astream_") for name in ("chat", "complete")
+}
 _CHAT = {"chat", "achat", "stream_chat", "astream_chat"}
 _SYNTHESIZE = {"synthesize", "asynthesize"}
 _RETRIEVE = {"retrieve", "aretrieve"}

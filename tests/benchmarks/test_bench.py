@@ -23,13 +23,13 @@ from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import POLICIES
 from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.replay.simulate import Replay
-from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from public_data.benchmark import BenchConfig, Part, RunMatrix, cut
 from public_data.benchmark import run as run_bench
 from public_data.datasets import Dataset, Passage, Question
 from public_data.peers.frameworks import framework_policies
 from public_data.peers.published_pilot import PublishedContextPilot
+from public_data.stored_results import read_results, write_results
 from public_data.workload import make_workload, retrieve, sample
 
 __all__ = ["folder", "run", "served"]
@@ -283,7 +283,7 @@ def test_results_are_written_shown_and_the_same_again(run, folder, tmp_path):
     assert "One idea less" in shown
     assert "ordering moves first turns only" in shown
     assert "reuse bound" in shown
-    results = Results.read(tmp_path / "out" / "results.json")
+    results = read_results(tmp_path / "out" / "results.json")
     assert {one.part for one in results.runs} == set(Part)
     assert {len(one.prompt_tokens) for one in results.runs} == {15}
     with (tmp_path / "out" / "results.csv").open() as file:
@@ -293,7 +293,7 @@ def test_results_are_written_shown_and_the_same_again(run, folder, tmp_path):
     ]
     assert "<h2>One idea less" in html.read_text()
     old = tmp_path / "old.json"
-    results.write(old)
+    write_results(results, old)
     code, out, _ = run(*options(folder, tmp_path, "--capacity-tokens", "300", "--compare", old))
     runs = len(results.runs)
     assert f"{runs} of {runs} runs are exactly as before" in words(out)
@@ -301,7 +301,7 @@ def test_results_are_written_shown_and_the_same_again(run, folder, tmp_path):
 
 def test_a_config_makes_the_results_that_the_command_writes(run, folder, tmp_path):
     run(*options(folder, tmp_path, "--part", "policies", "--capacity-tokens", "300"))
-    written = Results.read(tmp_path / "out" / "results.json")
+    written = read_results(tmp_path / "out" / "results.json")
     config = BenchConfig(
         dataset="jsonl", data=folder, k=3, part=[Part.policies], capacity_tokens=[300]
     )
@@ -331,12 +331,12 @@ def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
     assert list(written) == [
         *("format", "title", "level", "trace", "runs", "tree", "misses", "version", "bounds"),
         *("settings", "notes", "cache_tokens", "prefill_tokens_per_s", "prices"),
-        *("command", "date", "python", "causes", "different_fronts", "outside_runs"),
+        *("command", "date", "python", "causes", "causes_first", "prompts"),
     ]
     assert {tuple(one) for one in written["runs"]} == {
         (
             *("policy", "strategy", "mode", "deduplicated", "capacity_tokens", "planning_ms"),
-            *("prompt_tokens", "cached_tokens", "part", "k", "sessions", "workers"),
+            *("prompt_tokens", "cached_tokens", "part", "k", "sessions"),
             *("request_ids", "first_token_s", "answers", "failures", "word_tokens"),
         )
     }
@@ -345,11 +345,11 @@ def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
 def test_a_comparison_says_what_changed(run, folder, tmp_path):
     run(*options(folder, tmp_path, "--part", "policies"))
     old = tmp_path / "old.json"
-    results = Results.read(tmp_path / "out" / "results.json")
+    results = read_results(tmp_path / "out" / "results.json")
     first, *others = results.runs
     worse = replace(first, cached_tokens=(0,) * len(first.cached_tokens))
     gone = replace(first, policy="somebody else's")
-    replace(results, runs=(worse, *others[1:], gone)).write(old)
+    write_results(replace(results, runs=(worse, *others[1:], gone)), old)
     _, out, _ = run(
         *options(folder, tmp_path, "--part", "policies", "--seed", "0", "--compare", old)
     )
@@ -366,8 +366,8 @@ def test_a_comparison_says_what_changed(run, folder, tmp_path):
 def test_a_comparison_of_other_things_says_so(run, folder, tmp_path):
     run(*options(folder, tmp_path, "--part", "k", "--at-k", "2", "--tokenizer", "blocks"))
     old = tmp_path / "old.json"
-    results = Results.read(tmp_path / "out" / "results.json")
-    replace(results, title="[/]their [bold]towns").write(old)
+    results = read_results(tmp_path / "out" / "results.json")
+    write_results(replace(results, title="[/]their [bold]towns"), old)
     code, out, err = run(*options(folder, tmp_path, "--part", "policies", "--compare", old))
     assert code == 0, err
     shown = words(out)
@@ -382,11 +382,11 @@ def test_policies_can_be_chosen_and_what_is_given_twice_is_measured_once(run, fo
     twice = ("--part", "policies", "--capacity-tokens", "300") * 2
     code, _, err = run(*options(folder, tmp_path, *twice))
     assert code == 0, err
-    runs = Results.read(tmp_path / "out" / "results.json").runs
+    runs = read_results(tmp_path / "out" / "results.json").runs
     measured = [(run.policy, run.deduplicated, run.capacity_tokens) for run in runs]
     assert len(measured) == len(set(measured))
     run(*options(folder, tmp_path, "--part", "policies", "--policy", "ctxreuse, batch"))
-    results = Results.read(tmp_path / "out" / "results.json")
+    results = read_results(tmp_path / "out" / "results.json")
     assert {one.policy for one in results.runs} == {"as retrieved", "ctxreuse, batch"}
 
 
@@ -418,7 +418,7 @@ def stopping_after(monkeypatch, runs):
 def test_a_benchmark_that_was_stopped_goes_on_where_it_was(run, folder, tmp_path, monkeypatch):
     command = options(folder, tmp_path, "--capacity-tokens", "300")
     run(*command)
-    whole = Results.read(tmp_path / "out" / "results.json")
+    whole = read_results(tmp_path / "out" / "results.json")
     with monkeypatch.context() as patch:
         stopping_after(patch, 9)
         code, _, err = run(*command)
@@ -435,7 +435,7 @@ def test_a_benchmark_that_was_stopped_goes_on_where_it_was(run, folder, tmp_path
     assert "9 of them are kept in" in err
     assert len(again) == len(whole.runs) - 9
     assert not kept.exists()
-    results = Results.read(tmp_path / "out" / "results.json")
+    results = read_results(tmp_path / "out" / "results.json")
     assert without_times(results) == without_times(whole)
 
 
@@ -451,7 +451,7 @@ def test_another_benchmark_starts_anew(run, folder, tmp_path, monkeypatch):
 def test_a_part_that_is_complete_is_shown_at_once(run, folder, tmp_path, monkeypatch):
     policies = options(folder, tmp_path, "--capacity-tokens", "300", "--part", "policies")
     run(*policies)
-    of_part = len(Results.read(tmp_path / "out" / "results.json").runs)
+    of_part = len(read_results(tmp_path / "out" / "results.json").runs)
     with monkeypatch.context() as patch:
         stopping_after(patch, of_part)
         run(*options(folder, tmp_path, "--capacity-tokens", "300"))
@@ -459,7 +459,7 @@ def test_a_part_that_is_complete_is_shown_at_once(run, folder, tmp_path, monkeyp
         again = stopping_after(patch, 0)
         code, _, err = run(*policies)
     assert (code, again) == (0, []), err
-    assert Results.read(tmp_path / "out" / "results.json").tree.children
+    assert read_results(tmp_path / "out" / "results.json").tree.children
 
 
 def test_a_long_benchmark_says_how_long_it_takes(folder):
@@ -488,14 +488,14 @@ def test_long_documents_of_ones_own_are_cut(run, tmp_path):
     code, out, err = run(*command, "--chunk-tokens", "100")
     assert code == 0, err
     assert "1 documents of more than 200 tokens were cut into 9 pieces" in words(out)
-    assert Results.read(tmp_path / "out" / "results.json").trace.blocks == 10
+    assert read_results(tmp_path / "out" / "results.json").trace.blocks == 10
     _, out, _ = run(*command, "--chunk-tokens", "1000")
     assert "were cut into" not in out
 
 
 def test_blocks_can_be_counted_with_the_words_on_them_instead_of_prompts(run, folder, tmp_path):
     run(*options(folder, tmp_path, "--tokenizer", "blocks", "--part", "ablations"))
-    results = Results.read(tmp_path / "out" / "results.json")
+    results = read_results(tmp_path / "out" / "results.json")
     assert results.level == "blocks"
     by_name = {one.policy: one for one in results.runs if one.capacity_tokens is None}
     whole, plain = (by_name[f"ctxreuse, batch{less}"] for less in ("", ", not annotated"))
@@ -547,7 +547,7 @@ def test_on_a_hosted_cache_it_measures_the_bill(run, folder, tmp_path, cache):
     assert len(today) == ("anthropic" in cache)
     assert {row["policy"] for row in rows} >= {one.name for one in POLICIES}
     assert said["settings"]["cache"] == cache
-    stored = Results.read(tmp_path / "out" / "results.json")
+    stored = read_results(tmp_path / "out" / "results.json")
     assert [run.billed for run in stored.runs if run.part == Part.k]
     assert f"The bill with {cache}" in (tmp_path / "page.html").read_text()
 
@@ -576,7 +576,7 @@ def test_an_engines_answers_are_scored_and_shown(run, folder, tmp_path, served):
     assert "How good the answers are" in shown
     assert "1.000 [1.000, 1.000]" in shown
     assert "ctxreuse, online (32)" in shown
-    results = Results.read(tmp_path / "out" / "results.json")
+    results = read_results(tmp_path / "out" / "results.json")
     assert results.level == "engine"
     assert "as measured" in html.read_text()
     with (tmp_path / "out" / "results.csv").open() as file:

@@ -2,7 +2,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from kv_event_helpers import TellingCache
+from kv_event_helpers import TellingCache, held_tokens
 
 from ctxreuse.cache.kv_events import block_tree
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
@@ -41,7 +41,7 @@ def removed(blocks, hashes, **fields):
 
 
 def held(blocks, tokens, **fields):
-    return blocks.held_tokens([ord(letter) for letter in tokens], **fields)
+    return held_tokens(blocks, [ord(letter) for letter in tokens], **fields)
 
 
 def follow(blocks, name, tokens, **fields):
@@ -60,13 +60,13 @@ def check(blocks):
             assert block.copies >= 1
             assert all(tree._ends[name] == key for name in block.names)
         for name, end in tree._ends.items():
-            held_tokens = 0
+            tokens = 0
             while end is not None:
                 block = tree._blocks[end]
-                assert name in block.names or held_tokens
-                held_tokens += block.size
+                assert name in block.names or tokens
+                tokens += block.size
                 end = block.parent
-            assert tree.held_by(name) == held_tokens
+            assert tree.held_by(name) == tokens
         implied = {key for key in tree._blocks if type(key).__name__ == "_Implied"}
         assert set(tree._implied) == implied
         assert not set(tree._unknown_parents) & set(tree._blocks)
@@ -245,8 +245,8 @@ def test_blocks_of_several_sizes_are_found_the_largest_first():
     blocks.stored([b"x", b"y"], None, [1, 2, 3, 4], 2)
     blocks.stored([b"z"], None, [1, 2, 3, 4, 5, 6], 6)
     blocks.stored([b"w"], b"y", [7], 1)
-    assert blocks.held_tokens([1, 2, 3, 4, 5, 6, 7]) == 6
-    assert blocks.held_tokens([1, 2, 3, 4, 7]) == 5
+    assert held_tokens(blocks, [1, 2, 3, 4, 5, 6, 7]) == 6
+    assert held_tokens(blocks, [1, 2, 3, 4, 7]) == 5
     assert blocks.block_size == 1
 
 
@@ -313,7 +313,7 @@ def test_blocks_without_tokens_are_refused():
     assert not blocks.stored([b"x"], None, [], 0)
     assert not blocks.stored([b"x"], None, [1, 2, 3], 2)
     assert not blocks.stored([b"x"], None, [1, 2], 2, [None, None])
-    assert blocks.held_tokens([1, 2]) == 0
+    assert held_tokens(blocks, [1, 2]) == 0
 
 
 def test_only_so_many_groups_are_followed():
@@ -334,11 +334,9 @@ def test_only_so_many_blocks_are_remembered_the_latest():
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(InvalidRequestError, match="max_blocks must be an integer from 1, not 0"):
-        EngineBlocks(0)
     for tokens in ("ab", [1.5], [2**64], 3):
         with pytest.raises(InvalidRequestError, match="token ids must be integers"):
-            EngineBlocks().held_tokens(tokens)
+            EngineBlocks().follow("p", tokens)
 
 
 hashes = st.sampled_from([b"a", b"b", b"c", b"d", 5])
@@ -369,7 +367,7 @@ def test_any_events_leave_it_consistent(steps, max_blocks, size):
             blocks.stored(*arguments, size)
         elif step == "follow":
             known[arguments[0]] = blocks.follow(*arguments)
-            assert known[arguments[0]] == blocks.held_tokens(arguments[1])
+            assert known[arguments[0]] == held_tokens(blocks, arguments[1])
         else:
             getattr(blocks, step)(*arguments)
             if step == "unfollow":
@@ -482,7 +480,7 @@ def test_a_listener_from_the_start_knows_exactly_what_the_engine_holds(
             engine.serve(tokens, salt)
         told(blocks, engine.take_events())
         for tokens in sent:
-            assert blocks.held_tokens(tokens, cache_salt=salt) == engine.holds(tokens, salt)
+            assert held_tokens(blocks, tokens, cache_salt=salt) == engine.holds(tokens, salt)
     check(blocks)
 
 
@@ -503,7 +501,7 @@ def test_a_late_listener_never_believes_more_than_the_engine_holds(
         blocks.follow(number, tokens)
         check(blocks)
         for earlier in sent:
-            assert blocks.held_tokens(earlier) <= engine.holds(earlier)
+            assert held_tokens(blocks, earlier) <= engine.holds(earlier)
 
 
 def test_a_late_listener_catches_up_with_an_engine_that_evicts_nothing():
@@ -515,17 +513,3 @@ def test_a_late_listener_catches_up_with_an_engine_that_evicts_nothing():
         if number > 0:
             told(blocks, events)
             assert blocks.follow(number, tokens) == engine.holds(tokens) > 0
-
-
-@pytest.mark.parametrize("name", [["a"], {}, ("a", {})])
-def test_a_name_that_cannot_be_hashed_is_refused(name):
-    blocks = EngineBlocks()
-    for call in (
-        lambda: blocks.follow(name, [1, 2]),
-        lambda: blocks.tell_below(name, 1),
-        lambda: blocks.unfollow(name),
-    ):
-        with pytest.raises(InvalidRequestError, match="cannot be hashed"):
-            call()
-    with pytest.raises(InvalidRequestError, match="tokens must be"):
-        blocks.tell_below("p", 0)

@@ -32,7 +32,6 @@ def test_a_page_of_vllm_is_read():
         block_size=32,
         num_gpu_blocks=2720,
         kv_cache_size_tokens=87040,
-        kv_cache_usage=0.25,
         engines=1,
         prefix_caching=True,
     )
@@ -46,13 +45,12 @@ def test_engines_are_added_up():
     page = "\n".join(
         f'vllm:prefix_cache_queries_total{{engine="{engine}"}} 100\n'
         f'vllm:prefix_cache_hits_total{{engine="{engine}"}} {10 * engine}\n'
-        f'vllm:kv_cache_usage_perc{{engine="{engine}"}} 0.{engine}\n'
         f'vllm:cache_config_info{{block_size="16",engine="{engine}",'
         f'kv_cache_size_tokens="1600",num_gpu_blocks="300"}} 1'
         for engine in (1, 2, 3)
     )
     metrics = PrefixCacheMetrics.parse(page)
-    assert metrics == PrefixCacheMetrics(300, 60, 16, 300, 4800, pytest.approx(0.2), engines=3)
+    assert metrics == PrefixCacheMetrics(300, 60, 16, 300, 4800, engines=3)
     assert metrics.capacity_tokens == 4800 - 3 * 16
 
 
@@ -113,15 +111,6 @@ def test_lines_that_make_no_sense_are_passed_over(line):
     assert metrics == PrefixCacheMetrics(prefix_cache_queries=3)
 
 
-def test_the_hit_ratio_is_that_since_the_earlier_reading():
-    before, after = PrefixCacheMetrics(1000, 100), PrefixCacheMetrics(3000, 1100)
-    assert after.hit_ratio_since(before) == 0.5
-    assert after.hit_ratio_since(PrefixCacheMetrics()) == 1100 / 3000
-    assert after.hit_ratio_since(after) == 0.0
-    assert PrefixCacheMetrics().hit_ratio_since(before) == 0.0
-    assert PrefixCacheMetrics(10, 5).hit_ratio_since(after) == 0.5  # restarted in between
-
-
 def test_what_is_no_text_is_named():
     with pytest.raises(InvalidRequestError, match="metrics must be a string, not b'x'"):
         PrefixCacheMetrics.parse(b"x")
@@ -140,9 +129,8 @@ def test_counts_that_cannot_be_are_skipped(value):
         for name in ("queries", "hits")
         for engine, count in enumerate([value, 7, value])
     ]
-    metrics = PrefixCacheMetrics.parse("\n".join([*lines, "vllm:kv_cache_usage_perc 1.5"]))
+    metrics = PrefixCacheMetrics.parse("\n".join(lines))
     assert (metrics.prefix_cache_queries, metrics.prefix_cache_hits) == (7, 7)
-    assert metrics.kv_cache_usage is None
 
 
 def test_a_series_that_stands_twice_counts_once():
@@ -152,14 +140,3 @@ def test_a_series_that_stands_twice_counts_once():
 
 
 counts = st.none() | st.integers(0, 10) | st.integers(0, 10**18)
-
-
-@given(st.lists(st.tuples(counts, counts, counts, counts)))
-def test_readings_in_any_order_give_a_ratio(readings):
-    """Counters that go backwards, hits that no query asked for: from 0 to 1 all the same."""
-    for queries, hits, queries_before, hits_before in readings:
-        now = PrefixCacheMetrics(prefix_cache_queries=queries, prefix_cache_hits=hits)
-        before = PrefixCacheMetrics(
-            prefix_cache_queries=queries_before, prefix_cache_hits=hits_before
-        )
-        assert 0 <= now.hit_ratio_since(before) <= 1

@@ -9,7 +9,6 @@ from kv_event_helpers import encoded
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests
-from ctxreuse.cache.kv_events.event_listener import Arrival, EventSequence
 from ctxreuse.cache.kv_events.event_stream import (
     BlocksRemoved,
     BlocksStored,
@@ -17,27 +16,6 @@ from ctxreuse.cache.kv_events.event_stream import (
     EventBatch,
     decode_batch,
 )
-
-
-def test_numbers_say_what_a_message_is():
-    sequence = EventSequence()
-    seen = []
-    for number, replayed in (
-        (4, 4),
-        (5, None),
-        (8, 9),
-        (9, None),
-        (10, None),
-        (10, None),
-        (2, None),
-    ):
-        arrival = sequence.arrive(number)
-        seen.append(arrival.name)
-        sequence.applied = number if replayed is None else replayed
-    assert seen == ["FIRST", "NEXT", "AFTER_GAP", "KNOWN", "NEXT", "RESTARTED", "RESTARTED"]
-    sequence.reset()
-    assert (sequence.applied, sequence.arrive(1)) == (None, Arrival.FIRST)
-
 
 CLEARED = {"type": "AllBlocksCleared"}
 STORED = {

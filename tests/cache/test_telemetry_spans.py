@@ -3,9 +3,11 @@
 import copy
 import pickle
 import sys
+from types import SimpleNamespace
 
 import pytest
 from client_helpers import connected, planned
+from langchain_core.language_models import GenericFakeChatModel
 from langchain_model_helpers import model, openai_model, question
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -14,7 +16,7 @@ from planning_helpers import assistant, big_request
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache.telemetry import PlannerSpans
-from ctxreuse.errors import MissingExtraError
+from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.serving import EmulatedEngine
 
 
@@ -76,17 +78,75 @@ async def test_a_call_of_the_client_has_a_span_with_its_usage():
     assert span.end_time > span.start_time
 
 
+def usage_in(spans):
+    return [name for span in spans for name in span.attributes if name.startswith("gen_ai.usage.")]
+
+
 @pytest.mark.parametrize("attribute", ["gen_ai.request.model", "openinference.span.kind"])
-def test_the_span_of_an_instrumentation_gets_the_attributes(attribute):
+def test_usage_is_left_to_a_span_of_the_model_around_the_call(attribute):
     traced = Traced()
     llm = model(openai_model(EmulatedEngine(block_size=4)), planner=traced.planner)
-    llm.invoke(question("abc"))
     with traced.tracer.start_as_current_span("chat emulated", attributes={attribute: "LLM"}):
-        llm.invoke(question("cab"))
-    [span] = traced.spans("chat emulated")
-    assert span.attributes["gen_ai.usage.cache_read.input_tokens"] > 0
-    assert span.attributes["ctxreuse.expected_cached_tokens"] > 0
-    assert len(traced.spans("ctxreuse call")) == 1  # of the first, which had no span around it
+        llm.invoke(question("abc"))
+    [theirs], [ours] = traced.spans("chat emulated"), traced.spans("ctxreuse call")
+    assert dict(theirs.attributes) == {attribute: "LLM"}
+    assert ours.attributes["ctxreuse.input_tokens"] > 0
+    assert not usage_in([ours])
+    assert ours.parent.span_id == theirs.context.span_id
+
+
+@pytest.mark.parametrize("prompt", ["Hello.", question("abc")])
+def test_each_answered_call_has_a_span_planned_or_not(prompt):
+    traced = Traced()
+    llm = model(openai_model(EmulatedEngine(block_size=4)), planner=traced.planner)
+    llm.invoke(prompt)
+    [span] = traced.spans("ctxreuse call")
+    assert span.attributes["ctxreuse.contexts"] == ("abc" in prompt)
+    assert span.attributes["ctxreuse.input_tokens"] > 0
+
+
+def test_an_answer_without_usage_has_a_span_without_counts():
+    traced = Traced()
+    silent = GenericFakeChatModel(messages=iter(["Yes."]))
+    model(silent, planner=traced.planner).invoke(question("abc"))
+    [span] = traced.spans("ctxreuse call")
+    assert set(span.attributes) == {"ctxreuse.contexts", "ctxreuse.expected_cached_tokens"}
+
+
+@pytest.fixture
+def langchain_is_instrumented(monkeypatch):
+    """An instrumentation of LangChain as OpenTelemetry knows it, which writes nothing."""
+
+    class BaseInstrumentor:
+        _instance = None
+
+    class LangchainInstrumentor(BaseInstrumentor):
+        is_instrumented_by_opentelemetry = True
+
+    LangchainInstrumentor.__module__ = "opentelemetry.instrumentation.langchain"
+    LangchainInstrumentor._instance = LangchainInstrumentor()
+    made = SimpleNamespace(BaseInstrumentor=BaseInstrumentor)
+    monkeypatch.setitem(sys.modules, "opentelemetry.instrumentation.instrumentor", made)
+    yield
+    LangchainInstrumentor._instance = None
+
+
+@pytest.mark.usefixtures("langchain_is_instrumented")
+@pytest.mark.parametrize(
+    ("through", "is_theirs"),
+    [("openai", False), ("", False), ("LangChain", True), ("x.Lang_Chain", True), (None, True)],
+)
+def test_a_call_that_another_instrumentation_counts_has_no_usage(through, is_theirs):
+    traced = Traced()
+    traced.planner.report_usage((), 300, 100, through=through)
+    [span] = traced.spans()
+    assert span.attributes["ctxreuse.cache_read.input_tokens"] == 100
+    assert bool(usage_in([span])) is not is_theirs
+
+
+def test_what_a_call_went_through_is_a_text():
+    with pytest.raises(InvalidRequestError, match="through must be a text or None, not 7"):
+        Traced().planner.report_usage((), 300, through=7)
 
 
 def test_another_span_around_it_is_left_alone():

@@ -114,13 +114,14 @@ def test_no_prompt_with_its_answer_is_longer_than_the_context_window(
     "templates",
     [Templates(), Templates(most_ranked=None), Templates(most_ranked=6), PAPER_TEMPLATES],
 )
-def test_words_on_very_many_tiny_documents_make_no_prompt_too_long(templates, conversation):
+@pytest.mark.parametrize("mode", ["sequential", "parallel"])
+def test_words_on_very_many_tiny_documents_make_no_prompt_too_long(templates, conversation, mode):
     def count(text: str) -> int:
         return len(re.findall(r"[A-Za-z]+|\d|\S| (?=\d)", text))
 
     planner = ReusePlanner(token_counter=count, templates=templates)
     agents = Agents(
-        lambda messages: "a note " * 8, workers=2, context_window=1_000, planner=planner
+        lambda messages: "a note " * 8, workers=2, mode=mode, context_window=1_000, planner=planner
     )
     asked = "What says it " * 85  # takes what is kept for a question
     names = [f"d{n} of some words" + " and more" * 8 for n in range(200)]
@@ -131,29 +132,6 @@ def test_words_on_very_many_tiny_documents_make_no_prompt_too_long(templates, co
         for prompt in agents.model.prompts:
             assert sum(count(one["content"]) for one in prompt) + 16 <= 1_000
     assert any(orders)
-
-
-@pytest.mark.parametrize("mode", ["sequential", "parallel"])
-def test_very_many_tiny_documents_do_not_make_prompts_too_long(mode):
-    def count(text: str) -> int:
-        return len(text.split()) + 3 * text.count("[")  # labels cost
-
-    agents = Agents(
-        lambda messages: "a note of some words",
-        count,
-        workers=2,
-        mode=mode,
-        context_window=600,
-        note_tokens=8,
-    )
-    trace = agents.run([f"d{n}" for n in range(400)], conversation_id="c")
-    again = agents.run([f"d{n}" for n in range(400)], conversation_id="c")
-
-    for done in (trace, again):
-        assert [len(step.documents) for step in done.workers] != []
-        assert sum(len(step.documents) for step in done.workers) == 400
-    lengths = [sum(count(one["content"]) for one in prompt) for prompt in agents.model.prompts]
-    assert max(lengths) + 16 <= 600
 
 
 def test_so_many_notes_that_not_all_fit_are_cut_and_the_manager_s_step_says_so():

@@ -399,7 +399,7 @@ class TestOddInput:
         with pytest.raises(TypeError) as raised:
             ChainOfAgents(llm="http://127.0.0.1:9/v1", wokers=3)
         assert str(raised.value) == (
-            "ChainOfAgents() got an unexpected keyword argument 'wokers'; did you mean 'workers'?"
+            "ChainOfAgents() got an unexpected keyword argument 'wokers' (did you mean 'workers'?)"
         )
         with pytest.raises(TypeError, match=r"EnginePool\(\) got an unexpected .* 'concurency'"):
             EnginePool("http://127.0.0.1:9/v1", concurency=3)

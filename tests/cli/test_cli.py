@@ -13,6 +13,7 @@ from planning_helpers import block, location_words, order_words, write_jsonl
 import ctxreuse
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.replay import plan_file, plan_trace
+from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Strategy
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -242,7 +243,7 @@ def test_plan_names_standard_input_and_files_that_are_missing(run, trace, corpus
     )
     missing = tmp_path / "missing.jsonl"
     code, _, err = run("plan", "--trace", missing, "--corpus", corpus, *arguments)
-    assert (code, err) == (2, f"ctxreuse: {missing}: cannot be read: No such file or directory\n")
+    assert (code, err) == (2, f"ctxreuse: {missing}: there is no such file or folder\n")
     output = tmp_path / "no" / "out.jsonl"
     code, out, err = run("plan", "--trace", trace, "--corpus", corpus, *arguments, "-o", output)
     assert (code, out, err) == (
@@ -267,17 +268,6 @@ def test_only_one_file_comes_from_standard_input(run, arguments):
         "",
         "ctxreuse: only one file can be read from standard input ('-')\n",
     )
-
-
-@pytest.mark.parametrize("mode", ["online", "offline"])
-def test_plan_takes_token_counts_of_any_size(run, tmp_path, mode):
-    blocks = [{"id": i, "text": f"text {i}", "tokens": 10**20} for i in range(3)]
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", *blocks)
-    requests = [{"request_id": n, "blocks": ids} for n, ids in enumerate(([0, 1], [1, 0], [2, 1]))]
-    trace = write_jsonl(tmp_path / "trace.jsonl", *requests)
-    code, out, _ = run("plan", "--trace", trace, "--corpus", corpus, "--mode", mode)
-    assert code == 0
-    assert sorted(sorted(ids) for _, ids in orders(out)) == [[0, 1], [0, 1], [1, 2]]
 
 
 # ctxreuse simulate
@@ -305,35 +295,8 @@ def test_simulate_prints_the_hit_ratio_as_json_and_a_table_for_people(run, plan,
 
     code, out, err = run("simulate", "--plan", plan, "--corpus", corpus)
     assert (code, err) == (0, "")
-    assert [line.split() for line in out.splitlines()] == [
-        ["requests", "5"],
-        ["prompt", "tokens", "1,300"],
-        ["cached", "tokens", "600"],
-        ["prefilled", "tokens", "700"],
-        ["hit", "ratio", "0.461538"],
-        ["capacity", "tokens", "unlimited"],
-        ["level", "block"],
-    ]
-
-
-def test_simulate_takes_a_capacity(run, plan, corpus):
-    arguments = ("simulate", "--plan", plan, "--corpus", corpus, "--json", "--capacity-tokens")
-    results = {size: json.loads(run(*arguments, size)[1]) for size in (0, 300, 10_000)}
-    assert {size: result["cached_tokens"] for size, result in results.items()} == {
-        0: 0,
-        300: 300,
-        10_000: 600,
-    }
-    assert [result["capacity_tokens"] for result in results.values()] == [0, 300, 10_000]
-
-
-def test_simulate_counts_the_turns_of_a_replayed_conversation(run, trace, corpus, tmp_path):
-    plan = tmp_path / "plan.jsonl"
-    arguments = ("--trace", trace, "--corpus", corpus, "--mode", "offline", "--dedup", "-o", plan)
-    run("plan", *arguments)
-    result = json.loads(run("simulate", "--plan", plan, "--corpus", corpus, "--json")[1])
-    # a0 2 blocks, x 3, y 2, a1 its history and one more: 3, and 4: 3
-    assert (result["prompt_tokens"], result["cached_tokens"]) == (1300, 600)
+    assert words(out).startswith("5 requests with 1,300 prompt tokens Hit ratio by cache size")
+    assert "unlimited 0.462" in words(out)
 
 
 def test_simulate_takes_several_capacities(run, plan, corpus):
@@ -352,9 +315,12 @@ def test_simulate_takes_several_capacities(run, plan, corpus):
 
 
 def test_simulate_of_plans_without_their_corpus_or_from_standard_input(run, plan, corpus, tmp_path):
+    assert run("simulate", "--plan", plan) == run("simulate", "--plan", plan, "--corpus", corpus)
+    os.rename(corpus, f"{corpus}.gone")
     code, out, err = run("simulate", "--plan", plan)
     assert (code, out) == (2, "")
-    assert err == f"ctxreuse: {plan}: a plan needs its blocks; give --corpus\n"
+    assert err == f"ctxreuse: {corpus}: cannot be read: No such file or directory\n"
+    corpus = f"{corpus}.gone"
     with open(plan) as file:
         text = file.read()
     expected = run("simulate", "--plan", plan, "--corpus", corpus, "--json")
@@ -417,15 +383,15 @@ def test_a_conversation_in_a_file_has_ten_thousand_turns_at_most(
     assert "conversation 'c' (str) has more than 2 turns in the trace" in err
 
 
-@pytest.mark.parametrize("command", ["simulate", "explain"])
-def test_a_file_that_is_no_tokenizer_or_plan_exits_with_2(run, plan, corpus, command):
+def test_a_file_that_is_no_tokenizer_or_plan_exits_with_2(run, plan, corpus):
     pytest.importorskip("tokenizers")
-    code, out, err = run(command, "--plan", plan, "--corpus", corpus, "--tokenizer", corpus)
+    code, out, err = run("simulate", "--plan", plan, "--corpus", corpus, "--tokenizer", corpus)
     assert (code, out) == (2, "")
     assert err.startswith(f"ctxreuse: {corpus}: not a tokenizer.json (")
-    code, out, err = run(command, "--plan", f"{plan}.gone", "--corpus", corpus)
-    assert (code, out) == (2, "")
-    assert err == f"ctxreuse: {plan}.gone: cannot be read: No such file or directory\n"
+    for command in ("simulate", "explain"):
+        code, out, err = run(command, "--plan", f"{plan}.gone", "--corpus", corpus)
+        assert (code, out) == (2, "")
+        assert err == f"ctxreuse: {plan}.gone: there is no such file or folder\n"
 
 
 # usage
@@ -447,7 +413,7 @@ def test_a_file_that_is_no_tokenizer_or_plan_exits_with_2(run, plan, corpus, com
         ),
         (
             ("explain",),
-            ["--plan", "--corpus", "--request", "--worst", "--tokenizer", "--json",
+            ["--plan", "--corpus", "--request", "--worst", "--json",
              "standard input", "Say why requests hit or miss the prefix cache."],
         ),
         ((), ["ctxreuse explain --plan OUT.jsonl --corpus C.jsonl"]),
@@ -481,13 +447,10 @@ def test_a_shell_can_complete_the_command():
     assert done.stdout.split() == ["estimate"]
 
 
-@pytest.mark.parametrize("command", ["plan", "export"])
-def test_what_could_not_be_written_is_named_before_anything_is_read(run, tmp_path, command):
+def test_what_could_not_be_written_is_named_before_anything_is_read(run, tmp_path):
     path, missing = tmp_path / "no" / "folder", tmp_path / "missing"
-    options = ["--corpus", missing, "-o", path]
-    options += ["--plan", missing] if command == "export" else ["--trace", missing]
-    options += ["--mode", "online"] if command == "plan" else []
-    code, _, err = run(command, *options)
+    options = ["--trace", missing, "--corpus", missing, "-o", path, "--mode", "online"]
+    code, _, err = run("plan", *options)
     assert (code, err.startswith(f"ctxreuse: {path}: cannot be written: ")) == (2, True), err
 
 
@@ -505,8 +468,7 @@ def test_the_version_is_the_packages(run):
     ("arguments", "mentioned"),
     [
         (("plan", "--corpus", "c", "--mode", "online"), "--trace"),
-        (("plan", "--trace", "t", "--mode", "online"), "--corpus"),
-        (("plan", "--trace", "t", "--corpus", "c"), "--mode"),
+        (("plan", "--trace", "t", "--mode", "online"), "t: there is no such file"),
         (("plan", "--trace", "t", "--corpus", "c", "--mode", "batch"), "'batch'"),
         (("plan", "--trace", "t", "--corpus", "c", "--mode", "online", "--strategy", "x"), "'x'"),
         (("simulate", "--corpus", "c"), "--plan"),
@@ -515,7 +477,7 @@ def test_the_version_is_the_packages(run):
             "--capacity-tokens",
         ),
         (("simulate", "--plan", "p", "--corpus", "c", "--block-size", "0"), "--block-size"),
-        (("explain", "--plan", "p"), "--corpus"),
+        (("explain", "--plan", "p"), "p: there is no such file"),
         (("explain", "--corpus", "c"), "--plan"),
         (("explain", "--plan", "p", "--corpus", "c", "--worst", "-1"), "--worst"),
         (("explain", "--plan", "p", "--corpus", "c", "--all"), "--all"),
@@ -572,3 +534,61 @@ def test_python_m_ctxreuse_is_the_command_and_its_parts_can_be_piped(trace, corp
 def test_the_command_knows_every_strategy(run):
     words = run("plan", "--help")[1]
     assert [name for name in get_args(Strategy) if name not in words] == []
+
+
+@pytest.fixture
+def recording(tmp_path):
+    folder = tmp_path / "recording"
+    folder.mkdir()
+    blocks = [{"id": n, "text": f"Text {n} says this. " * 30} for n in range(6)]
+    write_jsonl(folder / "corpus.jsonl", *blocks)
+    lines = [{"request_id": n, "query": "?", "blocks": [n % 6, (n + 1) % 6]} for n in range(12)]
+    write_jsonl(folder / "trace.jsonl", *lines)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", ["estimate", "lint", "doctor", "report", "plan", "simulate", "explain"]
+)
+def test_each_command_takes_a_recordings_folder_or_its_file(run, recording, command, tmp_path):
+    page = ("-o", tmp_path / "page.html") if command == "report" else ()
+    [code] = {run(command, one, *page)[0] for one in (recording, recording / "trace.jsonl")}
+    assert code in (0, 1)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code, _, err = run(command, empty, *page)
+    assert (code, "write one: ctxreuse record -o FOLDER app.py" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "explain"])
+def test_what_is_read_is_named_once(run, recording, command):
+    option = "--trace" if command == "plan" else "--plan"
+    assert run(command, option, recording) == run(command, recording)
+    code, _, err = run(command)
+    assert (code, "once, as an argument or with --" in err) == (2, True), err
+    assert run(command, recording, option, recording)[0] == 2
+
+
+def test_a_trace_without_texts_is_named_with_the_command_that_reads_it(run, tmp_path):
+    line = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [0]}
+    trace = write_jsonl(tmp_path / "trace.jsonl", line)
+    write_jsonl(tmp_path / "corpus.jsonl")
+    code, _, err = run("estimate", trace)
+    assert (code, err) == (
+        2,
+        f"ctxreuse: {trace}:1: a trace in Mooncake's format has no texts; `ctxreuse simulate` "
+        "reads it\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [("estimate", "-o"), ("report", "-o"), ("report", "--pictures")]
+)
+def test_a_missing_extra_is_told_before_the_work(run, recording, monkeypatch, tmp_path, command):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(ReusePlanner, "plan", None)
+    monkeypatch.chdir(tmp_path)
+    name, option = command
+    code, out, err = run(name, recording, option, tmp_path / "out")
+    assert (code, out) == (2, "")
+    assert "a report needs optional packages: pip install" in err

@@ -559,13 +559,12 @@ async def test_a_recording_whose_system_text_varies_is_a_problem_that_shows_wher
     code, out, _ = run("doctor", recording(tmp_path, systems))
     assert code == 1
     assert out.splitlines() == [
-        "1 problem in 1 check. Next, in front of the contexts: say a date or time behind the "
-        "contexts, such as in the question: nothing behind it is found again",
+        "1 problem in 1 check. Next, in front of the contexts: say it behind the documents, such "
+        "as in the question",
         "",
-        "problem    in front of the contexts: 20 forms of the system text in 20 requests; they "
-        "part at token 8: “rivers. Today is” is followed by “2026-11-10.” and by “2026-11-11.”",
-        "           say a date or time behind the contexts, such as in the question: nothing "
-        "behind it is found again",
+        "problem    in front of the contexts: 20 forms of the system text in 20 requests: "
+        "“rivers. Today is” is followed by “2026-11-10.” and by “2026-11-11.”",
+        "           say it behind the documents, such as in the question",
     ]
 
 

@@ -10,17 +10,15 @@ from hypothesis import strategies as st
 from planning_helpers import block, write_jsonl
 
 from ctxreuse import ReusePlanner
+from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay import explain_plan as explaining
 from ctxreuse.measure.replay.explain_plan import (
-    ExplainedRequest,
     explain_plan,
     explanation_json,
-    in_words,
 )
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.replay.plan_trace import plan_trace
-from ctxreuse.measure.replay.prompts import prompt_tokens
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.memory.explanations import Cause, explain
 from ctxreuse.memory.sent_log import SentEntry
@@ -28,18 +26,6 @@ from ctxreuse.memory.sent_log import SentEntry
 __all__ = ["run"]
 
 CORPUS = {number: block(number, 100) for number in range(1, 10)}
-
-
-class Characters:
-    """A tokenizer that counts characters."""
-
-    class Encoded:
-        def __init__(self, text):
-            self.ids = [ord(letter) for letter in text]
-
-    def encode(self, sequence, *, add_special_tokens=True):
-        assert not add_special_tokens
-        return self.Encoded(sequence)
 
 
 def planned(request_id, block_ids, **fields):
@@ -61,12 +47,12 @@ def planned(request_id, block_ids, **fields):
     )
 
 
-def explained(*requests, tokenizer=None):
-    return list(explain_plan(requests, CORPUS, tokenizer))
+def explained(*requests):
+    return list(explain_plan(requests, CORPUS))
 
 
 def causes(*requests):
-    return [one.explanation.cause for one in explained(*requests)]
+    return [one.cause for one in explained(*requests)]
 
 
 @pytest.fixture
@@ -106,24 +92,11 @@ def rows(table):
 # plan files
 
 
-def test_requests_are_compared_with_those_before_them_as_still_cached_unless_told_otherwise():
-    requests = [planned("a", (1, 2)), planned("b", (2, 1)), planned("c", (1, 2, 3))]
-    assert [
-        (one.explanation.cause, one.explanation.closest, one.explanation.shared_tokens)
-        for one in explained(*requests)
-    ] == [(Cause.new_blocks, None, 0), (Cause.other_order, "a", 0), (Cause.new_blocks, "a", 200)]
-    assert causes(*reversed(requests)) == [Cause.new_blocks, Cause.other_order, Cause.hit]
-    first, again = planned("a", (1, 2)), planned("b", (1, 2))
-    assert causes(first, again) == [Cause.new_blocks, Cause.hit]
-    gone = planned("b", (1, 2), expected_cached_tokens=0)
-    assert causes(first, gone) == [Cause.new_blocks, Cause.evicted]
-
-
 def test_every_cause_that_a_plan_file_can_show():
     short = planned("short", (1, 2))
     corpus = {**CORPUS, 1: block(1, 8)}
     requests = [planned("a", (1, 3)), short]
-    assert [one.explanation.cause for one in explain_plan(requests, corpus)] == [
+    assert [one.cause for one in explain_plan(requests, corpus)] == [
         Cause.new_blocks,
         Cause.too_short,
     ]
@@ -156,55 +129,17 @@ def test_every_cause_that_a_plan_file_can_show():
     ]
 
 
-def test_a_request_with_new_blocks_only_is_compared_with_the_latest_of_its_system_and_tenant():
-    answers = explained(
-        planned("a", (1, 2)),
-        planned("b", (3, 4)),
-        planned("s", (5,), system="S"),
-        planned("t", (6,), tenant="T"),
-        planned("later", (7,), after="b"),
-        planned("c", (8, 9)),
-        planned("d", (9,), system="S"),
-        planned("e", (2,), tenant="T"),
-        planned("f", (4,), tenant="T", system="S"),
-    )
-    closest = [one.explanation.closest for one in answers]
-    assert closest == [None, "a", None, None, "b", "b", "s", "t", None]
-    assert {one.explanation.cause for one in answers} == {Cause.new_blocks, Cause.later_turn}
-    assert answers[5].explanation.words == (
-        "No earlier prompt begins as it does; the closest is request 'b'. "
-        "They part at block 8, where the earlier prompt has 3. "
-        "No block from there on stands in that prompt."
-    )
-
-
-def test_a_long_trace_is_searched_for_the_longest_common_beginning():
-    before = [
-        planned("first", (1, 2, 3, 4)),
-        planned("theirs", (1, 2, 3), tenant="them"),
-        *(planned(number, (9, 1, 2, 3)) for number in range(201)),
-    ]
-    for fields, cause, closest, lost in (
-        ({}, Cause.hit, "first", 0),
-        ({"system": "another"}, Cause.other_system, "first", 300),
-        ({"tenant": "another"}, Cause.other_tenant, None, 300),
-    ):
-        *_, last = explained(*before, planned("asked", (1, 2, 3), **fields))
-        assert (last.explanation.cause, last.explanation.closest) == (cause, closest)
-        assert last.explanation.lost_tokens == lost
-
-
 def test_what_was_left_out_or_is_not_counted_is_no_part_of_a_comparison():
     later = planned("b", (2,), after="a", conversation_id="c", turn=1)
     reference = ("[Doc_1]", 1, "Please refer to [Doc_1].")
     later = PlannedRequest(**{**fields_of(later), "parts": (reference, *later.parts)})
-    (_, explanation) = (one.explanation for one in explained(planned("a", (1,)), later))
+    (_, explanation) = explained(planned("a", (1,)), later)
     assert (explanation.closest, explanation.block) == ("a", 2)
     assert "its own 1 blocks (100 tokens)" in explanation.words
 
     corpus = {1: block(1), 2: block(2)}
     requests = [planned("a", (1, 2)), planned("b", (1, 2))]
-    explanation = list(explain_plan(requests, corpus))[1].explanation
+    explanation = list(explain_plan(requests, corpus))[1]
     assert explanation.shared_tokens == 6  # 9 characters a text, some four a token
     assert explanation.cause is Cause.too_short
 
@@ -215,7 +150,7 @@ def fields_of(request):
 
 def test_a_block_that_the_corpus_lacks_is_named():
     explaining = explain_plan([planned("a", (1,)), planned("b", (77,), place="p:2")], CORPUS)
-    assert next(explaining).explanation.request_id == "a"
+    assert next(explaining).request_id == "a"
     with pytest.raises(InputFileError) as caught:
         next(explaining)
     assert str(caught.value) == (
@@ -246,6 +181,7 @@ def compared_with_all(requests):
             keys=tuple(CORPUS[name].key for name in request.blocks),
             ids=tuple(request.blocks),
             tokens=(100,) * len(request.blocks),
+            front_tokens=estimate_tokens(request.system or ""),
         )
         expected = request.expected_cached_tokens
         wanted.append(explain(sent, before, expected, across_tenants=True))
@@ -259,7 +195,7 @@ def test_looking_at_related_prompts_only_finds_what_looking_at_all_finds(named, 
     for number, (ids, fields) in enumerate(named):
         after = data.draw(st.none() | st.integers(0, number - 1)) if number else None
         requests.append(planned(number, ids, **fields, after=after))
-    assert [one.explanation for one in explained(*requests)] == compared_with_all(requests)
+    assert explained(*requests) == compared_with_all(requests)
 
 
 @pytest.mark.parametrize("latest", [0, 1])
@@ -268,7 +204,7 @@ def test_however_few_prompts_are_looked_at_the_longest_common_beginning_is_found
     requests = [planned(number, ids, **fields) for number, (ids, fields) in enumerate(named)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explaining, "_LATEST", latest)
-        answers = [one.explanation for one in explained(*requests)]
+        answers = explained(*requests)
     for one, wanted in zip(answers, compared_with_all(requests), strict=True):
         assert (one.shared_blocks, one.shared_tokens) == (
             wanted.shared_blocks,
@@ -306,64 +242,13 @@ def test_a_planned_trace_is_explained_as_its_plans_expect(mode, conversations, c
     ]
     requests = plan_trace(trace, ReusePlanner(), mode, conversations=conversations)
     answers = explained(*requests)
-    assert [one.explanation.request_id for one in answers] == [
-        request.request_id for request in requests
-    ]
+    assert [one.request_id for one in answers] == [request.request_id for request in requests]
     for request, one in zip(requests, answers, strict=True):
-        explanation = one.explanation
+        explanation = one
         assert explanation.cause is not Cause.evicted
         assert (explanation.cause is Cause.later_turn) == (request.after is not None)
         assert explanation.shared_tokens == request.expected_cached_tokens
         assert 0 <= explanation.lost_tokens <= 100 * len(request.blocks)
-
-
-# token by token
-
-
-@given(st.lists(requests_of_plans, min_size=1, max_size=6), st.data())
-def test_prompts_part_at_the_first_token_that_differs(named, data):
-    requests = []
-    for number, (ids, fields) in enumerate(named):
-        after = data.draw(st.none() | st.integers(0, number - 1)) if number else None
-        query = data.draw(st.sampled_from(("", "Why?", "Who?")))
-        requests.append(planned(number, ids, **fields, after=after, query=query))
-    tokens = list(prompt_tokens(requests, CORPUS, Characters()))
-    plain = explained(*requests)
-    for number, one in enumerate(explained(*requests, tokenizer=Characters())):
-        assert one.explanation == plain[number].explanation
-        assert one.prompt_tokens == len(tokens[number])
-        closest = one.explanation.closest
-        if closest is None:
-            assert one.parts_at_token is None
-            continue
-        at = one.parts_at_token
-        assert tokens[number][:at] == tokens[closest][:at]
-        assert tokens[number][at : at + 1] != tokens[closest][at : at + 1] or at == min(
-            len(tokens[number]), len(tokens[closest])
-        )
-
-
-def test_without_a_tokenizer_nothing_is_said_of_whole_prompts():
-    for one in explained(planned("a", (1,)), planned("b", (1,))):
-        assert one == ExplainedRequest(one.explanation, None, None)
-        assert "Token by token" not in in_words(one)
-
-
-def test_whole_prompts_are_told_in_words_and_json():
-    answers = explained(planned("a", (1, 2)), planned("b", (1, 3)), tokenizer=Characters())
-    shared = len("<|im_start|>user\n[Doc_1] text of 1\n\n[Doc_")
-    whole = shared + len("3] text of 3<|im_end|>\n<|im_start|>assistant\n")
-    assert in_words(answers[1]) == (
-        "b: new blocks\n"
-        "It begins as request 'a' does, for 1 of its 2 blocks (100 of 200 block tokens). They part "
-        "at block 3, where the earlier prompt has 2. No block from there on stands in that "
-        "prompt.\n"
-        f"Token by token the two prompts part at token {shared} of {whole}."
-    )
-    told = explanation_json(answers[1])
-    assert (told["prompt_tokens"], told["parts_at_token"]) == (whole, shared)
-    first = explanation_json(answers[0])
-    assert (first["prompt_tokens"], first["parts_at_token"]) == (whole, None)
 
 
 # the command
@@ -395,8 +280,6 @@ def test_json_is_an_object_a_request_in_execution_order(explain_command, plan, c
         "They part at block 3, where the earlier prompt has 2. From there on blocks with 200 "
         "tokens stand in the earlier prompt, too, but in another order or place: "
         "they are computed again.",
-        "prompt_tokens": None,
-        "parts_at_token": None,
     }
     expected = [explanation_json(one) for one in explain_plan(read_plan(plan), CORPUS)]
     assert answers == expected
@@ -524,7 +407,7 @@ def test_names_that_no_terminal_can_print_are_shown_with_a_question_mark(explain
     assert (code, err) == (0, "")
     assert out == (
         "b ?: other order\n"
-        "No earlier prompt begins as it does; the closest is request '\\ud800 a'. They part at "
+        "It begins as request '\\ud800 a' does, for its system text alone (1 tokens). They part at "
         "block 'c', where the earlier prompt has '\\udead'. From there on blocks with 200 tokens "
         "stand in the earlier prompt, too, but in another order or place: "
         "they are computed again.\n"
@@ -558,25 +441,6 @@ def test_the_plan_can_come_from_standard_input_and_be_empty(
     assert explain_command("--plan", empty, "--corpus", corpus, "--json") == (0, "", "")
     code, out, err = explain_command("--plan", empty, "--corpus", corpus)
     assert (code, rows(out), err) == (0, [], "")
-
-
-def test_with_a_tokenizer_the_token_is_named_at_which_two_prompts_part(
-    explain_command, plan, corpus, tmp_path
-):
-    tokenizers = pytest.importorskip("tokenizers")
-    model = tokenizers.models.WordLevel({"[UNK]": 0, "1": 1, "2": 2, "3": 3}, unk_token="[UNK]")
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    path = str(tmp_path / "tokenizer.json")
-    tokenizer.save(path)
-    arguments = ("--plan", plan, "--corpus", corpus, "--tokenizer", path)
-    told = json.loads(explain_command(*arguments, "--request", "b", "--json")[1])
-    # "<|im_start|>user", three blocks of three words, "3<|im_end|>" counts as one, "assistant"
-    assert (told["prompt_tokens"], told["parts_at_token"]) == (11, 6)
-    _, out, _ = explain_command(*arguments, "--request", "b")
-    assert out.endswith("Token by token the two prompts part at token 6 of 11.\n")
-    _, out, _ = explain_command(*arguments, "--request", "a")
-    assert "Token by token" not in out
 
 
 def test_no_text_of_documents_questions_or_system_is_told(explain_command, tmp_path):

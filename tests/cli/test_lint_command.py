@@ -60,7 +60,7 @@ def test_findings_are_told_and_the_exit_code_says_so(run, recording):
     assert said.startswith("1 finding in 4 requests with 5,792 prompt tokens (anthropic). First: ")
     assert "volatile text in front, request 2" in said
     assert "is followed by 10:00. and by 10:01." in said
-    assert "-> Say a date or time behind the documents, such as in the question." in said
+    assert "-> Say it behind the documents, such as in the question." in said
 
 
 def test_a_trace_beside_its_corpus_is_as_good_as_its_folder(run, recording, tmp_path):
@@ -88,7 +88,7 @@ def test_json_has_every_finding_with_its_numbers(run, recording, tmp_path):
         "tokens": finding["tokens"],
         "cost_tokens": round(1.15 * finding["tokens"]),
         "share": round(finding["cost_tokens"] / report["prompt_tokens"], 6),
-        "remedy": "Say a date or time behind the documents, such as in the question.",
+        "remedy": "Say it behind the documents, such as in the question.",
         "money": pytest.approx(finding["cost_tokens"] * 3 / 1_000_000),
     }
     assert report["prices"]["source"] == "me"
@@ -141,7 +141,7 @@ def test_wrong_usage_ends_with_2(run, recording, tmp_path):
     )
     code, _, err = run("lint", recording, "--cache", "antropic")
     assert code == 2
-    assert "perhaps 'anthropic' is meant" in err
+    assert "did you mean 'anthropic'?" in err
 
 
 def test_the_help_teaches(run):

@@ -108,7 +108,7 @@ def test_a_table_without_a_frame_is_as_narrow(monkeypatch, capsys):
     assert all(number in text for number in NUMBERS)
 
 
-@pytest.mark.parametrize("command", ["estimate", "bench", "export", "plan"])
+@pytest.mark.parametrize("command", ["estimate", "bench", "plan"])
 def test_help_on_a_narrow_terminal_cuts_no_name(run, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "60")
     code, out, _ = run(command, "--help")

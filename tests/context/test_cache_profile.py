@@ -44,7 +44,7 @@ def test_users_make_their_own():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("antropic", "perhaps 'anthropic' is meant"),
+        ("antropic", "did you mean 'anthropic'"),
         ("", "choose one of 'vllm'"),
         ("anthropic(", "there is no cache profile"),
         ("anthropic(5)", "argument=value"),

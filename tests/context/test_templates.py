@@ -93,13 +93,11 @@ def test_every_template_can_be_replaced():
         order="Best first: {order}.",
         order_separator=", ",
         location="See {label}.",
-        overlap="... {label} ",
     )
     assert words.label_of(ContextBlock(text="Text 0.")) == "#EWSB"
     assert (words.before_text("#1"), words.after_text) == ("<doc #1>", "</doc>")
     assert words.order_annotation(["#2", "#1"]) == "Best first: #2, #1."
     assert words.location_annotations(["#2"]) == ["See #2."]
-    assert words.overlap_annotation("#2") == "... #2 "
 
 
 def test_what_looks_like_a_field_in_a_label_or_text_is_not_filled_in():
@@ -131,7 +129,6 @@ def test_what_looks_like_a_field_in_a_label_or_text_is_not_filled_in():
         ("order", "{{order}}", "{order}"),
         ("order", "{order}: {numbers}", "{order}"),
         ("location", "Please refer to {letters}.", "{label} or {labels}"),
-        ("overlap", "(continued) ", "{label}"),
     ],
 )
 def test_a_template_without_its_fields_or_with_others_is_refused(name, template, fields):
@@ -153,7 +150,7 @@ def test_templates_have_known_positions_and_cannot_be_changed_later():
     with pytest.raises(InvalidRequestError) as caught:
         Templates(order_position="last")
     assert str(caught.value) == (
-        "order_position is 'last' (str); choose 'before_question' or 'after_question'"
+        "there is no order_position 'last' (str); choose one of 'before_question', 'after_question'"
     )
     with pytest.raises(dataclasses.FrozenInstanceError):
         DEFAULT_TEMPLATES.label = "({letters})"

@@ -19,6 +19,7 @@ from forked import in_children
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InputFileError
+from ctxreuse.measure.traces.recorded_prompts import read_prompts
 from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.measure.traces.recording import recording as recording_openai
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
@@ -58,7 +59,9 @@ def told() -> Iterator[list[str]]:
 def recorded(folder: Path) -> list[Any]:
     """Return the requests of the only recording in a folder."""
     [corpus], [trace] = (folder.glob(f"**/{name}.jsonl") for name in ("corpus", "trace"))
-    return list(read_trace(str(trace), read_corpus(str(corpus))))
+    blocks = read_corpus(str(corpus))
+    read_prompts(trace.with_name("prompts.jsonl"), blocks)
+    return list(read_trace(str(trace), blocks))
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
@@ -75,7 +78,8 @@ def test_a_program_that_is_recorded_goes_on_and_so_does_the_recording(kind, tmp_
             with no_room(os.path.getsize(trace)):
                 for letters in ("cab", "bca", "def"):
                     assert ours.ask(letters) == plain.ask(letters)
-            assert (recorder.requests, recorder.faults) == (written, 6)
+            lost = 6 if kind == "planner and client" else 12  # prompts, too
+            assert (recorder.requests, recorder.faults) == (written, lost)
             assert_profits(ours)
             assert recorder.requests == written + 2
         assert len(lines) == 1
@@ -155,7 +159,7 @@ print([len(Found().invoke(f"question {number}")) for number in range(20)])
 @pytest.mark.parametrize(
     ("blocks", "code", "told"),
     [
-        (0, 2, ["20 requests could not be recorded; see the log", "nothing could be; see the log"]),
+        (0, 2, ["20 lines could not be recorded; see the log", "nothing could be; see the log"]),
         (8, 0, ["recorded in sent: ", "next: ", "could not be recorded; see the log"]),
     ],
 )

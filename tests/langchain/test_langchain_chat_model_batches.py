@@ -198,7 +198,7 @@ def test_inputs_that_are_no_prompts_fail_in_their_place_and_no_or_one_input_is_l
     assert [getattr(one, "content", type(one)) for one in answers[:4]][0::2] == ["q0", "q2"]
     assert isinstance(answers[1], ValueError)
     assert isinstance(answers[4], Exception)
-    assert [letters_in(call.text) for call in inner.calls[:2]] == ["abc", "abc"]
+    assert list(filter(None, (letters_in(call.text) for call in inner.calls))) == ["abc", "abc"]
 
     inner = RecordingModel()
     wrapper = model(inner)

@@ -1,17 +1,15 @@
 """Documents as text for a prompt: what is written around each of them moves with it."""
 
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import pytest
-from block_labels import label, labelled, ranked
+from block_labels import labelled
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
-from langchain_core.runnables import RunnablePassthrough
+from langchain_core.prompts import PromptTemplate
 from langchain_document_helpers import (
     LetterRetriever,
     document,
@@ -19,7 +17,7 @@ from langchain_document_helpers import (
     no_sockets,
     text_of,
 )
-from langchain_model_helpers import RecordingModel, configured, letters_in, model
+from langchain_model_helpers import RecordingModel, letters_in, model
 
 from ctxreuse import PAPER_TEMPLATES, ReusePlanner, Templates
 from langchain_ctxreuse import ReuseChatModel, format_context
@@ -96,14 +94,6 @@ def test_every_shape_is_planned(shape):
     assert wrapped.prompt_statistics.planned == 2
 
 
-def test_labels_are_named_in_the_ranking_and_stay_with_their_texts():
-    inner = RecordingModel()
-    wrapped = model(inner)
-    for word in ("abc", "cab"):
-        wrapped.invoke(f"{format_context(documents(word), labels=True)}\n\nWhich?")
-    assert inner.calls[1].text == f"{labelled(A, B, C)}\n\n{ranked(C, A, B)}\n\nWhich?"
-
-
 @pytest.mark.parametrize("templates", [PAPER_TEMPLATES, Templates(label="[Doc_{id}]")])
 def test_the_planners_words_are_found(templates):
     inner = RecordingModel()
@@ -120,25 +110,6 @@ def _block(letter: str) -> Any:
     from ctxreuse import ContextBlock
 
     return ContextBlock(id=f"id-{letter}", text=text_of(letter))
-
-
-@pytest.mark.parametrize("tenant", [None, "acme"])
-async def test_it_stands_in_a_chain_and_serves_the_chains_tenant(tenant):
-    inner = RecordingModel()
-    wrapped = model(inner)
-    prompt = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
-    show = partial(format_context, labels=True)
-    chain = (
-        {"context": LetterRetriever() | show, "question": RunnablePassthrough()} | prompt | wrapped
-    )
-    config: Any = configured(**({} if tenant is None else {"tenant": tenant}))
-    chain.invoke("abc", config)
-    await chain.ainvoke("cab", config)
-    chain.batch(["bca"], config)
-    assert [letters_in(call.text) for call in inner.calls] == ["abc"] * 3
-    assert f"{label(A)} {A}" in inner.calls[2].text
-    chain.invoke("cba", configured(tenant="another"))
-    assert letters_in(inner.calls[3].text) == "cba"
 
 
 @pytest.mark.parametrize("wrong", ["a secret text", None, Document("a secret text"), 3])

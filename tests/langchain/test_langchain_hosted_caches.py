@@ -123,15 +123,6 @@ def test_chat_anthropic_reads_documents_that_prompts_share(claude_server, ttl):
     assert answer.usage_metadata["input_tokens"] == claude_server.usages[-1].total
 
 
-def test_streams_are_marked_alike(claude_server):
-    claude_server.provider.minimum = 512
-    model = wrapped(chat_anthropic(claude_server), "anthropic(minimum=512)")
-    for number in range(3):
-        pieces = list(model.stream(asked(f"Question {number}?", "one", "two")))
-        assert "".join(str(piece.text) for piece in pieces) == claude_server.answer
-    assert [usage.read > 0 for usage in claude_server.usages] == [False, False, True]
-
-
 def test_the_users_marks_stay_and_a_fifth_never_leaves_us(claude_server):
     model = wrapped(chat_anthropic(claude_server), "anthropic")
     users = [{"type": "text", "text": f"rule{n} holds", **EPHEMERAL} for n in range(4)]
@@ -143,20 +134,6 @@ def test_the_users_marks_stay_and_a_fifth_never_leaves_us(claude_server):
     assert marked(claude_server.bodies[-1])[:3] == ["rule0", "rule1", "rule2"]
     assert len(marked(claude_server.bodies[-1])) == 4
     assert not claude_server.refusals
-
-
-@pytest.mark.parametrize("kind", ["openai", "anthropic"])
-def test_each_turn_of_a_conversation_reads_the_turn_before(kind):
-    with caching_server(kind) as server:
-        inner = (chat_openai if kind == "openai" else chat_anthropic)(server)
-        model = wrapped(inner, kind)
-        messages: list[BaseMessage] = [SystemMessage("Be brief.")]
-        for number, names in enumerate([("one", "two", "three"), ("four", "five"), ("six", "one")]):
-            messages.append(HumanMessage(f"{context(*names)}\n\nQuestion {number}?"))
-            config: Any = {"configurable": {"thread_id": "c1"}}
-            before = server.usages[-1].total if server.usages else 0
-            messages.append(AIMessage(model.invoke(messages, config).content))
-            assert server.usages[-1].read == before
 
 
 def test_prompts_without_a_context_and_modes_of_the_user_go_as_they_are(openai_server):

@@ -1,6 +1,7 @@
 """What an agent's model gets of tool results and retrieved context, and what its state keeps."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -195,16 +196,33 @@ async def test_results_are_labelled_and_what_stands_above_is_pointed_to(kind):
 
 def test_results_without_documents_are_counted_and_said_to_be_after_some(caplog):
     _log_nothing_planned.cache_clear()
-    in_tags = {"document_prompt": PromptTemplate.from_template("<d>{page_content}</d>")}
-    tool_of_text = search_tool(response_format="content", **in_tags)
-    middleware = ReuseMiddleware()
+    middleware, tool_of_text = ReuseMiddleware(), text_tool(lambda _: "one\n\ntwo")
     for count in range(1, 22):
         assert ("tool results" in caplog.text) == (count > 20)
         agent, model = agent_with(middleware, [calls("ab"), done()], tool_of_text)
         ask(agent, "Which?")
-        assert model.seen[-1][-1]["content"] == f"<d>{A}</d>\n\n<d>{B}</d>"
+        assert model.seen[-1][-1]["content"] == "one\n\ntwo"
         assert middleware.result_statistics == ResultStatistics(0, count)
     assert caplog.text.count("response_format") == 1
+
+
+@pytest.mark.parametrize(
+    "prompt", ["{page_content}", "<d>{page_content}</d>", "T:\n{page_content}"]
+)
+def test_what_a_retriever_returned_is_planned_without_an_artifact_too(prompt):
+    in_words = {"document_prompt": PromptTemplate.from_template(prompt)}
+    seen = []
+    for form in ("content", "content_and_artifact"):
+        middleware = ReuseMiddleware()
+        tool_of_texts = search_tool(response_format=form, **in_words)
+        script = [calls("ab"), calls("bb"), calls("ba"), done(), done()]
+        agent, model = agent_with(middleware, script, tool_of_texts)
+        ask(agent, "First?")
+        ask(agent, "Second?")
+        assert middleware.result_statistics == ResultStatistics(3, 0)
+        contents = [one["content"] for call in model.seen for one in call]
+        seen.append([re.sub(r"\[Doc_[^]]*\]", "[label]", one) for one in contents])
+    assert seen[0] == seen[1]
 
 
 def test_results_with_documents_are_counted_and_nothing_is_said(caplog):

@@ -155,11 +155,3 @@ def test_an_agents_context_is_sent_with_marks_by_a_wrapped_model(server):
         agent.invoke({"messages": [{"role": "user", "content": query}]})
     assert server.usages[-1].read > 1_600
     assert not server.refusals
-
-
-def test_for_the_default_cache_prompts_go_as_texts(server):
-    planner = planner_for(server, "vllm")
-    chain = formatted(RETRIEVERS["ReuseRetriever"](planner), wrapped(server, planner))
-    for query in QUERIES:
-        chain.invoke({"input": query})
-    assert isinstance(server.bodies[-1]["messages"][-1]["content"], str)

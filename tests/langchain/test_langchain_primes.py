@@ -10,10 +10,8 @@ from langchain_openai import ChatOpenAI
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.errors import InvalidRequestError
 from langchain_ctxreuse import ReuseChatModel, format_context
-from tests.support.served_engines import URL, served, split  # noqa: F401 - a fixture
+from tests.support.served_engines import CONTEXTS, RULES, URL, assert_primes_pay, served, split  # noqa: F401 - a fixture
 
-RULES = "vllm(states=junctions, prime_tokens=60)"
-CONTEXTS = ("abcd", "abce", "abcf", "dg", "dh", "abdg")
 DOCUMENTS = {name: Document(f"{name} " * 80, id=name) for name in "abcdefgh"}
 
 
@@ -40,22 +38,7 @@ def test_what_shares_a_primed_beginning_reads_it_from_its_first_sight_on(served,
             return [answer for _, answer in model.batch_as_completed(prompts())]
         return model.batch(prompts())
 
-    ratios = {}
-    for prime in (False, True):
-        engine, model = served(states="junctions"), wrapped(prime=prime)
-        assert len(answers(model)) == len(CONTEXTS)
-        primes, requests = split(engine)
-        assert len(requests) == len(CONTEXTS)
-        reported = model.planner.savings.reported
-        assert reported.primes == len(primes)
-        ratios[prime] = reported.hit_ratio
-        assert bool(primes) is prime
-        whole = [engine._prompt(body) for body in requests]
-        for body in primes:
-            length = len(body["prompt"]) - 1  # its last token leaves the state before it
-            assert length % 16 == 0
-            assert sum(one[:length] == body["prompt"][:length] for one in whole) > 1
-    assert ratios[True] > ratios[False] + 0.1
+    assert_primes_pay(served, wrapped, answers)
 
 
 def test_requests_that_come_one_by_one_are_primed_too(served):  # noqa: F811

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_document_helpers import documents, text_of
@@ -20,9 +20,6 @@ from ctxreuse import ReusePlanner, request_context
 from langchain_ctxreuse import ReuseChatModel, format_context
 from mem0_ctxreuse import ReuseMemory
 
-CONTEXT_FIRST = "{context}\n\nQuestion: {question}"
-QUESTION_FIRST = "Question: {question}\n\n{context}"
-
 
 def configured(tenant: str, **more: Any) -> Any:
     return {"configurable": {"tenant": tenant, **more}}
@@ -31,12 +28,12 @@ def configured(tenant: str, **more: Any) -> Any:
 class Application:
     """Answers questions about documents, one tenant or several, as LangChain's tutorials do."""
 
-    def __init__(self, template: str = CONTEXT_FIRST, inner: RecordingModel | None = None) -> None:
+    def __init__(self, inner: RecordingModel | None = None) -> None:
         self.inner = RecordingModel() if inner is None else inner
         self.model = ReuseChatModel(inner=self.inner, planner=ReusePlanner(), window_s=0)
         self.chain: Runnable[Any, Any] = (
             RunnablePassthrough.assign(context=lambda given: format_context(given["documents"]))
-            | ChatPromptTemplate.from_messages([("human", template)])
+            | ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
             | self.model
         )
 
@@ -60,16 +57,6 @@ def test_a_document_that_poses_as_two_leaves_theirs_where_they_are_or_is_not_kno
         assert format_context([posing]) == posing.page_content
     application.ask(documents("ba"), "Two?", "A")
     assert application.sent == ["ab", "ba" if other == "A" else "ab"]
-
-
-def test_the_same_context_twice_in_a_prompt_is_left_alone():
-    application = Application(QUESTION_FIRST)
-    application.ask(documents("ab"), "One?", "A")
-    for _ in range(3):
-        asked = f"{format_context(documents('ba'))}\n\nWhy?"
-        sent = application.ask(documents("ba"), asked, "A")
-        assert sent == f"Question: {asked}\n\n{format_context(documents('ba'))}"
-    assert application.model.prompt_statistics.in_place["twice"] == 3
 
 
 def test_no_answer_and_no_message_before_one_is_rewritten():
@@ -236,17 +223,6 @@ class TestHonestPrograms:
         chain.invoke(f"{format_context(documents('cab'))}\n\nQuestion: Two?")
         assert application.sent == ["abc"] * 4
 
-    def test_results_of_tools_stand_behind_their_question_and_keep_their_order(self):
-        application = Application()
-        call = AIMessage("", tool_calls=[{"name": "find", "args": {}, "id": "1"}])
-        for letters in ("abc", "cab"):
-            messages: list[BaseMessage] = [HumanMessage("Which?"), call]
-            messages.append(ToolMessage(format_context(documents(letters)), tool_call_id="1"))
-            application.model.invoke(messages)
-            messages += [AIMessage("So."), HumanMessage("Why?")]
-            application.model.invoke(messages)
-        assert application.sent == ["abc", "abc", "cab", "cab"]
-
     def test_a_history_may_be_trimmed_from_the_front(self):
         application = Application()
         messages: list[BaseMessage] = []
@@ -269,18 +245,6 @@ def test_memories_and_documents_in_one_prompt_are_both_in_order():
         application.model.invoke(f"{memories}\n\n---\n\n{found}\n\nWhich?")
     assert [one[:3] for one in application.sent] == ["xyz"] * 2
     assert sorted(application.sent[1]) == list("abcxyz")
-
-
-def test_a_search_of_memories_that_the_application_shows_itself_is_ranked_as_found():
-    application = Application()
-    memory = ReuseMemory(FakeMemory(lettered("abc")), planner=application.model.planner)
-    for letters in ("abc", "cab"):
-        memory.memory.found = lettered(letters)
-        found = memory.search("Which?")["results"]
-        shown = "\n\n".join(one["memory"] for one in found)
-        application.model.invoke(f"{shown}\n\nWhich?")
-    assert application.sent == ["abc", "abc"]
-    assert "Read documents 3, 1, 2 first." in application.inner.calls[1].text
 
 
 def test_a_document_of_a_chain_of_agents_may_quote_a_context():

@@ -112,15 +112,6 @@ def test_who_asks_for_it_gets_the_ranking_as_one_more_document(component):
     assert driven.run(given)[-1].metadata == {"source": ""}, "the names that all have"
 
 
-@BOTH
-def test_repeats_are_left_out_on_demand(component):
-    given = [document("c"), document("a", page=1), document("c", page=2), document("b")]
-    for drops, expected in ((False, "cabc"), (True, "cab")):
-        found = Driven(component, drop_repeats=drops).run(given)
-        assert letters_of(found) == expected
-        assert found[0] is given[0]
-
-
 @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # of `loads`
 @pytest.mark.parametrize("moved", ["json", "dumps", "union", "sort"])
 def test_what_applications_do_with_documents_works_as_without_us(moved):

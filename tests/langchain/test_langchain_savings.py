@@ -1,13 +1,17 @@
 """What `planner.savings` says of a wrapped model: the usage of its answers, and its failures."""
 
+import re
 from itertools import permutations
 from types import SimpleNamespace
 
 import pytest
+from example_counts import examples
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk
-from langchain_model_helpers import configured, model, openai_model, question
+from langchain_model_helpers import RecordingModel, configured, model, openai_model, question
 
 from ctxreuse import ReusePlanner
 from ctxreuse.serving import EmulatedEngine
@@ -37,6 +41,31 @@ async def calls(llm, prompts, way, config=None):
     return await llm.abatch(list(prompts), config)
 
 
+@examples(40)
+@given(
+    st.lists(st.permutations("abcd"), min_size=1, max_size=6),
+    st.sampled_from(("reuse", "none")),
+    st.sampled_from(("active", "shadow")),
+    st.booleans(),
+)
+def test_nothing_is_saved_where_every_prompt_is_sent_as_given(orders, strategy, mode, has_heading):
+    inner, planner = RecordingModel(), ReusePlanner(mode=mode)
+    llm = model(inner, planner=planner, strategy=strategy)
+    prompts = [question("".join(letters)) for letters in orders]
+    if has_heading:  # which the application writes by hand between all, so that nothing is moved
+        prompts = [re.sub(r"(\w says)", r"Heading:\n\1", one) for one in prompts]
+    for one in prompts:
+        llm.invoke(one)
+    savings, is_changed = planner.savings, [one.text for one in inner.calls] != prompts
+    assert not (is_changed and (strategy == "none" or mode == "shadow" or has_heading))
+    if mode == "shadow" and strategy == "reuse":
+        return  # it counts what would be saved
+    assert (savings.changed > 0) == is_changed
+    if not is_changed:
+        assert savings.saved_tokens == savings.error_tokens == 0
+        assert not re.search(r"[1-9].*% fewer", str(savings))
+
+
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"])
 async def test_the_usage_of_each_answer_is_counted_once(way):
     engine, planner, llm = wrapped()
@@ -46,6 +75,39 @@ async def test_the_usage_of_each_answer_is_counted_once(way):
     assert savings.reported.prompt_tokens == engine.usage.prompt_tokens
     assert savings.reported.cached_tokens == engine.usage.cached_tokens > 0
     assert savings.reported.expected_cached_tokens == savings.cached_as_sent > 0
+
+
+class Silent(BaseChatModel):
+    """Answers without usage; the call of a prompt with "fail" fails."""
+
+    @property
+    def _llm_type(self):
+        return "silent"
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        if "fail" in messages[-1].text:
+            raise ValueError("failed")
+        return SimpleNamespace(
+            generations=[ChatGeneration(message=AIMessage("Yes."))], llm_output=None
+        )
+
+    def _stream(self, messages, stop=None, run_manager=None, **kwargs):
+        yield from (ChatGenerationChunk(message=AIMessageChunk(one)) for one in ("Yes", "."))
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream", "batch", "abatch"])
+async def test_each_answer_without_usage_counts_as_unreported_once(way):
+    planner = ReusePlanner(tenant_class={"acme": "paid"})
+    llm = ReuseChatModel(inner=Silent(), planner=planner)
+    await calls(llm, [question(letters) for letters in ORDERS], way, configured(tenant="acme"))
+    assert planner.savings.reported.unreported == len(ORDERS)
+    assert planner.savings.by_class["paid"].reported.unreported == len(ORDERS)
+    stream = llm.stream("abc")
+    next(stream)
+    stream.close()
+    with pytest.raises(ValueError, match="failed"):
+        llm.invoke("fail")
+    assert planner.savings.reported.unreported == len(ORDERS)  # of no whole answer
 
 
 async def test_tenants_classes_streams_and_prompts_without_a_context_are_counted():

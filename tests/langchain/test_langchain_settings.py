@@ -15,7 +15,6 @@ from ctxreuse.errors import InvalidRequestError
 from langchain_ctxreuse import (
     ReuseChatModel,
     ReuseCompressor,
-    ReuseMiddleware,
     ReuseRetriever,
     format_context,
 )
@@ -28,7 +27,8 @@ def found(*positions: int) -> RunnableLambda[str, list[Document]]:
 
 
 def chat_model(**options: Any) -> ReuseChatModel:
-    return ReuseChatModel(inner=FakeListChatModel(responses=["Yes."]), window_s=0, **options)
+    options = {"window_s": 0, **options}
+    return ReuseChatModel(inner=FakeListChatModel(responses=["Yes."]), **options)
 
 
 def has_planned(planner: ReusePlanner) -> bool:
@@ -51,14 +51,6 @@ def test_settings_of_a_retriever_are_not_set_in_vain(component, name):
         setattr(made, name, getattr(made, name))
 
 
-def test_the_planner_of_a_middleware_is_not_set_in_vain():
-    planner = ReusePlanner()
-    middleware = ReuseMiddleware(planner=planner)
-    assert middleware.planner is planner
-    with pytest.raises(AttributeError):
-        middleware.planner = ReusePlanner()
-
-
 def test_a_copy_of_a_model_has_the_planner_that_it_is_given():
     first, second = ReusePlanner(), ReusePlanner()
     model = chat_model(planner=first)
@@ -71,9 +63,10 @@ def test_a_copy_of_a_model_has_the_planner_that_it_is_given():
 
 
 @pytest.mark.parametrize("update", [{"window_s": -1}, {"strategy": "none at all"}, {"planner": 3}])
-def test_a_copy_of_a_model_is_checked(update):
-    with pytest.raises((InvalidRequestError, ValueError)):
-        chat_model().model_copy(update=update)
+def test_a_model_and_a_copy_are_checked(update):
+    for make in (lambda: chat_model(**update), lambda: chat_model().model_copy(update=update)):
+        with pytest.raises((InvalidRequestError, ValueError), match=r"window|strategy|planner"):
+            make()
 
 
 def test_a_copy_of_a_retriever_has_the_settings_that_it_is_given():
@@ -191,12 +184,8 @@ BINDINGS = [
 
 
 @pytest.mark.parametrize("bound", BINDINGS)
-def test_a_model_that_is_wrapped_already_is_refused(bound):
+def test_what_is_wrapped_already_is_refused(bound):
     with pytest.raises(ValueError, match="inner is a ReuseChatModel already; pass what it wraps"):
         ReuseChatModel(inner=bound(chat_model()))
-
-
-@pytest.mark.parametrize("bound", BINDINGS)
-def test_a_retriever_that_is_wrapped_already_is_refused(bound):
     with pytest.raises(ValueError, match="retriever is a ReuseRetriever already; pass what it"):
         ReuseRetriever(retriever=bound(ReuseRetriever(retriever=found())))

@@ -489,13 +489,6 @@ class TestRunnable:
         again = await asyncio.to_thread(graph.invoke, {"question": "red", "mood": "good"}, config)
         assert again == state
 
-    def test_it_stands_in_a_chain_before_and_behind_others(self):
-        runnable = WorkflowRunnable(engine_of(answering()), asked())
-        chain = RunnableLambda(str.lower) | runnable | StrOutputParser()
-        assert chain.invoke("RED") == "Question: red"
-        assert chain.batch(["RED", "BLUE"]) == ["Question: red", "Question: blue"]
-        assert "".join(chain.stream("RED")) == "Question: red"
-
     @pytest.mark.parametrize("way", ["invoke", "stream", "batch"])
     def test_callbacks_see_nodes_and_models_inside_the_run(self, way):
         runs = Runs()

@@ -179,16 +179,7 @@ class TestHistory:
         assert grow(inner.prompts)
         assert inner.prompts[1].endswith(f"<user>{located('b')}\n\nb two?</>")
 
-    def test_what_the_caller_does_to_a_history_changes_nothing_until_it_is_handed_in(self):
-        inner = RecordingLLM()
-        chat = engine(inner)
-        chat.chat("ab one?")
-        edited = [ChatMessage(role="user", content="hello"), _said("hi")]
-        chat.chat("b two?", chat_history=edited)
-        assert inner.prompts[1] == (
-            f"<user>hello</><assistant>hi</><user>{labelled('b')}\n\nb two?</>"
-        )
-
+    def test_what_the_caller_does_to_a_history_changes_nothing(self):
         inner = RecordingLLM()
         chat = engine(inner)
         chat.chat("ab one?")
@@ -496,10 +487,6 @@ class TestRetrieval:
 
 
 class TestMaking:
-    def test_settings_give_the_model(self):
-        chat = ReuseChatEngine.from_defaults(LetterRetriever(), MockLLM(), system_prompt="Hi.")
-        assert "system: Hi." in chat.chat("ab one?").response
-
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [

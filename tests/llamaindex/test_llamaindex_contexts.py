@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,13 +11,12 @@ from helpers import contexts_in
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, TextBlock, ToolCallBlock
 from llama_index.core.memory import ChatMemoryBuffer, Memory
-from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.core.tools import FunctionTool
 from llamaindex_helpers import (
     ListChatStore,
     RecordingLLM,
     as_prompt,
-    grow,
     labelled,
     letter_nodes,
     letter_text,
@@ -27,11 +25,11 @@ from llamaindex_helpers import (
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from openai_models import clients_of, openai_like
 
-from ctxreuse import ReusePlanner, Templates, request_context
+from ctxreuse import Templates
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.emulation.openai_replies import ToolCall
-from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, cited_nodes, format_context
+from llamaindex_ctxreuse import ReuseLLM, cited_nodes, format_context
 
 PLAIN = MetadataMode.NONE
 FOUND = "Read documents 3, 2, 1 first."
@@ -99,55 +97,13 @@ class TestFormatContext:
             format_context(nodes)
 
 
-SHOWN: dict[str, Callable[[list[NodeWithScore]], str]] = {
-    "a title": lambda nodes: format_context(nodes, "# {source}\n{content}"),
-    "tags": lambda nodes: format_context(
-        nodes, "<document title='{source}'>\n{content}\n</document>", "\n"
-    ),
-    "a rule": lambda nodes: format_context(nodes, separator="\n---\n"),
-}
-
-
 class TestPrompts:
-    @pytest.mark.parametrize("shown", SHOWN.values(), ids=SHOWN)
-    def test_what_a_template_puts_around_a_text_moves_with_it(self, shown):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
-        for letters in ("abc", "cba"):
-            llm.complete(f"Context:\n{shown(letter_nodes(letters))}\n\nWhich?")
-        as_planned = shown(letter_nodes("abc"))
-        before, after = inner.prompts[1].split(FOUND)
-        assert (before.rstrip(), after) == (f"Context:\n{as_planned}", "\n\nWhich?")
-        assert llm.prompt_statistics.planned == 2
-
-    def test_planned_nodes_that_are_rendered_keep_their_ranking(self):
-        inner, planner = RecordingLLM(), ReusePlanner()
-        llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
-        postprocessor = ReusePostprocessor(planner=planner)
-        for letters in ("abc", "cba"):
-            nodes = postprocessor.postprocess_nodes(letter_nodes(letters))
-            shown = format_context(nodes, "# {source}\n{content}", labels=True)
-            llm.complete(f"Context:\n{shown}\n\nWhich?")
-        c, b, a = (label(f"# {one}.txt\n{letter_text(one)}") for one in "cba")
-        assert f"Read documents {c}, {b}, {a} first." in inner.prompts[1]
-        assert planner.savings.requests == planner.statistics().requests == 2
-
     def test_it_can_be_had_for_rendered_nodes_alone(self):
         inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0, find_retrieved=False)
         for letters in ("abc", "cba"):
             llm.complete(format_context(letter_nodes(letters), metadata_mode=PLAIN, labels=True))
         assert inner.prompts[1] == f"{labelled('abc')}\n\n{ranked('cba')}"
-
-    def test_each_tenants_nodes_are_known_to_it_alone(self):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
-        with request_context(tenant="one"):
-            for letters in ("abc", "cba"):
-                prompt = format_context(letter_nodes(letters))
-                llm.complete(prompt)
-        llm.complete(prompt)
-        assert inner.prompts[1] != inner.prompts[2] == prompt
 
 
 def call(form: str) -> dict[str, Any]:
@@ -189,19 +145,6 @@ class TestHistory:
         assert inner.prompts[-2].startswith(planned)
         assert as_prompt(inner.chats[-1])[: len(planned)] == planned
         assert edits.counts() == {"planned": 2, "in_history": 2}
-
-    def test_a_history_that_was_saved_as_json_is_sent_as_it_was_sent(self):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
-        history: list[ChatMessage] = []
-        for letters in ("abc", "cba", "bca"):
-            shown = format_context(letter_nodes(letters), metadata_mode=PLAIN, labels=True)
-            history.append(ChatMessage(role="user", content=f"{shown}\n\n{letters}?"))
-            history.append(llm.chat(history).message)
-            saved = [one.model_dump_json() for one in history]
-            history = [ChatMessage.model_validate_json(one) for one in saved]
-        assert grow(inner.prompts)
-        assert all(inner.prompts[-1].count(text) == 1 for text in texts("abc"))
 
     @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
     @pytest.mark.parametrize("kind", ["buffer", "memory", "saved"])

@@ -245,18 +245,6 @@ class TestMessages:
             TextBlock(text="Which?"),
         ]
 
-    def test_a_context_that_was_sent_in_an_earlier_turn_is_replayed_as_it_was_sent(self):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
-        llm.chat(question("abc"))
-        with request_context(conversation_id="c"):
-            first = question("cba")
-            answer = llm.chat(first).message
-            turn = ChatMessage(role="user", content=f"{context('bd')}\n\nAnd?")
-            llm.chat([*first, answer, turn])
-        assert inner.prompts[2].startswith(inner.prompts[1])
-        assert inner.prompts[2].endswith(f"<user>{labelled('d')}\n\n{located('b')}\n\nAnd?</>")
-
     def test_the_roles_of_other_models_are_understood(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
@@ -304,12 +292,6 @@ class TestTheInnerModel:
         assert sent_words(inner) == ["abc"] * 4
         opening = "<system>Be brief.</>" if is_chat_model else "Be brief.\n\n"
         assert all(one.startswith(opening) for one in inner.prompts)
-
-    def test_without_a_planner_models_of_one_engine_share_one(self):
-        inner = RecordingLLM()
-        for word in ("abc", "cba"):
-            ReuseLLM(inner=inner, planner=None, window_s=0).chat(question(word))
-        assert sent_words(inner) == ["abc", "abc"]
 
     def test_it_has_a_stable_name_and_takes_no_tools_or_structured_model(self):
         assert ReuseLLM.class_name() == "ReuseLLM"

@@ -249,16 +249,6 @@ class TestTools:
 
 
 class TestConcurrentCalls:
-    async def test_tasks_that_come_together_are_sent_in_the_planned_order(self):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0.02)
-        words = ["abc", "xyz", "cab", "zyx", "bca"]
-        answers = await asyncio.gather(*(llm.achat(question(word, word)) for word in words))
-        assert sent_words(inner) == ["abc", "abc", "abc", "xyz", "xyz"]
-        for word, answer in zip(words, answers, strict=True):
-            number = int((answer.message.content or "").removeprefix("answer "))
-            assert inner.prompts[number - 1].endswith(f"{word}</>"), "each got its own answer"
-
     def test_threads_and_tasks_share_a_window(self):
         class Counting(ReusePlanner):
             def plan_batch(self, requests: Any, *args: Any, **kwargs: Any) -> Any:

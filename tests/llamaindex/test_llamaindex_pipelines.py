@@ -10,7 +10,6 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import CondensePlusContextChatEngine
 from llama_index.core.memory import Memory
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import MetadataMode
 from llama_index.core.types import Thread
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
@@ -62,64 +61,6 @@ class TestQueryEngine:
         assert [node.score for node in response.source_nodes] == [0.8, 0.9, 1.0, 0.8]
         await engine.aquery("bca third?")
         assert letters(inner.prompts[2]) == "abc"
-
-    def test_the_default_prompts_share_their_beginning(self):
-        inner = RecordingLLM()
-        engine = RetrieverQueryEngine.from_args(ReuseRetriever(LetterRetriever()), llm=inner)
-        for query in ("abc first?", "cba second?"):
-            engine.query(query)
-        shared = inner.prompts[0].partition("abc first?")[0]
-        assert inner.prompts[1].startswith(shared)
-        assert len(shared) > 1_200
-
-    def test_a_context_that_is_split_over_calls_loses_nothing(self):
-        inner = RecordingLLM(context_window=700, num_output=50)
-        engine = RetrieverQueryEngine.from_args(
-            LetterRetriever(),
-            llm=inner,
-            node_postprocessors=[ReusePostprocessor()],
-            response_mode=ResponseMode.REFINE,
-        )
-        engine.query("abc first?")
-        assert letters("".join(inner.prompts)) == "abc"
-
-    def test_the_wrapped_model_answers_queries(self):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
-        engine = RetrieverQueryEngine.from_args(
-            LetterRetriever(), llm=llm, node_postprocessors=[ReusePostprocessor()], streaming=True
-        )
-        response: Any = engine.query("abc first?")
-        assert "".join(response.response_gen) == "answer 1"
-
-
-class TestCondensePlusContext:
-    async def test_it_takes_postprocessor_and_model(self):
-        inner = RecordingLLM()
-        engine = CondensePlusContextChatEngine.from_defaults(
-            retriever=LetterRetriever(),
-            llm=ReuseLLM(inner=inner, window_s=0),
-            node_postprocessors=[ReusePostprocessor()],
-            memory=Memory.from_defaults(chat_store=ListChatStore()),
-            skip_condense=True,
-        )
-        await engine.achat("abc first?")
-        response = await engine.achat("cba second?")
-        assert response.response == "answer 2"
-        assert [letters(prompt) for prompt in inner.prompts] == ["abc", "abc"]
-        streamed = await engine.astream_chat("bca third?")
-        assert "".join([piece async for piece in streamed.async_response_gen()]) == "answer 3"
-        assert letters(inner.prompts[2]) == "abc"
-
-    def test_it_streams_synchronously(self):
-        inner = RecordingLLM()
-        engine = CondensePlusContextChatEngine.from_defaults(
-            retriever=ReuseRetriever(LetterRetriever()),
-            llm=ReuseLLM(inner=inner, window_s=0.001),
-            memory=Memory.from_defaults(chat_store=ListChatStore()),
-            skip_condense=True,
-        )
-        assert "".join(engine.stream_chat("abc first?").response_gen) == "answer 1"
 
 
 class Retrieved(Event):

@@ -67,15 +67,12 @@ def test_every_call_plans_the_contexts_of_its_tenant(call):
     assert llm.prompt_statistics.planned == 3
 
 
-def test_a_query_engine_plans_the_contexts_of_its_tenant_and_no_quotation():
+def test_a_query_engine_plans_no_quotation():
     inner = RecordingLLM()
-    llm = ReuseLLM(inner=inner, window_s=0)
-    engine = Asking(llm=llm)
-    for tenant, word in (("one", "abc"), ("two", "cab"), ("one", "bca")):
-        with request_context(tenant=tenant):
-            engine.query(f"{word} Which?")
-    assert sent_words(inner) == ["abc", "cab", "abc"]
-    quoted = inner.prompts[1].partition("\n\nQuestion")[0]
+    engine = Asking(llm=ReuseLLM(inner=inner, window_s=0))
+    with request_context(tenant="two"):
+        engine.query("cab Which?")
+    quoted = inner.prompts[0].partition("\n\nQuestion")[0]
     for tenant in ("one", "two"):
         with request_context(tenant=tenant):
             engine.query(f"xyz {quoted} Why?")

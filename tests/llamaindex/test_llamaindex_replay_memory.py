@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.base.llms.types import ChatMessage, TextBlock
-from llama_index.core.chat_engine import CondensePlusContextChatEngine, SimpleChatEngine
+from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.memory import InsertMethod, Memory, StaticMemoryBlock, VectorMemoryBlock
-from llama_index.core.memory.memory import BaseMemoryBlock
+from llama_index.core.memory import InsertMethod, Memory, VectorMemoryBlock
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
 from llamaindex_helpers import (
@@ -42,36 +40,21 @@ from llamaindex_ctxreuse import (
     ReuseLLM,
     ReuseMemoryBlock,
     ReusePostprocessor,
-    ReuseRetriever,
 )
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
 
-class OneWordBlock(BaseMemoryBlock[str]):
-    """Says another word each time."""
-
-    name: str = "Word"
-    number: Any = itertools.count()
-
-    async def _aget(self, messages: Any = None, **block_kwargs: Any) -> str:
-        return f"word {next(self.number)}"
-
-    async def _aput(self, messages: list[ChatMessage]) -> None: ...
-
-
 class TestReplayMemory:
-    async def test_each_prompt_begins_with_the_bytes_of_the_one_before(self):
+    async def test_each_prompt_begins_with_the_one_before_and_points_to_what_it_shows(
+        self,
+    ):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         prompts = await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"])
         assert len(prompts) == 3
         assert grow(prompts)
         assert prompts[0].startswith("<system>Be brief.</><user>")
         assert labelled("abc") in prompts[0]
-
-    async def test_memories_that_are_shown_already_are_pointed_to(self):
-        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
-        prompts = await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"])
         new = [prompts[1].removeprefix(prompts[0]), prompts[2].removeprefix(prompts[1])]
         for text, parts in zip(
             new,
@@ -93,16 +76,6 @@ class TestReplayMemory:
             chat_store=ListChatStore(),
         )
         assert not grow(await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"]))
-
-    async def test_other_memory_blocks_are_replayed_too(self):
-        memory = plain_memory(
-            OneWordBlock(),
-            StaticMemoryBlock(name="Fixed", static_content=[TextBlock(text="the same")]),
-        )
-        prompts = await chat_prompts(memory, ["one?", "two?"])
-        assert grow(prompts)
-        assert "word 0" in prompts[1]
-        assert "word 1" in prompts[1]
 
     async def test_two_blocks_refer_to_the_same_labels(self):
         planner = ReusePlanner()
@@ -139,20 +112,6 @@ class TestReplayMemory:
         assert [labelled("abc") in (one.content or "") for one in first] == [True, False]
         assert await memory.aget() == first
         assert mem0.queries == ["abc one?"]
-
-    async def test_engines_that_ask_before_they_add_the_question_are_served(self):
-        memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
-        inner = RecordingLLM()
-        histories: list[str] = []
-        for question in ("abc one?", "cbd two?", "bx three?"):
-            history = await memory.aget(input=question)
-            histories.append(as_prompt([*history, user(question)]))
-            answer = (await inner.achat([*history, user(question)])).message
-            await memory.aput(user(question))
-            await memory.aput(answer)
-        assert grow(histories)
-        assert histories[2].count("says:") == 5
-        assert all(history.endswith("?</>") for history in histories)
 
     async def test_a_question_that_was_added_may_be_named_and_one_that_was_not_leaves_nothing(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
@@ -289,25 +248,6 @@ class TestInsideLlamaIndexsOwn:
         second = await block.aget([user("q")])
         assert order(second) == "abc"
         assert "priority order" not in second, "no node holds words"
-
-    async def test_a_condense_plus_context_engine_takes_the_memory(self):
-        inner = RecordingLLM()
-        engine = CondensePlusContextChatEngine.from_defaults(
-            retriever=ReuseRetriever(LetterRetriever()),
-            llm=inner,
-            memory=plain_memory(ReuseMemoryBlock(memory=LetterMemory())),
-            skip_condense=True,
-            context_prompt="Context: {context_str}",
-        )
-        await engine.achat("ab one?")
-        response = await engine.achat("bc two?")
-        assert response.response == "answer 2"
-        assert [message.content for message in engine.chat_history] == [
-            "ab one?",
-            "answer 1",
-            "bc two?",
-            "answer 2",
-        ]
 
 
 @pytest.mark.parametrize("again", [copy, deepcopy, lambda one: pickle.loads(pickle.dumps(one))])

@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from llama_index.core import SummaryIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.llms import MockLLM
@@ -22,18 +21,14 @@ from llama_index.core.query_engine import (
     CitationQueryEngine,
     CustomQueryEngine,
     RetrieverQueryEngine,
-    RouterQueryEngine,
     SubQuestionQueryEngine,
 )
 from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle
-from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool, ToolMetadata
-from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_nodes, letter_text
-from workflows import Context, Workflow, step
-from workflows.events import Event, StartEvent, StopEvent
+from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_text
 
 from ctxreuse import ReusePlanner, request_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
@@ -106,13 +101,6 @@ class TestQueryEngines:
                 assert str(response) == str(plain)
                 assert response.source_nodes == plain.source_nodes
                 assert response.metadata == plain.metadata
-
-    def test_an_index_needs_nothing_else(self):
-        nodes = [one.node for one in letter_nodes("abc")]
-        inner, model = reusing()
-        SummaryIndex(nodes).as_query_engine(llm=model).query("first?")
-        SummaryIndex(nodes[::-1]).as_query_engine(llm=model).query("second?")
-        assert f"{shown('abc')}\n\n{WORDS}" in inner.prompts[1]
 
     def test_it_can_be_switched_off(self):
         plain, sent, model = both(
@@ -235,43 +223,6 @@ class OneOfEach(BaseQuestionGenerator):
         pass
 
 
-class JoiningQueryEngine(CustomQueryEngine):
-    """Joins what it retrieves by itself, as LlamaIndex's guides show it."""
-
-    retriever: BaseRetriever
-    llm: Any
-    separator: str = "\n\n"
-    with_metadata: bool = False
-
-    def custom_query(self, query_str: str) -> str:
-        nodes = self.retriever.retrieve(query_str)
-        context = self.separator.join(one.node.get_content() for one in nodes)
-        return str(self.llm.complete(f"Context:\n{context}\n\nQuestion: {query_str}"))
-
-
-class Retrieved(Event):
-    nodes: Any
-
-
-class Steps(Workflow):
-    """Retrieves in one step and asks in another."""
-
-    def __init__(self, llm: Any) -> None:
-        super().__init__()
-        self.llm = llm
-
-    @step
-    async def retrieve(self, ctx: Context, ev: StartEvent) -> Retrieved:
-        await ctx.store.set("question", ev.question)
-        return Retrieved(nodes=await LetterRetriever().aretrieve(ev.question))
-
-    @step
-    async def answer(self, ctx: Context, ev: Retrieved) -> StopEvent:
-        question = await ctx.store.get("question")
-        synthesizer = get_response_synthesizer(llm=self.llm)
-        return StopEvent(result=await synthesizer.asynthesize(question, ev.nodes))
-
-
 class TestOtherPrograms:
     @pytest.mark.parametrize("use_async", [False, True])
     def test_sub_questions_are_planned_and_their_answers_left_alone(self, use_async):
@@ -292,20 +243,6 @@ class TestOtherPrograms:
         assert all(shown("abc") in one for one in sent[:3])
         assert sent[3] == plain[3]
         assert "Sub question: abc one?" in sent[3]
-
-    def test_a_router(self):
-        def program(llm: Any) -> None:
-            tool = QueryEngineTool(engine(llm), ToolMetadata("Knows letters.", "letters"))
-            selector = LLMSingleSelector.from_defaults(
-                llm=RecordingLLM(answer='[{"choice": 1, "reason": "it is the one"}]')
-            )
-            router = RouterQueryEngine(selector, [tool, tool], llm=llm)
-            router.query("abc first?")
-            router.query("cba second?")
-
-        _, sent, model = both(program)
-        assert WORDS in sent[1]
-        assert model.prompt_statistics.planned == 2
 
     def test_numbered_sources_stay_in_their_order(self):
         def program(llm: Any) -> None:
@@ -337,29 +274,6 @@ class TestOtherPrograms:
         assert all(WORDS in one for one in moved)
         statistics = model.prompt_statistics
         assert statistics.planned + statistics.in_history == 4
-
-    def test_an_application_that_joins_the_nodes_itself(self):
-        def program(llm: Any) -> None:
-            joining = JoiningQueryEngine(retriever=LetterRetriever(), llm=llm)
-            joining.query("abc first?")
-            joining.query("cba second?")
-
-        plain, sent, _ = both(program)
-        texts = [shown(letters, metadata=False) for letters in ("cba", "abc")]
-        assert sent[0] == plain[0]
-        assert sent[1] == plain[1].replace(texts[0], f"{texts[1]}\n\n{WORDS}")
-
-    def test_steps_of_a_workflow(self):
-        def program(llm: Any) -> None:
-            async def asked_twice() -> None:
-                steps = Steps(llm)
-                await steps.run(question="abc first?")
-                await steps.run(question="cba second?")
-
-            asyncio.run(asked_twice())
-
-        _, sent, _ = both(program)
-        assert WORDS in sent[1]
 
 
 def say(chat: Any, way: str, question: str) -> str:
@@ -396,16 +310,6 @@ class TestTenants:
         plain, sent, model = both(program)
         assert sent == plain
         assert model.prompt_statistics.not_found == 2
-
-    def test_a_tenants_order_says_nothing_of_another_ones_questions(self):
-        def program(llm: Any) -> None:
-            with request_context(tenant="theirs"):
-                asked(llm, "abc first?")
-            with request_context(tenant="ours"):
-                asked(llm, "cba second?")
-
-        plain, sent, _ = both(program)
-        assert sent == plain
 
 
 class TestOnePlan:

@@ -3,6 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+from example_counts import examples
+from hypothesis import given
+from hypothesis import strategies as st
 from llama_index.core import SummaryIndex
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -12,7 +15,8 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.llms import CustomLLM
 from llama_index.core.schema import TextNode
-from llamaindex_llm_helpers import FaultyPlanner, Served, context, question
+from llamaindex_helpers import RecordingLLM
+from llamaindex_llm_helpers import FaultyPlanner, Served, context, question, sent_words
 
 from ctxreuse import ReusePlanner
 from llamaindex_ctxreuse import ReuseLLM
@@ -35,6 +39,48 @@ async def calls(llm, way):
             _ = [piece async for piece in stream]
     if way == "achat_batch":
         await llm.achat_batch([question(word) for word in WORDS])
+
+
+@examples(40)
+@given(
+    st.lists(st.permutations("abcd"), min_size=1, max_size=6),
+    st.sampled_from(("reuse", "none")),
+    st.sampled_from(("active", "shadow")),
+)
+def test_nothing_is_saved_where_every_prompt_is_sent_as_given(orders, strategy, mode):
+    inner, planner = RecordingLLM(), ReusePlanner(mode=mode)
+    llm = ReuseLLM(inner=inner, planner=planner, strategy=strategy, window_s=0)
+    words = ["".join(letters) for letters in orders]
+    for one in words:
+        llm.chat(question(one))
+    savings, is_changed = planner.savings, sent_words(inner) != words
+    assert not (is_changed and (strategy == "none" or mode == "shadow"))
+    if mode == "shadow" and strategy == "reuse":
+        return  # it counts what would be saved
+    assert (savings.changed > 0) == is_changed
+    if not is_changed:
+        assert savings.saved_tokens == savings.error_tokens == 0
+
+
+class Silent(CustomLLM):
+    """Answers without usage."""
+
+    @property
+    def metadata(self):
+        return LLMMetadata()
+
+    def complete(self, prompt, formatted=False, **kwargs):
+        return CompletionResponse(text="Yes.")
+
+    def stream_complete(self, prompt, formatted=False, **kwargs):
+        yield CompletionResponse(text="Yes.", delta="Yes.")
+
+
+@pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat", "achat_batch"])
+async def test_each_answer_without_usage_counts_as_unreported_once(way):
+    llm = ReuseLLM(inner=Silent(), window_s=0)
+    await calls(llm, way)
+    assert llm.planner.savings.reported.unreported == len(WORDS)
 
 
 @pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat", "achat_batch"])

@@ -24,10 +24,10 @@ from ctxreuse.measure.report import page, report_page
 from ctxreuse.measure.results.bill import Bill
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.tables import estimate_output, results_json
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.rules.cache_rules import CacheRules, TimeToLive, profile_spec
+from public_data.stored_results import read_results, write_results
 
 __all__ = ["run"]
 
@@ -168,7 +168,7 @@ def test_prices_that_are_missing_follow_from_the_profile():
     prices = Prices.of("here", said, cache_profile("anthropic(life=1h)"))
     assert prices.written_input == {"1h": 9.0, "5m": 5.0}
     assert prices.derived == ("written_input 5m",)
-    assert Prices.of("here", prices.as_json()) == prices
+    assert Prices.of("here", prices.as_json()) == replace(prices, derived=())
     by_life = PRICES | {"cached_input": 1, "written_input": {"5m": 6, "1h": 9}}
     assert not Prices.of("here", by_life, cache_profile("anthropic")).derived
     with pytest.raises(InputFileError, match="cached_input is missing"):
@@ -277,10 +277,14 @@ def test_results_and_page_say_the_same(run, folder):
     path = folder / "results.json"
     html = folder / "page.html"
     arguments = ["--cache", "anthropic(life=1h)", "--prices", folder / "prices.json"]
-    arguments += ["--html", html, "--results", path]
+    arguments += ["--html", html]
+    cache = cache_profile("anthropic(life=1h)")
+    prices = Prices.read(folder / "prices.json", cache)
+    measured = EstimateConfig(trace=str(folder / "trace.jsonl"), cache=cache, prices=prices)
+    write_results(measure_savings(measured, for_report=True), path)
     _, out, _ = run("estimate", folder / "trace.jsonl", *arguments)
-    stored = Results.read(path)
-    assert Bill.of(stored).as_json() == Bill.of(Results.read(path)).as_json()
+    stored = read_results(path)
+    assert Bill.of(stored).as_json() == Bill.of(read_results(path)).as_json()
     assert profile_spec(stored.cache) == "anthropic(life=1h)"
     sentence = words(out).partition(" Next: ")[0]
     shown = html.read_text()
@@ -305,12 +309,12 @@ def test_results_and_page_say_the_same(run, folder):
 )
 def test_broken_bills_are_one_error(folder, name, value):
     path = folder / "results.json"
-    measure_savings(EstimateConfig(trace=str(folder), cache="openai")).write(path)
+    write_results(measure_savings(EstimateConfig(trace=str(folder), cache="openai")), path)
     stored = json.loads(path.read_text())
     (stored if name == "cache" else stored["runs"][0])[name] = value
     path.write_text(json.dumps(stored))
     with pytest.raises(InputFileError, match=rf"results\.json: .*{name}"):
-        Results.read(path)
+        read_results(path)
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
@@ -318,7 +322,8 @@ def test_any_value_in_any_place_is_one_error_or_a_page(folder, monkeypatch, valu
     monkeypatch.setattr(report_page, "charts", lambda _: [])
     cache, path = cache_profile("anthropic"), folder / "results.json"
     prices = Prices.of("prices", PRICES | {"output": 3}, cache)
-    measure_savings(EstimateConfig(trace=str(folder), cache=cache, prices=prices)).write(path)
+    asked = EstimateConfig(trace=str(folder), cache=cache, prices=prices)
+    write_results(measure_savings(asked), path)
     stored = json.loads(path.read_text())
     stored["runs"].insert(0, stored["runs"][2])  # one that has written something
     files = refused = 0
@@ -353,7 +358,7 @@ def test_a_trace_with_nothing_to_compare_is_no_error(run, folder, lines):
     assert (code, words(out)[:15]) == (0, "Nothing to gain")
 
 
-@pytest.mark.parametrize("more", [["--capacity-tokens", "9"], ["--workers", "2"]])
+@pytest.mark.parametrize("more", [["--capacity-tokens", "9"], ["--prefill-rate", "2"]])
 def test_a_provider_s_cache_has_no_size(run, folder, more):
     code, _, err = run("estimate", folder / "trace.jsonl", "--cache", "openai", *more)
     assert code == 2
@@ -438,4 +443,4 @@ def test_a_profile_of_the_user_s_own_is_billed_by_its_own_factors():
     assert result.bill.never_read == 0
     assert result.billed.bill(own) == pytest.approx(24 * 1.5 + 48 * 0.2)
     with pytest.raises(InvalidRequestError, match="is a provider's cache"):
-        measure_savings(EstimateConfig(trace="nowhere", cache=own, workers=2))
+        measure_savings(EstimateConfig(trace="nowhere", cache=own, capacity_tokens=[2]))

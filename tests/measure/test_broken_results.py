@@ -11,8 +11,8 @@ from test_report import results
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.report import page, report_page
 from ctxreuse.measure.report.charts import charts
-from ctxreuse.measure.results.results_file import Results
 from ctxreuse.measure.results.tables import estimate_output, tables
+from public_data.stored_results import read_results, write_results
 
 __all__ = ["run"]
 
@@ -51,7 +51,7 @@ def places(value, path=()):
 def stored(tmp_path_factory):
     """The JSON of a results file with few runs: one with each cache, and one of each other part."""
     path = tmp_path_factory.mktemp("results") / "results.json"
-    results().write(path)
+    write_results(results(), path)
     fields = json.loads(path.read_text())
     by_kind = {(run["part"], run["capacity_tokens"]): run for run in reversed(fields["runs"])}
     runs = list(reversed(by_kind.values()))
@@ -77,7 +77,7 @@ def changed(stored, path, value):
 def read(tmp_path, text):
     path = tmp_path / "results.json"
     path.write_text(text)
-    return Results.read(path)
+    return read_results(path)
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
@@ -130,10 +130,10 @@ def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
         else:
             kept.append(path[-1])
     assert list(dict.fromkeys(kept)) == [
-        *("part", "k", "sessions", "workers", "answers", "failures", "word_tokens"),
+        *("part", "k", "sessions", "answers", "failures", "word_tokens"),
         *("children", "label", "bounds", "settings", "notes", "cache_tokens"),
         *("prefill_tokens_per_s", "prices", "command", "date", "python", "causes"),
-        *("different_fronts", "outside_runs"),
+        *("causes_first", "prompts"),
     ]
     assert list(others) == ["format", "request_ids", "first_token_s"]
 
@@ -164,13 +164,3 @@ def test_a_tree_deeper_than_any_of_ours_is_refused(tmp_path, stored, depth):
     deep = node * depth + "]}" * depth
     with pytest.raises(InputFileError, match=r"none 5 blocks deep|no JSON"):
         read(tmp_path, changed(stored, ("tree",), deep))
-
-
-def test_the_command_says_it_in_one_line(run, stored, tmp_path):
-    (tmp_path / "results.json").write_text(changed(stored, ("runs", 0, "policy"), "7"))
-    assert run("report", tmp_path / "results.json", "-o", tmp_path / "page.html") == (
-        2,
-        "",
-        f"ctxreuse: {tmp_path / 'results.json'}: runs[0]: policy is 7 (int); it must be a string\n",
-    )
-    assert not (tmp_path / "page.html").exists()

@@ -17,8 +17,9 @@ from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.front_findings import check_fronts
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
+from ctxreuse.measure.traces.recorded_prompts import read_recording
 from ctxreuse.measure.traces.recording import PromptRecorder, TraceRecorder
-from ctxreuse.measure.traces.trace_files import TraceRequest, read_recording
+from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.measure.traces.varying_fronts import fronts_that_differ
 
 HELP = "You help people with questions about rivers, and answer from the documents alone."
@@ -60,8 +61,8 @@ def test_a_question_before_the_documents_is_found(tmp_path, length):
     assert fronts_that_differ(trace) == 40
     said = verdict(measure_savings(EstimateConfig(trace=str(tmp_path))))
     assert said.sentence.startswith(
-        "In 40 of 40 prompts something that differs stands before the documents: nothing can be "
-        "gained until it stands behind them."
+        "Nothing can be gained as it is: in 40 of 40 prompts something that differs stands before "
+        "the documents. Once that is mended: "
     )
 
 
@@ -123,29 +124,27 @@ def figures(finding: Finding) -> tuple[Verdict, dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    ("systems", "kind", "shown"),
+    ("systems", "shown"),
     [
         (
             [f"{HELP} It is 12:{minute:02} now." for minute in range(20)],
-            "a date or time",
             "“alone. It is” is followed by “12:00” and by “12:01”",
         ),
-        ([f"{HELP} Session: {one}." for one in IDS], "an id", "“documents alone. Session:”"),
-        ([f"Help {one}. {HELP}" for one in NAMES], "a name or a word", "“Help” is followed by"),
-        ([f"{one}: {HELP}" for one in NAMES], "a name or a word", "“” is followed by “Alice:”"),
-        ([f"{HELP} Mail to {one}@example.org." for one in NAMES], "an address", "“alone. Mail to”"),
+        ([f"{HELP} Session: {one}." for one in IDS], "“documents alone. Session:”"),
+        ([f"Help {one}. {HELP}" for one in NAMES], "“Help” is followed by"),
+        ([f"{one}: {HELP}" for one in NAMES], "“” is followed by “Alice:”"),
+        ([f"{HELP} Mail to {one}@example.org." for one in NAMES], "“alone. Mail to”"),
         (
             [f"{HELP} Ticket {number}." for number in range(10, 30)],
-            "a number",
             "“10.” and by “11.”",
         ),
-        ([f"Today is {one}. {HELP}" for one in ("Monday", "Tuesday")] * 2, "a date or time", ""),
+        ([f"Today is {one}. {HELP}" for one in ("Monday", "Tuesday")] * 2, ""),
     ],
 )
-def test_what_varies_is_named_and_shown_with_the_words_before_it(systems, kind, shown):
+def test_what_varies_is_named_and_shown_with_the_words_before_it(systems, shown):
     found = check_fronts(with_systems(systems))
     assert found.verdict is Verdict.PROBLEM
-    assert found.remedy.startswith(f"say {kind} behind the contexts")
+    assert found.remedy.startswith("say it behind the documents")
     assert shown in found.found
     assert (found.figures["forms"], found.figures["requests"]) == (len(set(systems)), len(systems))
 
@@ -158,7 +157,6 @@ def test_texts_that_vary_part_at_the_first_place_though_one_is_of_another_kind()
     found = check_fronts(with_systems([*(f"{HELP} It is {n}:15." for n in range(10, 30)), odd]))
     assert "“alone. It is” is followed by “10:15.”" in found.found
     found = check_fronts(with_systems([f"One two three {one}" for one in NAMES]))
-    assert found.figures["token"] == 4
 
 
 @pytest.mark.parametrize(
@@ -203,7 +201,8 @@ def test_a_recording_without_texts_says_how_many_there_are(tmp_path, forms, verd
         for number in range(40):
             recorder.record(["a text", "another"], system=f"{HELP} {number % forms}")
     found = check_fronts(read_recording(str(tmp_path / "recording"))[1])
-    assert (str(found.verdict), found.figures) == (verdict, {"requests": 40, "forms": forms})
+    told = {name: found.figures[name] for name in ("requests", "forms")}
+    assert (str(found.verdict), told) == (verdict, {"requests": 40, "forms": forms})
     assert HELP not in found.found
 
 

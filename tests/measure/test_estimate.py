@@ -201,7 +201,7 @@ def test_an_estimate_says_what_is_left_where_the_best_block_stays_in_front(run, 
         *({"request_id": n, "query": f"{n}?", "blocks": list(one)} for n, one in enumerate(found)),
     )
     served = []
-    for more in ((), ("--keep-best",), ("--keep-best", "--workers", "2")):
+    for more in ((), ("--keep-best",)):
         code, out, err = run("estimate", tmp_path / "trace.jsonl", "--json", *more)
         assert code == 0, err
         result = json.loads(out)
@@ -209,9 +209,8 @@ def test_an_estimate_says_what_is_left_where_the_best_block_stays_in_front(run, 
         served.append([by_policy[name] for name in ("ctxreuse, online", "ctxreuse, batch")])
         shown = words(run("estimate", tmp_path / "trace.jsonl", *more)[1])
         assert bool(more) == ("ReusePlanner(keep_best=True)" in shown) == ("keep_best" in result)
-        if "--workers" not in more:  # two of them gain nothing here
-            assert bool(more) == ("keep_best=True" in result["verdict"]["next_step"])
-    assert served == [[800, 800], [400, 400], [400, 400]]
+        assert bool(more) == ("keep_best=True" in result["verdict"]["next_step"])
+    assert served == [[800, 800], [400, 400]]
 
 
 @pytest.mark.parametrize("columns", [60, 80])
@@ -224,7 +223,20 @@ def test_a_narrow_terminal_shows_one_table_with_heads(run, folder, monkeypatch, 
     names = [
         " ".join("".join(f"{one} " for one in name).split()) for name in zip(*heads, strict=True)
     ]
-    assert names == ["hit ratio", "to compute, of as retrieved", "planning ms a request"]
+    assert names == ["tokens to compute", "to as retrieved", "hit ratio"]
     sizes = words(re.sub("[│├┤─┼]", " ", out))
-    assert "an unlimited cache as retrieved 0.000 1.00" in sizes
-    assert "a cache of 300 tokens as retrieved 0.000 1.00" in sizes
+    assert "an unlimited cache as retrieved 900 1.00 0.000" in sizes
+    assert "a cache of 300 tokens as retrieved 900 1.00 0.000" in sizes
+
+
+@pytest.mark.parametrize("command", ["estimate", "lint", "doctor"])
+def test_a_folder_without_a_recording_is_named_with_the_remedy(run, tmp_path, command):
+    code, _, err = run(command, tmp_path)
+    assert code != 0
+    assert "the folder holds no recording; write one: ctxreuse record" in words(err)
+
+
+def test_a_report_is_written_where_o_says(run, folder, tmp_path):
+    code, _, err = run("estimate", folder, "-o", tmp_path / "page.html")
+    assert code == 0, err
+    assert (tmp_path / "page.html").read_text().startswith("<!")

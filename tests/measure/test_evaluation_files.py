@@ -9,11 +9,19 @@ from ctxreuse.context import files
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
-from ctxreuse.measure.results.stored_results import read_stored
 from ctxreuse.measure.traces.json_lines import read_lines, write_lines
-from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
+from ctxreuse.measure.traces.trace_files import (
+    TraceRequest,
+    read_corpus,
+    read_titles,
+    read_trace,
+)
+from public_data.stored_results import read_stored
 
 CORPUS = {1: block(1), "a": block("a"), 2: block(2)}
+
+
+BROKEN_JSON = "each line must be one complete JSON object, or the file an array of them"
 
 
 def readers():
@@ -43,22 +51,22 @@ def error_of(kind, path):
     [
         (
             '{"id": 1, "te',
-            "broken JSON (Unterminated string starting at); "
-            "each line must be one complete JSON object",
+            f"broken JSON (Unterminated string starting at); {BROKEN_JSON}",
         ),
         (
             '{"id": 1',
-            "broken JSON (Expecting ',' delimiter); each line must be one complete JSON object",
+            f"broken JSON (Expecting ',' delimiter); {BROKEN_JSON}",
         ),
         (
             "{'id': 1}",
-            "broken JSON (Expecting property name enclosed in double quotes); "
-            "each line must be one complete JSON object",
+            f"broken JSON (Expecting property name enclosed in double quotes); {BROKEN_JSON}",
         ),
-        ("{} {}", "broken JSON (Extra data); each line must be one complete JSON object"),
+        (
+            "{} {}",
+            f"broken JSON (Extra data); {BROKEN_JSON}",
+        ),
         (b'{"text": "\xff"}', "not UTF-8 (byte 10); convert the file"),
         (b'{"text": "\xc3', "not UTF-8 (byte 10); convert the file"),
-        ("[1, 2]", "[1, 2] (list) is no JSON object"),
         ('"text"', "'text' (str) is no JSON object"),
         ("null", "None (NoneType) is no JSON object"),
         ("true", "True (bool) is no JSON object"),
@@ -69,6 +77,39 @@ def test_a_line_that_is_no_json_object_is_named_by_file_and_line(tmp_path, kind,
     _, good = readers()[kind]
     path = write_jsonl(tmp_path / "broken.jsonl", good, "", line, good)
     assert error_of(kind, path) == f"{path}:3: {problem}"
+
+
+@every_file
+def test_an_array_is_read_as_its_objects_would_be_from_lines(tmp_path, kind):
+    read, good = readers()[kind]
+    for text in (json.dumps([good]), "\n \r\n" + json.dumps([good], indent=1) + "\n\n"):
+        assert len(read(write_jsonl(tmp_path / "array.json", text))) == 1
+    assert len(read(write_jsonl(tmp_path / "empty.json", "[\n]"))) == 0
+
+
+@every_file
+@pytest.mark.parametrize(
+    ("array", "problem"),
+    [
+        ("[GOOD, 7]", "2[1]: 7 (int) is no JSON object"),
+        ("[GOOD, [7]]", "2[1]: [7] (list) is no JSON object"),
+        ("[GOOD,\n\n GOOD", f"4: broken JSON (Expecting ',' delimiter); {BROKEN_JSON}"),
+        ("[GOOD,", f"2: broken JSON (Expecting value); {BROKEN_JSON}"),
+        ("[GOOD]\nGOOD", f"3: broken JSON (Extra data); {BROKEN_JSON}"),
+        (
+            "\ufeff[GOOD]",
+            f"2: broken JSON (Unexpected UTF-8 BOM (decode using utf-8-sig)); {BROKEN_JSON}",
+        ),
+        (b"[GOOD, \xff]", "2: not UTF-8 (byte "),
+    ],
+)
+def test_a_broken_array_is_named_by_line_or_item(tmp_path, kind, array, problem):
+    good = json.dumps(readers()[kind][1])
+    text = array.replace(
+        *((b"GOOD", good.encode()) if isinstance(array, bytes) else ("GOOD", good))
+    )
+    path = write_jsonl(tmp_path / "array.json", "", text)
+    assert error_of(kind, path).startswith(f"{path}:{problem}")
 
 
 @every_file
@@ -123,6 +164,19 @@ def test_a_corpus_is_its_blocks_by_id(tmp_path):
         -5: ContextBlock(id=-5, text="no newline at the end"),
     }
     assert list(corpus) == ["a", 1, "1", -5]
+
+
+def test_the_corpus_of_a_beir_data_set_is_read(tmp_path):
+    path = write_jsonl(
+        tmp_path / "corpus.jsonl",
+        {"_id": "d1", "title": "Rivers", "text": "The Seine.", "metadata": {}},
+        {"_id": "own", "id": 2, "text": "An id of its own goes first."},
+    )
+    assert [(one.id, one.text) for one in read_corpus(path).values()] == [
+        ("d1", "The Seine."),
+        (2, "An id of its own goes first."),
+    ]
+    assert read_titles(path) == {"d1": "Rivers"}
 
 
 @pytest.mark.parametrize(
@@ -417,3 +471,6 @@ def test_a_line_as_long_as_may_be_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_LONGEST_LINE", 900)
     with pytest.raises(InputFileError, match=r"corpus\.jsonl:1: has more than 900 bytes"):
         list(read_lines(path))
+    array = write_jsonl(tmp_path / "array.json", "[\n1" + ",\n1" * 300 + "]")  # of short lines
+    with pytest.raises(InputFileError, match=r"array\.json:1: has more than 900 bytes"):
+        list(read_lines(array))

@@ -1,4 +1,4 @@
-"""Traces in Mooncake's format: read, simulated, and written from plans."""
+"""Traces in Mooncake's format: read and simulated."""
 
 import json
 import os
@@ -6,27 +6,20 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import run, words
-from example_counts import examples
-from hypothesis import given
-from hypothesis import strategies as st
 from planning_helpers import block, write_jsonl
 
 from ctxreuse import ReusePlanner
-from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
+from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.measure.replay.hashed_trace import (
     HashedRequest,
-    hashed_plan,
     hashed_requests,
     simulate_hashed,
 )
-from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
+from ctxreuse.measure.replay.plan_file import read_plan
 from ctxreuse.measure.replay.plan_trace import plan_trace
-from ctxreuse.measure.replay.prompts import prompt_blocks
-from ctxreuse.measure.replay.simulate import simulate_blocks, simulate_tokens
 from ctxreuse.measure.traces.json_lines import read_lines
-from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
-from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
+from ctxreuse.measure.traces.trace_files import read_trace
 
 __all__ = ["run"]
 
@@ -35,8 +28,8 @@ MOONCAKE = Path(os.environ.get("CTXREUSE_DATA", "absent"), "mooncake", "conversa
 LINE = {"timestamp": 5, "input_length": 1_100, "output_length": 9, "hash_ids": [0, 1, 2]}
 
 
-def hashed(length, *ids, timestamp=0, output=1):
-    return HashedRequest(timestamp, length, output, ids)
+def hashed(length, *ids):
+    return HashedRequest(length, ids)
 
 
 def cached(requests, *capacities, block_tokens=512):
@@ -50,11 +43,11 @@ def cached(requests, *capacities, block_tokens=512):
 def test_a_line_is_a_request_whose_last_shorter_block_may_have_no_id(tmp_path):
     path = write_jsonl(tmp_path / "t.jsonl", LINE, {**LINE, "timestamp": 6.5, "session": "x"})
     assert hashed_requests(read_lines(path)) == [
-        hashed(1_100, 0, 1, 2, timestamp=5, output=9),
-        hashed(1_100, 0, 1, 2, timestamp=6.5, output=9),
+        hashed(1_100, 0, 1, 2),
+        hashed(1_100, 0, 1, 2),
     ]
     path = write_jsonl(tmp_path / "t.jsonl", {**LINE, "hash_ids": [0, 1]})
-    assert hashed_requests(read_lines(path)) == [hashed(1_100, 0, 1, timestamp=5, output=9)]
+    assert hashed_requests(read_lines(path)) == [hashed(1_100, 0, 1)]
 
 
 ANOTHER_SIZE = "if the trace has blocks of another size, say which (--block-size)"
@@ -65,17 +58,10 @@ ARE_INTEGERS = "ids are integers from 0, of at most 100 digits"
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("timestamp", None, "is None (NoneType); it must be int or float"),
-        ("timestamp", "5", "is '5' (str); it must be int or float"),
-        ("timestamp", -1, "is -1 (int); it must be milliseconds from 0"),
-        ("timestamp", float("nan"), "is nan (float); it must be milliseconds from 0"),
-        ("timestamp", float("inf"), "is inf (float); it must be milliseconds from 0"),
         ("input_length", "5", "is '5' (str); it must be int"),
         ("input_length", 5.5, "is 5.5 (float); it must be int"),
         ("input_length", True, "is True (bool); it must be int"),
         ("input_length", -5, "must be an integer from 0"),
-        ("output_length", -5, "must be an integer from 0"),
-        ("output_length", [5], "is [5] (list); it must be int"),
         ("hash_ids", "012", "is '012' (str); it must be list"),
         ("hash_ids", [0, "1", 2], f"holds '1' (str); {ARE_INTEGERS}"),
         ("hash_ids", [0, True, 2], f"holds True (bool); {ARE_INTEGERS}"),
@@ -99,7 +85,7 @@ def test_an_empty_prompt_has_no_ids(tmp_path):
     assert str(caught.value) == f"{path}:1: field 'hash_ids' {problem}"
 
 
-@pytest.mark.parametrize("field", LINE)
+@pytest.mark.parametrize("field", ["input_length", "hash_ids"])
 def test_a_line_without_a_field_names_it(tmp_path, field):
     fewer = {name: value for name, value in LINE.items() if name != field}
     path = write_jsonl(tmp_path / "t.jsonl", fewer)
@@ -107,13 +93,107 @@ def test_a_line_without_a_field_names_it(tmp_path, field):
         hashed_requests(read_lines(path))
 
 
-@pytest.mark.parametrize("field", ["timestamp", "input_length", "output_length", "hash_ids"])
+@pytest.mark.parametrize("field", ["input_length", "hash_ids"])
 def test_huge_numbers_are_an_error_of_that_line(tmp_path, field):
     huge = 10**400
     value = [huge] if field == "hash_ids" else huge
     path = write_jsonl(tmp_path / "t.jsonl", {**LINE, field: value})
     with pytest.raises(InputFileError, match=f"t.jsonl:1: field '{field}'"):
         hashed_requests(read_lines(path))
+
+
+# sessions
+
+
+def turn(session, length, *ids, answer=5, **fields):
+    line = {"session_id": session, "input_length": length, "output_length": answer}
+    return {**line, "hash_ids": list(ids), **fields}
+
+
+def sessions_of(tmp_path, *lines):
+    return hashed_requests(read_lines(write_jsonl(tmp_path / "t.jsonl", *lines)), 16)
+
+
+def test_lines_with_only_what_is_new_stand_behind_their_sessions_earlier_lines(tmp_path):
+    requests = sessions_of(
+        tmp_path,
+        turn("a", 20, 0, 1, timestamp=0),
+        turn("b", 20, 0, 1, timestamp=1.5),
+        {**LINE, "input_length": 16, "hash_ids": [0]},
+        turn("a", 10, 2, delay=3),
+        turn("b", 20, 6, 7, delay=0, answer=0),
+        turn("a", 40, 3, 4, 5, delay=1.5),
+        turn("b", 3, delay=9, answer=0),
+    )
+    lengths = [20, 20, 16, 20 + 5 + 10, 20 + 5 + 20, 35 + 5 + 40, 45 + 3]
+    assert [one.input_tokens for one in requests] == lengths
+    # a's first full block, then all that an engine has seen of a; b has an answer of its own
+    assert cached(requests, block_tokens=16) == [[0, 16, 0, 16, 16, 32, 32]]
+
+
+def test_sessions_of_equal_beginnings_part_at_their_answers(tmp_path):
+    opening = {"timestamp": 0, "answer": 12}
+    requests = sessions_of(
+        tmp_path,
+        turn(1, 20, 0, 1, **opening),
+        turn("1", 20, 0, 1, **opening),
+        turn(1, 32, 2, 3, delay=0),
+        turn("1", 32, 2, 3, delay=0),
+    )
+    assert cached(requests, block_tokens=16) == [[0, 16, 16, 16]]
+
+
+def test_sessions_of_whole_prompts_are_read_as_they_stand(tmp_path):
+    requests = sessions_of(
+        tmp_path,
+        turn("a", 20, 0, 1, timestamp=0),
+        turn("a", 40, 0, 2, 3, delay=4),
+        turn("b", 20, 0, 1, timestamp=0),
+        turn("a", 16, 0, timestamp=9),
+    )
+    assert [one.input_tokens for one in requests] == [20, 40, 20, 16]
+    assert requests == [hashed(20, 0, 1), hashed(40, 0, 2, 3), hashed(20, 0, 1), hashed(16, 0)]
+
+
+UNCLEAR = (
+    "it is not clear whether later lines of sessions are whole prompts, which begin with the hash "
+    "that the line before begins with, or only what is new, which have other hashes and 'delay'; "
+    "make all of one kind, or leave 'session_id' out of whole prompts"
+)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        [turn("a", 16, 2, timestamp=4)],
+        [turn("a", 16, 2)],
+        [turn("a", 16, 2, delay=None)],
+        [turn("a", 16, 0, timestamp=4), turn("a", 16, 2, delay=1)],
+        [turn("a", 16, 2, delay=1), turn("b", 16, 0), turn("b", 32, 0, 3, delay=4)],
+        [turn("a", 16, 2, delay=1), turn("a", 32, 2, 3, delay=1)],  # the first was short
+    ],
+)
+def test_sessions_that_cannot_be_told_are_refused_with_the_reason(tmp_path, later):
+    path = write_jsonl(tmp_path / "t.jsonl", turn("a", 20, 0, 1, timestamp=0), *later)
+    with pytest.raises(InputFileError) as caught:
+        hashed_requests(read_lines(path), 16)
+    assert str(caught.value) == f"{path}:{1 + len(later)}: {UNCLEAR}"
+
+
+def test_a_session_longer_than_any_models_context_is_refused(tmp_path):
+    long = turn("a", 20, 0, 1, answer=10**90, timestamp=0)
+    assert len(sessions_of(tmp_path, long)) == 1
+    with pytest.raises(InputFileError, match=r"t.jsonl:2: its session has 1,000.* tokens; end it"):
+        sessions_of(tmp_path, long, turn("a", 16, 2, delay=0))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("session_id", [1]), ("delay", "1"), ("delay", -1), ("output_length", -1)]
+)
+def test_a_broken_field_of_a_session_is_named(tmp_path, field, value):
+    first, second = turn("a", 20, 0, 1), turn("a", 16, 2, delay=1)
+    with pytest.raises(InputFileError, match=f"t.jsonl:2: field '{field}' "):
+        sessions_of(tmp_path, first, {**second, field: value})
 
 
 # simulation
@@ -186,79 +266,15 @@ def test_the_public_conversation_trace_is_served_as_an_independent_profiler_says
     assert list(by_size.values()) == pytest.approx(profiler, abs=0.001)
 
 
-# writing
-
-
-CORPUS = {name: block(name, tokens) for name, tokens in (("a", 5), ("b", 3), ("c", 9), ("d", 0))}
-
-
-def planned(*requests):
-    """Return requests of (name, ids, more) as they were retrieved."""
-    trace = [
-        TraceRequest(name, "Which?", tuple(CORPUS[one] for one in ids), **more)
-        for name, ids, more in requests
-    ]
-    return plan_trace(trace, ReusePlanner(), "online", "none", conversations=True)
-
-
-def ids_of(requests, **options):
-    return [list(one.hash_ids) for one in hashed_plan(requests, CORPUS, **options)]
-
-
-def test_ids_count_prefixes_by_their_first_appearance():
-    plan = planned(("x", "abc", {}), ("y", "abd", {}), ("z", "ac", {}), ("w", "", {}))
-    assert list(hashed_plan(plan, CORPUS, block_tokens=4)) == [
-        # aaaa abbb cccc cccc c
-        hashed(17, 0, 1, 2, 3, 4, timestamp=0),
-        hashed(8, 0, 1, timestamp=1_000),
-        hashed(14, 0, 5, 6, 7, timestamp=2_000),  # aaaa accc cccc cc
-        hashed(0, timestamp=3_000),
-    ]
-
-
-def test_blocks_without_tokens_tenants_and_system_texts_part_prompts_and_turns_continue_them():
-    plan = planned(("x", "bd", {}), ("y", "bdc", {}), ("z", "bc", {}))
-    assert ids_of(plan, block_tokens=3) == [[0], [0, 1, 2, 3], [0, 4, 5, 6]]
-    a, b = {"conversation_id": "a"}, {"conversation_id": "b"}
-    plan = planned(("a0", "a", a), ("b0", "a", b), ("a1", "b", a), ("b1", "b", b))
-    assert ids_of(plan, block_tokens=4) == [[0, 1], [0, 1], [0, 2], [0, 3]]
-    plan = planned(("x", "b", {}), ("y", "b", {"tenant": "t"}), ("z", "b", {"system": "s"}))
-    assert ids_of(plan) == [[0], [1], [2]]
-
-
-def test_requests_arrive_when_the_trace_says():
-    plan = planned(
-        ("x", "a", {"timestamp_ms": 7}),
-        ("y", "a", {"timestamp_ms": 3.6}),  # runs second, so it cannot have arrived first
-        ("z", "a", {"timestamp_ms": 5}),
-    )
-    assert [one.timestamp_ms for one in hashed_plan(plan, CORPUS)] == [4, 5, 7]
-    even = hashed_plan(plan, CORPUS, requests_per_second=8, answer_tokens=20)
-    assert [(one.timestamp_ms, one.output_tokens) for one in even] == [
-        (0, 20),
-        (125, 20),
-        (250, 20),
-    ]
+# times
 
 
 def test_a_timestamp_goes_from_the_trace_through_the_plan(tmp_path):
     trace = write_jsonl(tmp_path / "t.jsonl", {"request_id": 1, "blocks": ["a"], "timestamp": 4.5})
-    plans = plan_trace(read_trace(trace, CORPUS), ReusePlanner(), "online")
+    plans = plan_trace(read_trace(trace, {"a": block("a", 5)}), ReusePlanner(), "online")
     path = write_jsonl(tmp_path / "plan.jsonl", *(one.as_json() for one in plans))
     assert [one.timestamp_ms for one in read_plan(path)] == [4.5]
     assert [one.timestamp_ms for one in read_plan(trace)] == [4.5]
-
-
-def test_a_trace_in_which_some_requests_have_no_timestamp_is_refused(tmp_path):
-    lines = ({"request_id": 1, "blocks": [], "timestamp": 4}, {"request_id": 2, "blocks": []})
-    path = write_jsonl(tmp_path / "t.jsonl", *lines)
-    with pytest.raises(InputFileError) as caught:
-        list(hashed_plan(read_plan(path), CORPUS))
-    assert str(caught.value) == (
-        f"{path}:2: field 'timestamp' is missing, which other requests have; give it to all of "
-        "them, or say how many arrive in a second"
-    )
-    assert len(list(hashed_plan(read_plan(path), CORPUS, requests_per_second=1))) == 2
 
 
 @pytest.mark.parametrize("timestamp", ["now", -1, float("nan"), True, 10**400])
@@ -266,77 +282,9 @@ def test_a_timestamp_that_is_none_is_an_error_of_that_line(tmp_path, timestamp):
     path = write_jsonl(
         tmp_path / "t.jsonl", {"request_id": 1, "blocks": [], "timestamp": timestamp}
     )
-    for read in (read_plan, lambda path: read_trace(path, CORPUS)):
+    for read in (read_plan, lambda path: read_trace(path, {"a": block("a", 5)})):
         with pytest.raises(InputFileError, match=r"t.jsonl:1: field 'timestamp' is"):
             read(path)
-
-
-def test_a_prompt_that_no_engine_takes_is_refused():
-    corpus = {"a": block("a", 10**99)}
-    plan = [PlannedRequest("r", (("[Doc_1]", "a", None),), None, "", None, "", None, 0, None, None)]
-    with pytest.raises(InputFileError, match=r"plan: the prompt has 1000.* more than 1,048,576 bl"):
-        list(hashed_plan(plan, corpus))
-
-
-requests = st.lists(
-    st.tuples(st.lists(st.sampled_from("abcd"), max_size=5), st.sampled_from((None, "t", "u"))),
-    max_size=10,
-)
-
-
-@examples(100)
-@given(requests, st.integers(1, 7), st.none() | st.integers(0, 60), st.booleans())
-def test_a_plan_is_served_alike_when_it_is_written_and_read(
-    tmp_path_factory, drawn, block_tokens, capacity, is_one_conversation
-):
-    conversation = "c" if is_one_conversation else None
-    plan = planned(
-        *(
-            (number, ids, {"system": system, "conversation_id": conversation})
-            for number, (ids, system) in enumerate(drawn)
-        )
-    )
-    written = list(hashed_plan(plan, CORPUS, block_tokens=block_tokens))
-    path = write_jsonl(
-        tmp_path_factory.mktemp("trace") / "t.jsonl", *(one.as_json() for one in written)
-    )
-    again = hashed_requests(read_lines(path), block_tokens)
-    assert again == written
-    (result,) = simulate_hashed(again, (capacity,), block_tokens)
-    assert list(result.usages) == served_token_by_token(plan, block_tokens, capacity)
-
-
-def served_token_by_token(plan, block_tokens, capacity):
-    """Serve made-up tokens, one for each token of each block and of what stands before it."""
-    numbers = {}
-    cache = PrefixCacheSimulator(capacity, block_tokens)
-    usages = []
-    for request, (keys, tokens) in zip(plan, prompt_blocks(plan, CORPUS), strict=True):
-        prompt, before = [], (request.tenant, request.system)
-        for key, length in zip(keys, tokens, strict=True):
-            before = (before, key)
-            places = ((before, place) for place in range(length))
-            prompt.extend(numbers.setdefault(place, len(numbers)) for place in places)
-        usages.append(cache.serve(prompt))
-    return usages
-
-
-@examples(30)
-@given(requests, st.integers(1, 30), st.none() | st.integers(0, 400))
-def test_whole_prompts_are_served_alike_when_they_are_written_and_read(
-    drawn, block_tokens, capacity
-):
-    plan = planned(
-        *(
-            (number, ids, {"system": system, "tenant": system or ""})
-            for number, (ids, system) in enumerate(drawn)
-        )
-    )
-    tokenizer = WordTokenizer()
-    written = list(hashed_plan(plan, CORPUS, tokenizer, block_tokens=block_tokens))
-    (result,) = simulate_hashed(written, (capacity,), block_tokens)
-    cache = PrefixCacheSimulator(capacity, block_tokens)
-    assert list(result.usages) == list(simulate_tokens(plan, CORPUS, cache, tokenizer))
 
 
 # the commands
@@ -404,6 +352,21 @@ def test_simulate_reads_a_hashed_trace_from_standard_input_with_sizes_of_ones_ow
     }
 
 
+def test_simulate_replays_sessions_and_arrays_of_lines(run, tmp_path):
+    lines = [turn("a", 1_024, 0, 1, answer=100), turn("a", 512, 2, delay=5)]
+    told = []
+    for text in ("\n".join(map(json.dumps, lines)), json.dumps(lines, indent=2)):
+        code, out, err = run("simulate", write_jsonl(tmp_path / "t", text), "--json")
+        assert (code, err) == (0, "")
+        told.append(json.loads(out)["sizes"][-1])
+    assert told[0] == told[1]
+    assert (told[0]["prompt_tokens"], told[0]["cached_tokens"]) == (1_024 + 1_636, 1_024)
+
+    lines[1] = turn("a", 512, 2, timestamp=5)
+    path = write_jsonl(tmp_path / "t.jsonl", *lines)
+    assert run("simulate", path) == (2, "", f"ctxreuse: {path}:2: {UNCLEAR}\n")
+
+
 @pytest.mark.parametrize("option", ["--corpus", "--tokenizer"])
 def test_simulate_refuses_texts_beside_a_hashed_trace(run, trace, option):
     code, out, err = run("simulate", "--plan", trace, option, "c.jsonl")
@@ -411,50 +374,3 @@ def test_simulate_refuses_texts_beside_a_hashed_trace(run, trace, option):
     assert err == (
         f"ctxreuse: {trace}: a trace in Mooncake's format has no texts; leave out {option}\n"
     )
-
-
-def test_export_writes_what_simulate_replays(run, tmp_path):
-    lines = [{"id": name, "text": name, "tokens": 40} for name in "abc"]
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", *lines)
-    retrieved = [
-        {"request_id": n, "query": "?", "blocks": list(ids), "timestamp": 100 * n}
-        for n, ids in enumerate(("ab", "ba", "cba"))
-    ]
-    trace = write_jsonl(tmp_path / "trace.jsonl", *retrieved)
-    plan, out = tmp_path / "plan.jsonl", tmp_path / "out.jsonl"
-    files = ("--trace", trace, "--corpus", corpus, "--mode", "online", "-o", plan)
-    assert run("plan", *files)[0] == 0
-    blocks = ("--corpus", corpus, "--block-tokens", 20)
-    assert run("export", "--plan", plan, *blocks, "--answer-tokens", 7, "-o", out) == (0, "", "")
-    written = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [one["hash_ids"] for one in written] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
-    assert [one["timestamp"] for one in written] == [0, 100, 200]
-    assert {one["output_length"] for one in written} == {7}
-    simulated = run("simulate", "--plan", out, "--block-size", 20, "--json")[1]
-    assert json.loads(simulated)["sizes"][-1]["cached_tokens"] == 60 + 80
-    # a trace is written as it was retrieved, to standard output where nothing else is said
-    code, as_sent, _ = run("export", "--plan", trace, *blocks, "--requests-per-second", 2)
-    sent = [json.loads(line) for line in as_sent.splitlines()]
-    assert code == 0
-    assert [one["hash_ids"] for one in sent] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [8, 9, 10, 11, 12, 13],
-    ]
-    assert [one["timestamp"] for one in sent] == [0, 500, 1_000]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not MOONCAKE.is_file(), reason="needs CTXREUSE_DATA")
-def test_a_public_trace_is_served_at_blocks_of_one_token_as_context_blocks_are():
-    folder = MOONCAKE.parent.parent / "xquad"
-    corpus = read_corpus(str(folder / "corpus.jsonl"))
-    trace = read_trace(str(folder / "trace_k5.jsonl"), corpus)
-    plan = plan_trace(trace, ReusePlanner(), "offline")
-    (written,) = simulate_hashed(list(hashed_plan(plan, corpus, block_tokens=1)), (None,), 1)
-    whole = list(simulate_blocks(plan, corpus, BlockLevelCache()))
-    assert [one.prompt_tokens for one in written.usages] == [one.prompt_tokens for one in whole]
-    differences = {
-        b.cached_tokens - a.cached_tokens for a, b in zip(written.usages, whole, strict=True)
-    }
-    assert differences == {0, 1}  # the last token of a prompt is always computed

@@ -15,7 +15,6 @@ from ctxreuse.measure.replay.plan_file import read_plan
 from ctxreuse.measure.traces.recording import (
     PromptRecorder,
     TraceRecorder,
-    record_client,
     recording,
     recording_anthropic,
 )
@@ -79,7 +78,8 @@ def recorded_client(folder, **options):
         recorder = exits.enter_context(TraceRecorder(folder, **options))
         client = anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0)
         exits.enter_context(client)
-        yield server, record_client(client, recorder), recorder
+        exits.enter_context(recording_anthropic(recorder))
+        yield server, client, recorder
 
 
 def test_a_prompt_of_an_anthropic_client_is_recorded_with_tools_marks_and_time(tmp_path):
@@ -95,6 +95,7 @@ def test_a_prompt_of_an_anthropic_client_is_recorded_with_tools_marks_and_time(t
         "conversation_id": line["conversation_id"],
         "turn": 0,
         "timestamp": 250.0,
+        "source": "Anthropic clients",
         "sent": {
             "model": "claude-x",
             "tool_tokens": line["sent"]["tool_tokens"],
@@ -165,13 +166,12 @@ async def test_async_clients_answer_as_before_and_their_usage_is_recorded(tmp_pa
 
 def test_a_stream_is_recorded_once_in_each_way_to_ask_for_it(tmp_path):
     turn = [{"role": "user", "content": "A.\n\nWhich?"}]
-    with recorded_client(tmp_path) as (server, client, recorder):
+    with recorded_client(tmp_path) as (server, client, _):
         with client.messages.stream(model="m", max_tokens=9, messages=turn) as stream:
             assert stream.get_final_text() == server.answer
-        with recording_anthropic(recorder):
-            other = type(client)(base_url=server.url, api_key="x", max_retries=0)
-            with other, other.messages.stream(model="m", max_tokens=9, messages=turn) as stream:
-                assert stream.get_final_text() == server.answer
+        other = type(client)(base_url=server.url, api_key="x", max_retries=0)
+        with other, other.messages.stream(model="m", max_tokens=9, messages=turn) as stream:
+            assert stream.get_final_text() == server.answer
     assert [one.query for one in recorded(tmp_path)] == ["Which?"] * 2
 
 

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from browsers import chromium
-from cli_helpers import run
+from cli_helpers import run, words
 from jinja2 import UndefinedError
 from test_estimate import replay
 
@@ -19,14 +19,15 @@ from ctxreuse.measure.html_page import HtmlPage
 from ctxreuse.measure.replay.estimate import TraceSummary, estimate, shown
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE
 from ctxreuse.measure.report import page, write_pictures, write_report
-from ctxreuse.measure.report.charts import OTHER_STYLES, POLICY_STYLES, charts
-from ctxreuse.measure.results.results_file import Results, results_of
+from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.results.results import results_of
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from public_data.stored_results import read_results, write_results
 
 __all__ = ["run"]
 
-CHARTS = {"hit-ratio", "prefilled", "cache-size", "tree"}
+CHARTS = {"prefilled", "tree"}
 HOSTILE = "<script>alert(1)</script>$x^$\ud800\x00"
 
 
@@ -79,8 +80,8 @@ class Page(HTMLParser):
 
 
 def test_results_survive_their_file_and_make_the_same_page_each_time(measured, tmp_path):
-    measured.write(tmp_path / "results.json")
-    assert Results.read(tmp_path / "results.json") == measured
+    write_results(measured, tmp_path / "results.json")
+    assert read_results(tmp_path / "results.json") == measured
     assert page(measured) == page(measured)
 
 
@@ -108,47 +109,19 @@ def test_a_page_says_who_measured_what_and_when(measured):
         f"2026-11-25; <code>ctxreuse estimate &lt;rec&gt;</code>; ctxreuse {measured.version}, "
         "Python 3.11.7"
     ) in text
-    assert text.index(verdict(measured).sentence) < text.index('class="cards"')
-    assert text.index('class="cards"') < text.index("<figure") < text.index("<table")
+    assert text.index(verdict(measured).sentence) < text.index("<table") < text.index("<figure")
 
 
-def test_the_four_cards_count_the_same_thing(measured):
-    cards = re.findall(r'<div class="card">(.*?)</div>', page(measured))
-    names, numbers, words = zip(
-        *(re.split("<b[^>]*>|</b>", re.sub("</?span[^>]*>", "", card)) for card in cards),
-        strict=True,
-    )
-    assert names == ("As retrieved", "As requests arrive", "As one batch", "Planning")
-    before, online, batch = (int(number.replace(",", "")) for number in numbers[:3])
-    assert before == measured.runs[0].total.prefilled_tokens / 8
-    assert words == (
-        "prompt tokens computed a request",
-        f"{1 - online / before:.0%} fewer to compute",
-        f"{1 - batch / before:.0%} fewer to compute",
-        "a request, as requests arrive",
-    )
-
-
-def test_every_line_has_its_name_beside_it(measured):
-    for chart in charts(measured):
-        if chart.name == "tree":
-            continue
-        axes = chart.figure().axes[0]
-        names = "\n".join(text.get_text() for text in axes.texts)
-        policies = {one.policy for one in measured.part() if one.deduplicated}
-        for policy in policies - {"as retrieved"}:
-            assert policy in names, (chart.name, policy)
-        assert axes.get_legend() is None
-        assert not chart.figure().legends
-
-
-def test_lines_that_coincide_share_a_name_and_no_two_policies_look_alike(measured):
-    chart = next(one for one in charts(measured) if one.name == "cache-size")
-    names = [text.get_text() for text in chart.figure().axes[0].texts]
-    assert any("\n= " in one for one in names)
-    styles = [*POLICY_STYLES.values(), *OTHER_STYLES]
-    assert len({one.colour for one in styles}) == len(styles)
-    assert len({one.dashes for one in styles}) == len(styles)
+def test_every_line_has_its_name_below_the_axes(measured):
+    computed, tree = charts(measured)
+    assert (computed.name, tree.name) == ("prefilled", "tree")
+    (legend,) = computed.figure().legends
+    names = [text.get_text() for text in legend.get_texts()]
+    policies = {one.policy for one in measured.part() if one.deduplicated}
+    assert policies - {"as retrieved"} <= set(names)
+    lines = computed.figure().axes[0].lines
+    looks = {(one.get_color(), one.get_linestyle()) for one in lines}
+    assert len(looks) == len(lines) == len(names)
 
 
 QUESTIONS = ("Which river flows through Paris?", "Which bridge is the oldest of all?")
@@ -241,11 +214,6 @@ def test_a_page_says_what_to_install_for_it(monkeypatch):
         shown.render()
 
 
-def test_one_cache_size_needs_no_chart_of_sizes():
-    found = Page(page(results(turns=False, capacities=(None,))))
-    assert "cache-size" not in found.marks
-
-
 def test_pictures_are_written(measured, tmp_path):
     paths = write_pictures(measured, tmp_path / "pictures")
     assert len(paths) == len(CHARTS)
@@ -266,7 +234,7 @@ def test_pictures_are_written(measured, tmp_path):
 def test_other_files_are_no_results(tmp_path, content, problem):
     (tmp_path / "results.json").write_text(content)
     with pytest.raises(InputFileError, match=problem):
-        Results.read(tmp_path / "results.json")
+        read_results(tmp_path / "results.json")
 
 
 @pytest.mark.slow
@@ -279,13 +247,15 @@ def test_the_commands_write_the_same_page(run, measured, tmp_path):
             for n in range(12)
         )
     )
-    html, again, saved = (tmp_path / name for name in ("one.html", "two.html", "results.json"))
-    code, _, err = run("estimate", trace, "--html", html, "--results", saved)
+    html, again = (tmp_path / name for name in ("one.html", "two.html"))
+    code, _, err = run("estimate", trace, "--html", html)
     assert (code, err) == (0, f"ctxreuse: wrote {html}\n")
-    code, _, err = run("report", saved, "-o", again, "--pictures", tmp_path / "pictures")
+    code, _, err = run("report", trace, "-o", again, "--pictures", tmp_path / "pictures")
     assert code == 0
     assert f"ctxreuse: wrote {tmp_path / 'pictures' / 'tree.png'}" in err
-    assert html.read_text() == again.read_text()
+    first, second = (words(path.read_text()) for path in (html, again))
+    assert first.partition("Next:")[2][:400] == second.partition("Next:")[2][:400]
+    assert first.count("<figure") == second.count("<figure") == 2
 
 
 @pytest.fixture

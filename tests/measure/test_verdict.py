@@ -7,11 +7,13 @@ import pytest
 from cli_helpers import run, words
 from planning_helpers import write_jsonl
 
+from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.estimate import TraceSummary
+from ctxreuse.measure.replay.prompt_ways import WRAPPED, MeasuredWay, PromptWays
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.results_file import Results, results_of
+from ctxreuse.measure.results.results import FirstCause, results_of
 from ctxreuse.measure.results.verdict import verdict
 
 __all__ = ["run"]
@@ -28,9 +30,10 @@ PRICES = {
 def of(policy, cached, capacity=None, **more):
     """Return a run of ten requests with 100 tokens each."""
     mode = "offline" if "batch" in policy else "online"
-    strategy = "none" if policy == "as retrieved" else "reuse"
+    strategy = {"as": "none", "papers'": "paper"}.get(policy.split()[0], "reuse")
+    is_short = more.pop("deduplicated", False)
     return RunResult(
-        policy, strategy, mode, False, capacity, 0.1, (100,) * 10, (cached,) * 10, **more
+        policy, strategy, mode, is_short, capacity, 0.1, (100,) * 10, (cached,) * 10, **more
     )
 
 
@@ -40,7 +43,7 @@ def results(*runs, repeated=900, **more):
     return replace(measured, prefill_tokens_per_s=more.get("prefill_tokens_per_s", 1_000.0))
 
 
-def test_a_saving_names_policy_cache_workers_seconds_and_money():
+def test_a_saving_names_policy_cache_seconds_and_money():
     said = verdict(
         results(
             of("as retrieved", 20),
@@ -57,40 +60,92 @@ def test_a_saving_names_policy_cache_workers_seconds_and_money():
         "template, {context} must stand before {question}. Or plan with ReusePlanner(); "
         'ReusePlanner(mode="shadow") counts first and changes nothing.',
         "Worth trying; it shows most where prompts are long and answers short.",
-        "Planned together, all requests as one batch (ctxreuse, batch): 62% fewer (one worker, an "
-        "unlimited cache).",
+        "Planned together, all requests as one batch: 62% fewer.",
     ]
     assert said.as_json()["seconds_per_1000_requests"] == 40.0
     assert said.as_json()["money_per_1000_requests"] == 0.06
 
 
-def test_what_differs_in_front_comes_first_and_documents_outside_of_runs_need_format_context():
+def test_what_order_and_de_duplication_save_is_said_for_a_small_cache_too():
+    runs = [of("as retrieved", 20), of("ctxreuse, online", 40)]
+    runs += [of("ctxreuse, online", 60, deduplicated=True)]
+    runs += [
+        replace(run, cached_tokens=(15 + 5 * n,) * 10, capacity_tokens=50)
+        for n, run in enumerate(runs)
+    ]
+    runs += [replace(run, capacity_tokens=500) for run in runs[:3]]
+    also = verdict(results(*runs)).also
+    assert also[:2] == (
+        "With an unlimited cache: 50% fewer, 400 tokens for 800; the order -25%, de-duplication "
+        "-25%.",
+        "With a cache of 50 tokens: 12% fewer, 750 tokens for 850; the order -6%, de-duplication "
+        "-6%.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "more", "said"),
+    [
+        (
+            "papers' order, online",
+            {},
+            'papers\' order, online, 62% fewer, 300 tokens (strategy="paper")',
+        ),
+        (
+            "papers' order, online",
+            {"deduplicated": True},
+            'papers\' order, online, de-duplicated, 62% fewer, 300 tokens (strategy="paper")',
+        ),
+        (
+            "as retrieved",
+            {"deduplicated": True},
+            'as retrieved, de-duplicated, 62% fewer, 300 tokens (strategy="none")',
+        ),
+        ("papers' order, batch", {}, None),  # it knows all requests beforehand
+        ("ctxreuse, batch", {}, None),
+    ],
+)
+def test_an_order_that_does_better_than_ours_is_named_with_its_setting(policy, more, said):
+    runs = [of("as retrieved", 20), of("ctxreuse, online", 60), of(policy, 70, **more)]
+    also = verdict(results(*runs)).also
+    named = f"With an unlimited cache: 50% fewer, 400 tokens for 800; better: {said}."
+    assert [line for line in also if "better" in line] == [named] * (said is not None)
+
+
+def test_a_batch_that_does_better_than_ours_is_named_beside_ours():
+    runs = [of("as retrieved", 20), of("ctxreuse, online", 60), of("ctxreuse, batch", 70)]
+    also = verdict(results(*runs, of("papers' order, batch", 72))).also
+    assert also[-1] == (
+        "Planned together, all requests as one batch: 62% fewer; better: papers' order, batch, 65% "
+        'fewer, 280 tokens (strategy="paper").'
+    )
+
+
+def test_the_retrievers_order_is_named_where_ours_computes_more():
+    also = verdict(results(of("as retrieved", 20), of("ctxreuse, online", 18))).also
+    assert also[0].endswith('better: as retrieved, 0% fewer, 800 tokens (strategy="none").')
+
+
+@pytest.mark.parametrize("cached", [70, 50])
+def test_of_whole_prompts_an_order_that_does_better_on_the_documents_alone_is_named(cached):
+    runs = [of("as retrieved", 20), of("ctxreuse, online", 60), of("papers' order, online", cached)]
+    ways = [MeasuredWay(WRAPPED, CacheUsage(prompt_tokens=1_000, cached_tokens=500))]
+    plain = MeasuredWay("as they are", CacheUsage(prompt_tokens=1_000))
+    of_prompts = PromptWays(plain, ways[0], tuple(ways), 10, "langchain", are_memories=False)
+    also = verdict(replace(results(*runs), prompts=of_prompts)).also
+    named = "Of the documents alone, better: papers' order, online, 62% fewer, 300 tokens "
+    assert also == ((f'{named}(strategy="paper").',) if cached > 60 else ())
+
+
+def test_what_differs_in_front_comes_first():
     measured = results(of("as retrieved", 20), of("ctxreuse, online", 60))
-    said = verdict(replace(measured, different_fronts=measured.trace.requests))
-    number = measured.trace.requests
+    causes = (FirstCause("something differs", "put it behind"), FirstCause("a time", "drop it"))
+    said = verdict(replace(measured, causes_first=causes))
     assert said.sentence.startswith(
-        f"In {number} of {number} prompts something that differs stands before the documents: "
-        "nothing can be gained until it stands behind them. From then on: 50% fewer "
+        "Nothing can be gained as it is: something differs; a time. Once that is mended: 50% fewer "
     )
-    assert "{context} must stand before {question}" in said.next_step
+    assert said.next_step == "put it behind; then drop it; then record again."
     assert not said.is_gain
-
-    measured = results(of("as retrieved", 20), of("ctxreuse, online", 60))
-    said = verdict(replace(measured, outside_runs=1))
-    assert (
-        "for LlamaIndex) and put the documents in with format_context; in your " in said.next_step
-    )
-
-
-def test_what_de_duplication_gives_by_itself_is_said():
-    shorter = replace(of("as retrieved", 40), deduplicated=True)
-    ours = replace(of("ctxreuse, online", 60), deduplicated=True)
-    said = verdict(results(of("as retrieved", 20), shorter, ours))
-    assert "ctxreuse, online, de-duplicated (one worker" in said.sentence
-    assert said.also[1:] == (
-        "Of it, leaving out what a conversation shows already gives 25% fewer in the retriever's "
-        "order, too.",
-    )
 
 
 def test_the_cache_that_was_asked_for_decides():
@@ -105,7 +160,6 @@ def test_the_cache_that_was_asked_for_decides():
         "10% fewer prompt tokens to compute with ctxreuse, online (one worker, a cache of 500 "
         "tokens): 9 ms less"
     )
-    assert said.also[1:] == ("The same with other caches: 50% fewer with an unlimited cache.",)
 
 
 def test_where_only_a_batch_saves_the_verdict_is_about_it():
@@ -116,38 +170,11 @@ def test_where_only_a_batch_saves_the_verdict_is_about_it():
     assert "plan_batch" in said.next_step
 
 
-def test_several_workers_are_told_what_holds_for_them():
-    said = verdict(
-        results(
-            of("as retrieved", 20),
-            of("ctxreuse, online", 60),
-            of("4 workers, no log", 12, workers=4),
-            of("4 workers, shared log", 52, workers=4),
-        )
-    )
-    assert said.sentence.startswith(
-        "10% more prompt tokens to compute with 4 workers as they are, which share no log; 40% "
-        "fewer with a shared one (an unlimited cache): 32 ms less prefill a request ("
-    )
-    assert "CTXREUSE_SHARED_LOG" in said.next_step
-    assert said.also == ("Worth trying; it shows most where prompts are long and answers short.",)
-
-
-@pytest.mark.parametrize(
-    ("batch", "words"),
-    [
-        (70, "Small: probably not worth it for single requests; a batch gives 62%."),
-        (23, "Small: probably not worth it for single requests; a batch gives no more."),
-    ],
-)
-def test_of_a_small_saving_it_is_said_that_it_is_small(batch, words):
-    runs = of("as retrieved", 20), of("ctxreuse, online", 23), of("ctxreuse, batch", batch)
-    assert verdict(results(*runs)).also[0] == words
-    assert verdict(results(*runs[:1], runs[2])).also[0] == (
-        "Small: probably not worth it."
-        if batch == 23
-        else "Worth trying; it shows most where prompts are long and answers short."
-    )
+def test_of_a_small_saving_it_is_said_that_it_is_small():
+    small = verdict(results(of("as retrieved", 20), of("ctxreuse, online", 23)))
+    assert small.also[0] == "Small: probably not worth it."
+    large = verdict(results(of("as retrieved", 20), of("ctxreuse, batch", 70)))
+    assert large.also[0].startswith("Worth trying; ")
 
 
 def test_words_that_are_added_are_named():
@@ -195,7 +222,7 @@ def test_a_cache_that_is_too_small_is_the_reason():
         "because the cache has lost blocks before they come again (one worker, a cache of 50"
         in (said.sentence)
     )
-    assert said.also == ("The same with other caches: 50% fewer with an unlimited cache.",)
+    assert said.also == ()
 
 
 def test_nothing_as_retrieved_is_no_verdict():
@@ -228,8 +255,8 @@ def trace(tmp_path):
 def test_text_json_and_page_say_the_same(run, trace, tmp_path):
     prices = tmp_path / "prices.json"
     prices.write_text(json.dumps(PRICES))
-    html, stored = tmp_path / "report.html", tmp_path / "results.json"
-    options = ("--prices", prices, "--prefill-rate", "500", "--html", html, "--results", stored)
+    html = tmp_path / "report.html"
+    options = ("--prices", prices, "--prefill-rate", "500", "--html", html)
     code, out, err = run("estimate", trace, *options)
     assert code == 0, err
     sentence = words(out.partition("\nNext: ")[0])
@@ -238,7 +265,6 @@ def test_text_json_and_page_say_the_same(run, trace, tmp_path):
     assert "prices of 2026-11-01 from our contract" in sentence
     _, out, _ = run("estimate", trace, "--json", *options)
     assert json.loads(out)["verdict"]["sentence"] == sentence
-    assert verdict(Results.read(stored)).sentence == sentence
     assert sentence in words(html.read_text())
 
 
@@ -247,7 +273,10 @@ def test_text_json_and_page_say_the_same(run, trace, tmp_path):
     [
         ("{", "no JSON"),
         ("[]", "it must be an object"),
-        (json.dumps(PRICES | {"input": -1}), "input is -1 (int); it must be"),
+        (
+            json.dumps(PRICES | {"input": -1}),
+            "field 'input' is -1 (int); it must be a number from 0",
+        ),
         ('{"input": 1}', "cached_input is missing; prices are a JSON object such as"),
     ],
 )
@@ -260,8 +289,8 @@ def test_prices_that_are_none_are_named_before_the_work(run, tmp_path, content, 
     assert (code, problem in err) == (2, True), err
 
 
-@pytest.mark.parametrize("option", ["--html", "--results"])
-def test_a_report_that_could_not_be_written_is_named_before_the_work(run, tmp_path, option):
+@pytest.mark.parametrize("command", ["estimate", "report"])
+def test_a_report_that_could_not_be_written_is_named_before_the_work(run, tmp_path, command):
     path = tmp_path / "no" / "folder"
-    code, _, err = run("estimate", tmp_path / "nowhere", option, path)
+    code, _, err = run(command, tmp_path / "nowhere", "-o", path)
     assert (code, err.startswith(f"ctxreuse: {path}: cannot be written: ")) == (2, True)

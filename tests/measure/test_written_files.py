@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from cli_helpers import run
 from planning_helpers import write_jsonl
@@ -18,7 +17,6 @@ from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.measure.demo import demo_run
 from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
-from ctxreuse.workflow.models.embedders import TfidfEmbedder
 
 __all__ = ["run"]
 
@@ -118,17 +116,15 @@ def test_new_folders_are_their_owners_alone(tmp_path):
 def test_all_that_commands_write_is_their_owners_alone(run_in, tmp_path):
     for arguments in (
         (*PLAN, "-o", "out/plan.jsonl"),
-        ("estimate", "trace.jsonl", "--html", "out/one.html", "--results", "out/results.json"),
-        ("report", "out/results.json", "-o", "out/two.html", "--pictures", "out/pictures/all"),
+        ("estimate", "trace.jsonl", "--html", "out/one.html"),
+        ("report", "trace.jsonl", "-o", "out/two.html", "--pictures", "out/pictures/all"),
     ):
         make_folder("out")
         assert run_in(*arguments)[0] == 0
     modes = tree(tmp_path / "out")
     assert {mode for name, mode in modes.items() if "." in name} == {"0o600"}
     assert {mode for name, mode in modes.items() if "." not in name} == {"0o700"}
-    assert {"plan.jsonl", "one.html", "two.html", "results.json", "pictures/all/tree.png"} <= set(
-        modes
-    )
+    assert {"plan.jsonl", "one.html", "two.html", "pictures/all/tree.png"} <= set(modes)
 
 
 @pytest.fixture
@@ -138,19 +134,15 @@ def run_in(run, monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("usual_umask")
-def test_recordings_and_embedders_are_their_owners_alone(tmp_path):
+def test_recordings_are_their_owners_alone(tmp_path):
     with TraceRecorder(tmp_path / "new" / "recording") as recorder:
         recorder.record(["a text"], "a question")
-    TfidfEmbedder.fit(["Paris Seine", "Seine Rhine"], dimensions=2).save(tmp_path / "embedder.npz")
     assert tree(tmp_path) == {
-        "embedder.npz": "0o600",
         "new": "0o700",
         "new/recording": "0o700",
         "new/recording/corpus.jsonl": "0o600",
         "new/recording/trace.jsonl": "0o600",
     }
-    words = TfidfEmbedder.load(tmp_path / "embedder.npz").embed(["Seine"])
-    assert np.isfinite(words).all()
 
 
 # Links
@@ -270,7 +262,6 @@ FULL = "No space left on device; make room, or name a file elsewhere\n"
     "arguments",
     [
         (*PLAN, "-o", "/dev/full"),
-        ("estimate", "trace.jsonl", "--json", "--results", "/dev/full"),
         ("estimate", "trace.jsonl", "--json", "--html", "/dev/full"),
     ],
 )
@@ -431,7 +422,7 @@ def test_records_stand_as_before(tmp_path):
         ("bench", "{}", "--base-url", "http://x"),
         ("bench", "recording", "--base-url", "http://x", "--answers", "{}"),
         (*PLAN, "-o", "{}"),
-        ("report", "results.json", "-o", "{}"),
+        ("report", "trace.jsonl", "-o", "{}"),
     ],
 )
 @pytest.mark.parametrize("name", ["n" * 300, "loop/inside", "trace.jsonl/inside"])

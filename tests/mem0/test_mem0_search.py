@@ -8,6 +8,8 @@ from unittest.mock import AsyncMock, MagicMock, patch
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, memory
 from python_processes import python
 
@@ -29,6 +31,20 @@ def planned_after(letters: str, *earlier: str, **options: Any) -> tuple[ReuseMem
 
 def test_importing_it_imports_no_mem0():
     assert python("import sys, mem0_ctxreuse; sys.exit('mem0' in sys.modules)")
+
+
+@pytest.mark.parametrize("mode", ["active", "shadow"])
+@given(st.lists(st.permutations("abcd"), max_size=6))
+def test_what_searches_save_is_unknown_and_never_a_number(mode, orders):
+    planner, store = ReusePlanner(mode=mode), FakeMemory()
+    wrapped = ReuseMemory(store, planner=planner)
+    for letters in orders:
+        store.found = lettered("".join(letters))
+        wrapped.search("q?")
+    savings = planner.savings
+    assert savings.unseen == len(orders) * (mode == "active")  # in shadow mode none is ordered
+    assert savings.saved_tokens == savings.changed == 0
+    assert str(savings).startswith("What is saved is unknown" if savings.unseen else "No request")
 
 
 def test_a_search_gives_back_the_memorys_own_objects_in_planned_order():

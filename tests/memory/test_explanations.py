@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sent_prompts import prompt
 
+from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.memory.explanations import Cause, Explanation, explain
 from ctxreuse.rules.cache_rules import vllm
@@ -220,6 +221,29 @@ def test_more_cached_than_any_given_prompt_shares_is_an_older_prompts_beginning(
     assert why("abc", "axyz", cached=100).cause is Cause.new_blocks
     elsewhere = prompt("s", "abcd", system="S"), prompt("t", "abcd", tenant="T")
     assert why("abcd", *elsewhere, cached=200, across_tenants=True).cause is Cause.older_prompt
+
+
+def test_a_system_text_that_alone_is_shared_and_shorter_than_an_engine_block_is_not_served():
+    explanation = why("abc", prompt(0, "xyz"), front_tokens=9)
+    assert explanation.words == (
+        "It begins as request 0 does, for its system text alone (9 tokens), but that is less than "
+        "an engine block of 16 tokens, the least that a cache serves. They part at block 'a', "
+        "where the earlier prompt has 'x'."
+    )
+    assert (explanation.cause, explanation.lost_tokens) == (Cause.too_short, 0)
+    assert why("abc", prompt(0, "xyz"), front_tokens=16).cause is Cause.new_blocks
+    assert why("abc", prompt(0, "xya"), front_tokens=9).cause is Cause.other_order
+    plan = ReusePlanner().plan(ContextRequest(["a text"], "Which?", system="Answer."))
+    assert "engine block" not in plan.explain().words
+    planner = ReusePlanner()
+    for text in ("one text", "another text"):
+        plan = planner.plan(ContextRequest([text * 99], "Which?", system="Answer briefly."))
+    assert plan.explain().cause is Cause.too_short
+
+
+def test_a_system_text_counts_for_the_first_engine_block():
+    assert why("ab", "ab", tokens=(4, 4), front_tokens=8).cause is Cause.hit
+    assert why("ab", "ab", tokens=(4, 4), front_tokens=7).cause is Cause.too_short
 
 
 def test_a_beginning_shorter_than_an_engine_block_is_not_served():

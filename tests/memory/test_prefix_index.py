@@ -40,15 +40,6 @@ def test_a_later_turn_cannot_be_entered_by_search_or_insert():
     assert shape(sender.index) == {"ab": ["turn 1"], "ab.|cd": ["turn 2"], "ab.cd": ["other"]}
 
 
-def test_splitting_keeps_every_request_at_its_node():
-    sender = Sender("abcde", "abcde", "abc")
-    assert shape(sender.index) == {"abc": [2], "abc.de": [0, 1]}
-    sender.send("abx", 3)
-    assert shape(sender.index) == {"ab": [], "ab.c": [2], "ab.c.de": [0, 1], "ab.x": [3]}
-    assert sender.index.statistics() == IndexStatistics(nodes=4, tokens=6, requests=4)
-    check_index(sender.index)
-
-
 def test_splitting_a_conversations_node_keeps_what_is_behind_it():
     sender = Sender()
     first = sender.send("abc", "turn 1")
@@ -61,13 +52,6 @@ def test_splitting_a_conversations_node_keeps_what_is_behind_it():
         "a.x": ["other"],
     }
     check_index(sender.index)
-
-
-def test_an_empty_context_ends_at_the_root():
-    sender = Sender("", "a")
-    assert shape(sender.index) == {"": [0], "a": [1]}
-    assert sender.evict([0, 1]) == Evicted(2, 1, ())
-    assert nodes_of(sender.index) == []
 
 
 def test_a_request_id_that_is_used_again_names_the_later_request():
@@ -218,13 +202,6 @@ def test_a_bounded_index_evicts_block_by_block_like_a_naive_cache(sent, weights,
             earlier: end for earlier, end in end_of.items() if end or not sent[earlier]
         }
         check_index(sender.index)
-
-
-def test_without_capacity_nothing_is_kept():
-    sender = Sender(capacity_tokens=0)
-    inserted = sender.send("ab", 0)
-    assert (inserted.blocks_before, sender.index.holds(inserted.end)) == (0, False)
-    assert nodes_of(sender.index) == []
 
 
 def test_too_many_nodes_push_out_the_least_recently_used_leaves():

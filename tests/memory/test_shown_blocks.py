@@ -14,7 +14,7 @@ from ctxreuse.context.rendering import (
     render_turn,
 )
 from ctxreuse.memory import conversations as module
-from ctxreuse.memory.conversations import Conversations, History
+from ctxreuse.memory.conversations import Conversations, History, Reading
 
 A = ContextBlock(id="a", text="Paris is in France.")
 B = ContextBlock(id="b", text="Rome is in Italy.\nIt is old.")
@@ -40,9 +40,16 @@ def turn(*blocks, templates=DEFAULT_TEMPLATES):
     return render_turn(sent, None, "Why?", templates)
 
 
+class Records(Conversations):
+    """Reads messages as a planner does."""
+
+    def read(self, conversation_id, messages, templates):
+        return Reading().read(messages, self.recorded(conversation_id), templates)
+
+
 def sent_in(*turns, conversation_id="c", templates=DEFAULT_TEMPLATES, **bounds):
     """Return records of one conversation that was sent these turns."""
-    conversations = Conversations(**bounds)
+    conversations = Records(**bounds)
     for blocks in turns:
         sent = [(templates.label_of(block), block) for block in blocks]
         conversations.remember(conversation_id, sent, END, None)
@@ -230,14 +237,14 @@ def known(conversations, conversation_ids):
 
 
 def test_the_least_recently_used_conversation_is_forgotten_first():
-    conversations = Conversations(max_conversations=3)
+    conversations = Records(max_conversations=3)
     remember(conversations, "a", "b", "c", "a", "d")
     assert len(conversations) == 3
     assert known(conversations, "abcd") == ["a", "c", "d"]
 
 
 def test_a_conversation_that_was_idle_for_too_long_is_forgotten():
-    conversations = Conversations(max_idle=2)
+    conversations = Records(max_idle=2)
     remember(conversations, "a", "b", "b")
     assert known(conversations, "ab") == ["a", "b"]
     remember(conversations, "b")
@@ -258,7 +265,7 @@ def test_the_oldest_blocks_of_a_conversation_are_forgotten_first():
     st.integers(0, 5),
 )
 def test_records_stay_within_their_bounds(requests, max_conversations, max_idle, max_blocks):
-    conversations = Conversations(max_conversations, max_idle, max_blocks)
+    conversations = Records(max_conversations, max_idle, max_blocks)
     for conversation_id, number in requests:
         sent = [ContextBlock(id=n, text=str(n)) for n in range(number)]
         labelled = [(label(block), block) for block in sent]
@@ -276,7 +283,7 @@ def test_records_stay_within_their_bounds(requests, max_conversations, max_idle,
     st.integers(0, 4),
 )
 def test_the_sizes_of_the_ids_are_those_of_what_is_recorded(requests, max_blocks):
-    conversations = Conversations(2, max_blocks=max_blocks)
+    conversations = Records(2, max_blocks=max_blocks)
     for conversation_id, numbers in requests:
         sent = [
             (one, ContextBlock(id="x" * 64 * number, text="")) for one, number in numbers.items()
@@ -284,7 +291,7 @@ def test_the_sizes_of_the_ids_are_those_of_what_is_recorded(requests, max_blocks
         conversations.remember(conversation_id, sent, END, None)
     recorded = [one for name in range(3) for one in conversations.recorded(name).values()]
     assert conversations.shown_size == sum(
-        id_size(one.id) for some in recorded for one in some.values()
+        id_size(block_id) for some in recorded for block_id, *_ in some.values()
     )
     for name in range(3):
         conversations.forget(name)
@@ -300,7 +307,7 @@ def test_a_turn_takes_the_same_work_however_many_blocks_were_shown_before():
 
 
 def test_a_turn_continues_where_its_conversation_last_ended_under_the_same_system_text():
-    conversations = Conversations()
+    conversations = Records()
     first, second = 1, 2
     conversations.remember("c", [], first, "system")
     assert conversations.end_of("c", "system") == first

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from ctxreuse.pipeline.document_turn import (
     DocumentPlanner,
     ItemKind,
     RetrievedItems,
-    shared_names,
 )
 from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.prompt_turn import PromptPart, PromptPlanner, ScopedPrompt
@@ -75,17 +73,6 @@ def names_of(items: Sequence[Item]) -> str:
     return "".join(one.name for one in items)
 
 
-def test_the_applications_own_objects_come_back_in_planned_order():
-    made = documents()
-    assert plan(made, "abc") == "abc"
-    given_items = items_of("cab")
-    planned = made.plan(retrieved(given_items))
-    assert names_of(planned) == "abc"
-    assert {id(one) for one in planned} == {id(one) for one in given_items}
-    assert all(one.metadata == {} for one in planned), "nothing is written on them"
-    assert names_of(given_items) == "cab", "the list that came is as it was"
-
-
 @given(st.lists(st.lists(st.sampled_from("abcde"), max_size=7), max_size=5), st.booleans())
 def test_as_many_come_back_as_came(contexts, drop_repeats):
     made = documents(drop_repeats=drop_repeats)
@@ -97,21 +84,6 @@ def test_as_many_come_back_as_came(contexts, drop_repeats):
         assert {id(one) for one in planned} <= {id(one) for one in given_items}
         assert len({id(one) for one in planned}) == len(planned)
         assert len(planned) == (unique if drop_repeats else len(names))
-
-
-def test_a_repeat_stands_behind_all_others_or_is_dropped():
-    assert plan(documents(), "abacb") == "abcab"
-    assert plan(documents(drop_repeats=True), "abacb") == "abc"
-
-
-def test_the_ranking_is_one_more_item_where_that_is_asked_for():
-    made = documents(annotation=True)
-    assert plan(made, "abc") == "abc"
-    [*planned, words] = made.plan(retrieved(items_of("cab")))
-    assert names_of(planned) == "abc"
-    assert (words.name, words.metadata) == ("Read documents 3, 1, 2 first.", {"of": 3})
-    assert shared_names([{"a": 1, "b": 2}, {"b": 3}]) == {"b": ""}
-    assert shared_names([]) == {}
 
 
 def test_items_that_do_not_come_best_first_are_ranked_as_they_say():
@@ -172,14 +144,6 @@ def test_calls_at_the_same_time_are_planned_together(names):
 
     planned = [names_of(one) for one in run_in_virtual_time(both())]
     assert planned[0][:2] == planned[1][:2]
-    assert list(map(sorted, planned)) == list(map(sorted, names))
-
-
-def test_threads_get_what_they_have_retrieved():
-    made = documents()
-    names = ["abc", "cab", "dab", "eba"] * 5
-    with ThreadPoolExecutor(8) as pool:
-        planned = list(pool.map(lambda one: plan(made, one), names))
     assert list(map(sorted, planned)) == list(map(sorted, names))
 
 

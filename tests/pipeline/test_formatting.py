@@ -36,17 +36,6 @@ def found(message: str, tenant: str = "") -> list[list[str]]:
     return [[block.text for block in one.blocks] for one in shown.contexts]
 
 
-@pytest.mark.parametrize("separator", ["\n\n", "\n", "\n---\n"])
-def test_documents_are_joined_and_known_as_they_stand(separator):
-    text = join("cab", separator)
-    shown = [f"Title: {letter}\n{TEXTS[letter]}" for letter in "cab"]
-    assert text == separator.join(shown)
-    assert found(f"Facts:\n{text}\n\nWhich?") == [shown]
-    assert found(text, "other") == []
-    join("ab", tenant="other")
-    assert found(text, "other") == [shown[1:]]
-
-
 @pytest.mark.parametrize("templates", ALL_TEMPLATES)
 def test_each_stands_under_its_label_once_where_that_is_asked_for(templates):
     text = join("caba", labels=True, templates=templates)
@@ -78,19 +67,6 @@ def test_what_was_planned_is_as_good_when_it_is_rendered():
     assert shown is not None
     [context] = shown.contexts
     assert context.ranked == [1, 2, 0]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"templates": "[{id}]"}, "templates"),
-        ({"separator": 3}, "separator"),
-        ({"labels": "yes"}, "labels"),
-    ],
-)
-def test_settings_of_another_type_are_refused(options, said):
-    with pytest.raises(InvalidRequestError, match=f"^{said} "):
-        join("ab", **options)
 
 
 @pytest.mark.parametrize(("says", "cited"), WAYS_TO_CITE)

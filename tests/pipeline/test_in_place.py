@@ -50,6 +50,7 @@ def test_the_usual_templates_say_nothing(words):
         "Name the first document.",
         "Return the index of each chunk.",
         "Refer to them by their number.",
+        "Give the answer, and the integers of the sources that you used, by their order.",
     ],
 )
 def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):

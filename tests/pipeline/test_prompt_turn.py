@@ -1,15 +1,12 @@
 """What becomes of a prompt: its new contexts are planned once, and sent again as they were sent."""
 
 import gc
-import json
 import pickle
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from statistics import median
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,9 +16,9 @@ from ctxreuse import ReusePlanner
 from ctxreuse.context.content_parts import joined
 from ctxreuse.context.reported_usage import usage_of
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.pipeline import in_place, prompt_turn
+from ctxreuse.pipeline import prompt_turn
 from ctxreuse.pipeline.formatting import joined_forms
-from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
+from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.prompt_turn import (
@@ -88,22 +85,8 @@ def said(*texts: str) -> tuple[PromptPart, ...]:
     return tuple(PromptPart(("user", "assistant")[n % 2], one) for n, one in enumerate(texts))
 
 
-def test_a_context_is_planned_where_it_stands():
+def test_no_prompt_and_no_message_may_be_planned():
     world = World()
-    world.user(f"Facts:\n{world.context('abc')}\n\nWhich?")
-    sent = world.user(f"Facts:\n{world.context('cab')}\n\nWhere?")
-    assert sent == (f"Facts:\n{world.context('abc')}\n\nRead documents 3, 1, 2 first.\n\nWhere?")
-    sent = world.user(f"Others:\n{world.context('cab')}\n\nWhere?")
-    assert letters_in(sent) == "cab", "other words in front: another prefix"
-
-
-def test_unknown_texts_and_other_tenants_texts_stay():
-    world = World()
-    text = "\n\n".join(TEXTS.values())
-    assert world.user(text) == text
-    context = world.context("abc", tenant="other")
-    assert world.user(context) == context
-    assert world.counts() == {"not_found": 2}
     assert world.prompts.plan([]) == []
     assert world.plan() == PlannedPrompt(0, ())
 
@@ -114,20 +97,15 @@ def test_a_conversation_that_grows_is_sent_as_a_prefix_of_itself(labels):
     world.user(world.context("abcdef"))
     turns: list[str] = []
     before: tuple[str, ...] = ()
-    for number, letters in enumerate(["cab", "bad", "fed", "abc"]):
-        turns.append(f"{world.context(letters)}\n\nQuestion {number}?")
-        loaded = [PromptPart(**one) for one in json.loads(json.dumps([*map(asdict, said(*turns))]))]
-        planned = world.plan(*loaded)
+    for letters in ["cab", "bad", "fed", "abc"]:
+        turns.append(f"{world.context(letters)}\n\nWhy?")
+        planned = world.plan(*said(*turns))
         assert planned.texts[: len(before)] == before
-        turns.append(f"Answer {number}.")
+        turns.append("So.")
         before = (*planned.texts, turns[-1])
-    assert letters_in(before[0]) == "abc"
-    assert [letters_in(one) for one in before[2::2]] == (
-        ["d", "fe", ""] if labels else ["bad", "fed", "abc"]
+    assert [letters_in(one) for one in before[::2]] == (
+        ["abc", "d", "fe", ""] if labels else ["abc", "bad", "fed", "abc"]
     ), "what cannot be referred to is shown again"
-    assert world.counts() == {"planned": 5}
-    world.plan(*said(*turns, "Thanks."))
-    assert world.counts() == {"planned": 5, "in_history": 1}
 
 
 def test_what_was_left_out_is_written_out_where_its_beginning_is_gone():
@@ -147,17 +125,6 @@ def test_a_turn_that_the_user_has_edited_is_not_referred_to():
     world.plan(*said(f"{world.context('abc')}\n\nWhich?"))
     later = world.plan(*said("Never mind.", "Fine.", f"{world.context('bd')}\n\nWhy?"))
     assert letters_in(later.texts[2]) == "bd"
-
-
-def test_answers_prefills_and_what_came_from_elsewhere_stay():
-    world = World()
-    world.user(world.context("abc"))
-    context = world.context("cab")
-    parts = (*said("Who?", context), PromptPart("user", "Why?"))
-    assert world.plan(*parts).texts == ("Who?", context, "Why?")
-    assert world.plan(*said(f"{context} Who?", "A.", "Why?")).texts[0] == f"{context} Who?"
-    prefilled = world.plan(*said(f"{context}\n\nWho?", "It is"))
-    assert (letters_in(prefilled.texts[0]), prefilled.texts[1]) == ("abc", "It is")
 
 
 def test_a_system_message_in_front_is_planned_too():
@@ -182,33 +149,6 @@ def test_a_system_message_that_stayed_in_place_stays_for_the_conversation():
     assert later.texts[0] == first.texts[0]
 
 
-def test_what_a_tool_returned_keeps_its_order():
-    world = World()
-    world.user(world.context("abc"))
-    parts = (*said("Search.", ""), PromptPart("tool", world.context("cab")))
-    assert world.plan(*parts).texts[2] == world.context("cab")
-    assert world.counts() == {"planned": 1, "behind_changing_words": 1}
-
-
-def test_several_contexts_in_one_message_are_planned():
-    world = World()
-    for second in ("cd", "dc"):
-        text = f"One:\n{world.context('ab')}\n\nTwo:\n{world.context(second)}\n\nWho?"
-        planned = world.plan(*said(text))
-    assert len(planned.plans) == 2
-    assert planned.texts[0] == (
-        f"One:\n{world.context('ab')}\n\n"
-        f"Two:\n{world.context('cd')}\n\nRead documents 2, 1 first.\n\nWho?"
-    )
-    assert world.counts() == {"planned": 2}, "a prompt counts once"
-
-
-def test_contexts_in_several_messages_are_planned():
-    world = World()
-    parts = (PromptPart("system", f"Facts:\n{world.context('ab')}"), *said(world.context("cd")))
-    assert len(world.plan(*parts).plans) == 2
-
-
 def test_the_fronts_of_one_prompt_are_no_changing_words():
     world = World()
     contexts = [world.context(letters) for letters in ("ab", "cd", "ef")]
@@ -227,13 +167,6 @@ def test_words_on_the_order_stand_inside_of_tags_around():
     )
 
 
-def test_a_repeat_stands_behind_all_others():
-    world = World()
-    world.user(world.context("abcd"))
-    sent = world.user("\n\n".join(TEXTS[letter] for letter in "dbabc"))
-    assert sent.split("\n\n") == [*(TEXTS[one] for one in "abcdb"), "Read documents 4, 2, 1 first."]
-
-
 def test_the_retrievers_order_is_kept_where_that_is_asked_for():
     world = World(strategy="none")
     world.user(world.context("abc"))
@@ -243,81 +176,17 @@ def test_the_retrievers_order_is_kept_where_that_is_asked_for():
     assert world.user(world.context("cab")) == world.context("abc")
 
 
-def test_a_list_that_was_planned_before_is_planned_anew_from_its_ranks():
-    world = World()
-    world.user(world.context("abc"))
-    taken: list[object] = []
-    held = TextList("run", is_ours=True, take_back=taken.append)
-    known_texts().add("", [TEXTS[letter] for letter in "cba"], held)
-    shown = "\n\n".join(TEXTS[letter] for letter in "bca")
-    sent = world.user(shown)
-    assert taken == [world.planner]
-    assert letters_in(sent) == "abc"
-    assert "Read documents 3, 2, 1 first." in sent
-
-
-def ask(
-    world: World,
-    documents: Sequence[str] = [TEXTS[letter] for letter in "cab"],
-    separator: str = "\n\n",
-    front: str = "Facts:\n",
-    end: str = "\n\nWhich?",
-    beside: str = "",
-    *,
-    in_sequence: bool = False,
-    others: Sequence[str] = (),
-) -> str:
+def ask(world, front="Facts:\n", end="\n\nWhich?", separator="\n\n") -> str:
     """Ask with documents; return what became of the prompt."""
-    follower = [n + 1 if in_sequence else None for n in range(len(documents))]
-    forms = [Form(one, name=n, follower=follower[n]) for n, one in enumerate(documents)]
-    known_texts().add("", forms)
-    known_texts().add("", others)
+    documents = [TEXTS[letter] for letter in "cab"]
+    known_texts().add("", documents)
     text = front + separator.join(documents) + end
     before = Counter(world.counts())
-    prompt = ScopedPrompt((PromptPart("user", text),), beside=beside)
-    [planned] = world.prompts.plan([prompt])
+    [planned] = world.prompts.plan([ScopedPrompt((PromptPart("user", text),))])
     [outcome] = Counter(world.counts()) - before
     assert bool(planned.plans) is (outcome == "planned")
     assert outcome == "planned" or planned.texts == (text,)
     return outcome
-
-
-CAB = [TEXTS[letter] for letter in "cab"]
-ALIKE = ["line\n" * number + "x" for number in range(3, 400)]
-REASONS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("words_between", {"separator": "\n\nAnd:\n"}, {"separator": "\n\n---\n"}),
-    ("too_short", {"documents": ["The Seine.  ", "The Tiber.  "]}, {"documents": CAB[:2]}),
-    ("sequence", {"in_sequence": True}, {"in_sequence": False}),
-    ("numbers", {"front": "Cite the passages.\n\n"}, {"front": "Read the passages.\n\n"}),
-    ("numbers", {"end": "\n\nName the index of each document."}, {"end": "\n\nName each."}),
-    ("numbers", {"beside": '{"type": "integer"}'}, {"beside": '{"type": "string"}'}),
-    (
-        "numbers",
-        {"front": "Cite like [1].\n\n"},
-        {"front": "Cite like [1].\n\n", "documents": [f"[{n}] {one}" for n, one in enumerate(CAB)]},
-    ),
-    ("order", {"front": "Sorted by date:\n"}, {"front": "Sorts of fish:\n"}),
-    ("order", {"end": "\n\nFollow these steps."}, {"end": "\n\nFollow these rivers."}),
-    ("twice", {"end": "\n\n\n" + "\n".join(CAB)}, {"end": "\n\n\nAgain?"}),
-    (
-        "too_long",
-        {"others": ALIKE, "end": "\nline" * 4_000},
-        {"others": ALIKE, "end": "\nwords" * 4_000},
-    ),
-]
-
-
-@pytest.mark.parametrize(("reason", "stays", "is_planned"), REASONS)
-def test_a_context_stays_for_a_reason_that_is_counted(reason, stays, is_planned):
-    assert ask(World(), **stays) == reason
-    known_texts().forget_all()
-    assert ask(World(), **is_planned) == "planned"
-
-
-def test_each_reason_has_a_program():
-    shown = {reason for reason, _, _ in REASONS}
-    assert shown | {"behind_changing_words"} == set(get_args(in_place.Reason))
-    assert set(in_place.REMEDIES) == {*get_args(in_place.Reason), "not_found", "in_history"}
 
 
 def test_a_front_that_changes_each_time_keeps_a_context_in_place():
@@ -328,15 +197,12 @@ def test_a_front_that_changes_each_time_keeps_a_context_in_place():
 
 def test_a_users_own_words_do_not_count_once_they_are_told_apart():
     world = World()
-    assert ask(world, end="\n\nWhich is the oldest?") == "order", (
-        "the application's, for all we see"
-    )
+    assert ask(world, end="\n\nWhich is the oldest?") == "order", "not told apart yet"
     assert ask(world, end="\n\nWhich?") == "planned"
     assert ask(world, end="\n\nWhich is sorted?") == "planned"
     world = World()
     for question in ("Where?", "Which?", "Who?"):
-        outcome = ask(world, front="The oldest come first.\n\n", end=f"\n\n{question}")
-        assert outcome == "order"
+        assert ask(world, "The oldest come first.\n\n", f"\n\n{question}") == "order"
 
 
 def test_words_of_documents_are_not_the_applications():
@@ -356,19 +222,6 @@ def test_words_of_an_earlier_plan_keep_the_order_that_they_speak_of():
     text = f"{world.context('cab')}\n\nRead documents 2, 3, 1 first."
     assert world.user(text) == text
     assert world.counts() == {"planned": 1, "order": 1}
-
-
-def test_numbers_of_the_applications_own_are_not_spoken_of():
-    world = World()
-    numbered = {letter: f"[{letter}1] {TEXTS[letter]}" for letter in "abc"}
-    for letters in ("abc", "cab"):
-        forms = [
-            Form(numbered[letter].replace(f"{letter}1", str(ord(letter)))) for letter in letters
-        ]
-        known_texts().add("", forms)
-        sent = world.user("\n\n".join(form.text for form in forms))
-    assert letters_in(sent) == "abc"
-    assert "Read documents" not in sent
 
 
 def test_prompts_that_wait_together_are_planned_together():
@@ -525,7 +378,7 @@ class FailsOnce(ReusePlanner):
 
 def test_a_fault_at_a_later_context_leaves_nothing_of_the_first():
     planner, world = FailsOnce(), World()
-    gateway = ModelGateway(planner, "reuse", 0.0, "ReuseChatModel", usage_of)
+    gateway = ModelGateway(planner, "reuse", 0.0, "ReuseChatModel", "", usage_of)
     first, second = world.context("cab"), world.context("def")
     gateway.plan(ScopedPrompt(said(f"{world.context('abc')}\n\nWhich?")))
     parts = PromptPart("user", first), PromptPart("user", second)
@@ -568,19 +421,6 @@ def test_after_twenty_prompts_one_line_says_what_to_change(caplog, ask_once, rem
     assert "river" not in record.getMessage()
 
 
-def test_prompts_in_a_row_are_counted_from_the_last_context_on(caplog):
-    prompt_turn._log_nothing_planned.cache_clear()
-    world = World()
-    for _ in range(3):
-        world.user(world.context("abc"))
-        for _ in range(19):
-            world.user("And?")
-    assert not caplog.records
-    assert world.counts() == {"planned": 3, "not_found": 57}
-    world.user("And?")
-    assert len(caplog.records) == 1
-
-
 def test_a_message_of_very_many_contexts_is_sent_as_given():
     for number, outcome in ((64, "planned"), (65, "too_long")):
         known_texts().forget_all()
@@ -606,7 +446,7 @@ def test_texts_that_are_no_unicode_are_planned_too():
 def test_a_copied_gateway_plans_as_before():
     world = World()
     gateway = pickle.loads(
-        pickle.dumps(ModelGateway(world.planner, "reuse", 0.0, "model", usage_of))
+        pickle.dumps(ModelGateway(world.planner, "reuse", 0.0, "model", "", usage_of))
     )
     for letters in ("abc", "cab"):
         planned = gateway.plan(ScopedPrompt(said(world.context(letters))))

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_args
 
 import langchain_agent_helpers as agents
 import pytest
@@ -32,7 +32,7 @@ from mem0_stores import FakeMemory, lettered
 import langchain_ctxreuse as for_langchain
 import llamaindex_ctxreuse as for_llamaindex
 from ctxreuse import ReusePlanner, request_context
-from ctxreuse.pipeline import prompt_turn
+from ctxreuse.pipeline import in_place, prompt_turn
 from ctxreuse.pipeline.known_texts import known_texts
 from langchain_ctxreuse import ReuseChatModel, format_context
 from llamaindex_ctxreuse import ReuseLLM
@@ -190,6 +190,7 @@ def own() -> dict[str, Any]:
 
 
 TEMPLATE = "## {source}\n<doc>{page_content}</doc>"
+NODE = "# {source}\n<doc>{content}</doc>"
 
 
 @holds(
@@ -211,7 +212,7 @@ TEMPLATE = "## {source}\n<doc>{page_content}</doc>"
         ),
         (Llama, lambda of: [n.get_content(MetadataMode.LLM) for n in LetterNodes().retrieve(of)]),
         (Llama, lambda of: [one.text for one in LetterNodes().retrieve(of)]),
-        (Llama, lambda of: for_llamaindex.format_context(letter_nodes(of), None, "~").split("~")),
+        (Llama, lambda of: for_llamaindex.format_context(letter_nodes(of), NODE, "~").split("~")),
     ],
 )
 def test_known_texts_change_places(application, texts_of):
@@ -447,7 +448,7 @@ def test_after_twenty_prompts_one_line_says_what_to_change(caplog):
     assert not caplog.records
     for _ in range(21):
         chat.send("Hi.")
-    [record] = caplog.records
+        [record] = caplog.records
     assert "put the documents in with format_context" in record.getMessage()
 
 
@@ -569,3 +570,6 @@ def test_each_sentence_of_the_page_is_held_and_no_other():
     paragraphs = re.sub(r"^\|.*$", "", prose, flags=re.MULTILINE).split("\n\n")
     said = [one for paragraph in paragraphs for one in sentences(paragraph) if one]
     assert sorted({*said, *rows[2:]}) == sorted(HELD)
+    reasons = get_args(in_place.Reason)
+    assert {row.split("`")[1] for row, _ in REASONS} | {"too_long"} == set(reasons)
+    assert set(in_place.REMEDIES) == {*reasons, "not_found", "in_history"}

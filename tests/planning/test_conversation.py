@@ -1,7 +1,11 @@
+import dataclasses
+import gc
+from types import FunctionType, ModuleType
+
 import pytest
 from planning_helpers import assistant, big_request, block, location_words, order_words, user
 
-from ctxreuse import Conversation, ReusePlanner
+from ctxreuse import ContextBlock, ContextRequest, Conversation, ReusePlanner
 from ctxreuse.errors import ConversationError, InvalidRequestError
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -148,3 +152,22 @@ def test_an_answer_or_summary_that_is_no_text_is_refused(text):
     with pytest.raises(InvalidRequestError):
         chat.compact(text)
     assert chat.messages() == [user("[Doc_1] text of 1\n\nFirst?")]
+
+
+def test_a_planner_keeps_no_text_of_documents_or_histories():
+    planner = ReusePlanner()
+    said = [f"Only these words, 7f3a, are looked for: {number}." for number in range(3)]
+    history = []
+    for text in said:
+        request = ContextRequest([ContextBlock(id=text[-2], text=text)], history=history)
+        plan = planner.plan(dataclasses.replace(request, conversation_id="c"))
+        history = [*history, user(plan.content), assistant("This one.")]
+    del history, request, plan
+    seen, stack = {}, [planner]
+    while stack:
+        one = stack.pop()
+        assert not (isinstance(one, str) and "7f3a" in one)
+        if id(one) not in seen and not isinstance(one, type | ModuleType | FunctionType):
+            seen[id(one)] = one
+            stack += gc.get_referents(one)
+    assert len(seen) > 100

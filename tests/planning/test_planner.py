@@ -213,7 +213,6 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         deduplicate=False,
         annotate=False,
         labels=True,
-        trim_overlaps=True,
         keep_best=True,
     )
     planner.plan(big_request((1, 2)))
@@ -233,7 +232,6 @@ def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
         "annotate": False,
         "labels": True,
         "cache": DEFAULT_CACHE,
-        "trim_overlaps": True,
         "keep_best": True,
     }
     assert planner._mode == sibling._mode == "active"

@@ -195,27 +195,3 @@ def test_tasks_of_one_event_loop_share_a_planner():
         for plan in turns:
             assert_keeps_the_promises(plan)
     assert planner.statistics().requests == 100
-
-
-def test_tasks_may_plan_in_worker_threads():
-    planner = ReusePlanner()
-
-    async def everyone():
-        singles = (
-            asyncio.to_thread(planner.plan, big_request(context(n % 8, n), "Why?"))
-            for n in range(100)
-        )
-        batches = (
-            asyncio.to_thread(
-                planner.plan_batch, [big_request(context(n, i), "Why?") for i in range(10)]
-            )
-            for n in range(10)
-        )
-        return await asyncio.gather(*singles), await asyncio.gather(*batches)
-
-    singles, batches = asyncio.run(everyone())
-    plans = [*singles, *(plan for batch in batches for plan in batch.plans)]
-    for plan in plans:
-        assert_keeps_the_promises(plan)
-    assert len({plan.request_id for plan in plans}) == 200
-    evict_everything(planner, plans)

@@ -6,7 +6,7 @@ from planning_helpers import assistant, big_request, request
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 
-SETTINGS = [{}, {"mode": "shadow"}, {"deduplicate": False}, {"trim_overlaps": True}]
+SETTINGS = [{}, {"mode": "shadow"}, {"deduplicate": False}]
 contexts = st.lists(st.lists(st.integers(0, 6), unique=True, max_size=5), max_size=8)
 
 

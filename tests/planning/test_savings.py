@@ -19,7 +19,7 @@ from planning_helpers import (
     user,
 )
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planning.savings import PLANNING_BOUNDS_S, PlanningTime, ReportedUsage
@@ -126,16 +126,11 @@ def test_labels_are_words_that_prompts_as_retrieved_would_not_have(mode):
     planner = ReusePlanner(mode=mode)
     for ids in ((1, 2, 3), (1, 2, 4)):
         planner.plan(big_request(ids, labels=True))
-    assert planner.savings.word_tokens == 4 * DEFAULT_TEMPLATES.label_tokens
-    assert planner.savings.saved_tokens == -planner.savings.word_tokens
-
-
-def test_short_memories_cost_more_words_than_ordering_them_saves():
-    planner = ReusePlanner(labels=True)
-    for ids in ((1, 2, 3), (3, 1, 2)) * 4:
-        planner.plan(ContextRequest([ContextBlock(id=n, text=f"{n}", tokens=2) for n in ids]))
-    savings = planner.savings
-    assert savings.saved_tokens < savings.prefilled_as_retrieved - savings.prefilled_if_planned
+    assert planner.savings.word_tokens == planner.savings.saved_tokens == 0, "none is otherwise"
+    planner.plan(big_request((4, 1, 2), labels=True))
+    words = planner.savings.word_tokens - DEFAULT_TEMPLATES.order_tokens(3, is_labelled=True)
+    assert words == 4 * DEFAULT_TEMPLATES.label_tokens
+    assert planner.savings.saved_tokens == 300 - planner.savings.word_tokens
 
 
 def test_people_read_two_sentences_what_was_measured_first():

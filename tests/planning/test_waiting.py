@@ -21,7 +21,7 @@ from ctxreuse.memory import conversations, prefix_index
 from ctxreuse.memory.prefix_index import PartSize, PrefixIndex
 from ctxreuse.memory.sent_log import Cooccurrence, SentLog
 from ctxreuse.memory.tenants import Bounds
-from ctxreuse.planning import shown_turn, tenant_planner
+from ctxreuse.planning import tenant_planner
 from ctxreuse.policy import paper, reuse
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -199,13 +199,12 @@ HELD_WITHOUT_A_LOCK = {
         lambda one: one.plan(big_request((1,), history=[user("Why?")], conversation_id="c")),
     ),
     "order": (reuse, "continuation", lambda one: one.plan(big_request(range(199, -1, -1)))),
-    "overlaps": (shown_turn, "replace_overlaps", lambda one: one.plan(big_request((1, 2)))),
 }
 
 
 @pytest.mark.parametrize("place", HELD_WITHOUT_A_LOCK)
 def test_not_even_the_own_tenant_waits_for_what_takes_long(monkeypatch, place):
-    planner = ReusePlanner(trim_overlaps=place == "overlaps")
+    planner = ReusePlanner()
     planner.plan(big_request(range(100)))
     owner, name, work = HELD_WITHOUT_A_LOCK[place]
     held = Held(monkeypatch, owner, name)
@@ -213,8 +212,7 @@ def test_not_even_the_own_tenant_waits_for_what_takes_long(monkeypatch, place):
         pool.submit(calls_of_others, planner).result(WAIT_S)
     result = slow.result(WAIT_S)
     for plan in getattr(result, "plans", [result]):
-        if place != "overlaps":
-            assert_keeps_the_promises(plan)
+        assert_keeps_the_promises(plan)
 
 
 @pytest.mark.parametrize(
@@ -334,17 +332,17 @@ def test_searches_that_end_at_their_bound_are_counted_even_of_a_tenant_that_is_f
 ):
     planner = bounded(Bounds(tenants=1))
     planner.plan(of_a((1, 2)))
-    assert planner.statistics().cut_short == 0
+    assert sum(planner.statistics().limits_reached.values()) == 0
     monkeypatch.setattr(prefix_index, "_STEPS", -100)
     planner.cached_tokens(of_a((2, 1)))
-    assert planner.statistics().cut_short == 1
+    assert sum(planner.statistics().limits_reached.values()) == 1
     planner.plan_batch([of_a((2, 1))])
-    assert planner.statistics().cut_short == 2
+    assert sum(planner.statistics().limits_reached.values()) == 2
     planner.plan(of_a((2, 1, 3)))
-    assert planner.statistics().cut_short == 3
+    assert sum(planner.statistics().limits_reached.values()) == 3
     planner.plan(big_request((1,), tenant="other"), "none")
     assert planner._planning._tenants.known("a") is None
-    assert planner.statistics().cut_short == 3
+    assert sum(planner.statistics().limits_reached.values()) == 3
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -355,7 +353,6 @@ def test_a_history_that_is_not_read_to_its_end_is_counted(monkeypatch, mode):
     later = of_a((1,), history=[user(plan.content)], conversation_id="c")
     assert_keeps_the_promises(planner.plan(later))
     assert planner.statistics().limits_reached["shown_blocks"] == 1
-    assert planner.statistics().cut_short == 1
 
 
 def limits(planner):
@@ -363,19 +360,17 @@ def limits(planner):
 
 
 def test_each_bound_on_the_work_is_counted_by_its_name(monkeypatch):
-    planner = ReusePlanner(trim_overlaps=True)
+    planner = ReusePlanner()
     planner.plan(big_request(range(64)), "none")
     assert limits(planner) == {}
-    planner.plan(big_request(range(66)), "none")
-    assert limits(planner) == {"overlaps": 1}
     monkeypatch.setattr(paper, "_STEPS", -10_000)
     planner.plan(big_request((1, 2)), "paper")
-    assert limits(planner) == {"overlaps": 1, "paper_orders": 1}
+    assert limits(planner) == {"paper_orders": 1}
     for pair in ((1, 3), (1, 4), (2, 3), (2, 4), (2, 4)):
         planner.plan(big_request(pair), "none")
     monkeypatch.setattr(prefix_index, "_VISITS", 0)
     planner.cached_tokens(big_request((1, 2, 3)))
-    assert limits(planner) == {"overlaps": 1, "paper_orders": 1, "greedy_paths": 1}
+    assert limits(planner) == {"paper_orders": 1, "greedy_paths": 1}
     monkeypatch.setattr(reuse, "_STEPS", -10_000)
     planner.preview(big_request((4, 3)))
     assert limits(planner).pop("continuations") == 1

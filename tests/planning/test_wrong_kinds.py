@@ -122,7 +122,6 @@ CALLS = {
         f"Templates.{name}": (
             lambda name=name, **arguments: getattr(Templates(), name)(**arguments),
             {
-                "is_ranked": {"ranked": ["[BCDF]"], "shown": ["[BCDF]"]},
                 "order_tokens": {"number": 3},
                 "outdated_annotation": {"old": "[BCDF]"},
             }.get(name, {}),
@@ -147,7 +146,6 @@ CALLS = {
         {"prompt_tokens": 1},
         ["prompt_tokens", "answer_tokens"],
     ),
-    "hit_ratio_since": (PrefixCacheMetrics().hit_ratio_since, {}, ["earlier"]),
     "parse": (PrefixCacheMetrics.parse, {}, ["text"]),
 }
 

@@ -10,7 +10,7 @@ from scipy.cluster.hierarchy import linkage
 from ctxreuse.distance import context_distance
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.policy import paper
-from ctxreuse.policy.paper import AlignedContexts, paper_orders
+from ctxreuse.policy.paper import paper_orders
 
 batches = st.lists(st.lists(st.integers(0, 7), unique=True, max_size=5), max_size=8)
 
@@ -57,14 +57,14 @@ def algorithm_4(contexts, alpha):
 
     align([len(content) - 1] if leaves else [], [], [])
     leaf_of = [[set(leaf) for leaf in leaves].index(set(context)) for context in contexts]
-    return AlignedContexts([docs[leaf] for leaf in leaf_of], [paths[leaf] for leaf in leaf_of])
+    return [docs[leaf] for leaf in leaf_of], [paths[leaf] for leaf in leaf_of]
 
 
 def test_the_papers_batch_gets_the_papers_orders():
-    aligned = paper_orders([[2, 1, 3], [2, 6, 1], [4, 1, 0]], alpha=0.001)
-    assert aligned.orders == [[1, 2, 3], [1, 2, 6], [1, 4, 0]]
+    orders, paths = paper_orders([[2, 1, 3], [2, 6, 1], [4, 1, 0]], alpha=0.001)
+    assert orders == [[1, 2, 3], [1, 2, 6], [1, 4, 0]]
     # below the root C5 {1}; below that C3 and C4 {1, 2}; below that C1 and C2
-    assert aligned.search_paths == [[0, 1, 0], [0, 1, 1], [0, 0]]
+    assert paths == [[0, 1, 0], [0, 1, 1], [0, 0]]
 
 
 @given(batches, st.sampled_from([0, 0.001, 0.01]))
@@ -75,14 +75,14 @@ def test_orders_and_paths_equal_algorithm_4_by_the_book(contexts, alpha):
 
 @given(batches)
 def test_every_order_is_a_permutation_of_its_context(contexts):
-    orders = paper_orders(contexts, alpha=0.001).orders
+    orders = paper_orders(contexts, alpha=0.001)[0]
     assert [sorted(order) for order in orders] == [sorted(context) for context in contexts]
 
 
 @examples(50)
 @given(batches)
 def test_a_search_path_belongs_to_one_content(contexts):
-    paths = paper_orders(contexts, alpha=0.001).search_paths
+    paths = paper_orders(contexts, alpha=0.001)[1]
     content_of = {tuple(path): set(c) for path, c in zip(paths, contexts, strict=True)}
     assert [content_of[tuple(path)] for path in paths] == [set(context) for context in contexts]
     assert len(content_of) == len(set(map(frozenset, contexts)))
@@ -90,15 +90,15 @@ def test_a_search_path_belongs_to_one_content(contexts):
 
 def test_a_tree_of_thousands_of_levels_needs_no_recursion():
     contexts = [[0, block] for block in range(1, 1_501)]
-    assert paper_orders(contexts, alpha=0.001).orders == contexts
-    assert paper_orders([context[1:] for context in contexts], alpha=0.001).orders == [
+    assert paper_orders(contexts, alpha=0.001)[0] == contexts
+    assert paper_orders([context[1:] for context in contexts], alpha=0.001)[0] == [
         context[1:] for context in contexts
     ]
 
 
 def test_a_batch_that_no_matrix_can_hold_is_refused(monkeypatch):
     monkeypatch.setattr(paper, "MAX_CONTEXTS", 2)
-    assert paper_orders([[1], [2], [1]], alpha=0.001).orders == [[1], [2], [1]]
+    assert paper_orders([[1], [2], [1]], alpha=0.001)[0] == [[1], [2], [1]]
     with pytest.raises(BatchTooLargeError) as caught:
         paper_orders([[1], [2], [3]], alpha=0.001)
     assert str(caught.value) == (

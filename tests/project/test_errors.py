@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ctxreuse import errors
 from ctxreuse.errors import CtxreuseError, MissingExtraError, describe
 from ctxreuse.serving import progress_bar
-from ctxreuse.workflow.engine import _progress_bar
 
 
 class Unprintable:
@@ -96,15 +95,10 @@ def test_the_command_installs_from_where_the_package_is(monkeypatch, direct_url,
     assert str(MissingExtraError("x", "demo")) == f"x needs optional packages: {command}"
 
 
-@pytest.mark.parametrize(
-    "show",
-    [progress_bar().__enter__, _progress_bar(True, 2).__enter__],
-    ids=["serving", "workflow"],
-)
-def test_a_progress_bar_says_what_to_install(monkeypatch, show):
+def test_a_progress_bar_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.progress", None)
     with pytest.raises(MissingExtraError, match=r"pip install .*\[cli\]"):
-        show()
+        progress_bar().__enter__()
 
 
 @pytest.mark.parametrize(

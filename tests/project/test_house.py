@@ -196,6 +196,6 @@ def test_a_recorder_tells_standing_threads_apart(tmp_path):
 def test_a_journey_begins_at_the_public_call(house):
     from house_measures import journeys
 
-    trip = journeys.median_trip(journeys.plan_journey, house.ROOT, house.PRODUCT, times=1)
+    trip = journeys.lower_trip(journeys.plan_journey, house.ROOT, house.PRODUCT, times=1)
     assert next(iter(trip.stops)).function == "ReusePlanner.plan"
     assert trip.size == trip.whole_size

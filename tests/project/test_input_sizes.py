@@ -30,8 +30,6 @@ SIZES = {
     "trimmed_repetitions_of_a_prompt": 300,
     "evicted_conversation": 500,
     "room_for_a_large_request": 500,
-    "trimmed_overlaps": 150,
-    "trimmed_repetitions": 100,
     "repeated_documents": 40,
     "pieces_of_one_agent": 500,
     "shown_again": 100,

@@ -214,7 +214,6 @@ def test_the_other_routes():
         block_size=4,
         num_gpu_blocks=10,
         kv_cache_size_tokens=40,
-        kv_cache_usage=0.0,
     )
     client.post("/reset_prefix_cache")
     assert cached(engine, body) == 0

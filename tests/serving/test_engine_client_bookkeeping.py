@@ -7,6 +7,7 @@ import logging
 import httpx
 import pytest
 from client_helpers import MESSAGES, completed, connected, planned, raw_replies
+from kv_event_helpers import held_tokens
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import CapacityTracker
@@ -96,7 +97,7 @@ async def test_an_adapters_blocks_are_found_by_its_name():
         _, tokens, salt, adapter = events.told[0]
         blocks = EngineBlocks()
         blocks.stored([b"x"], None, tokens[:4], 4, extra_keys=[("my-lora",)])
-        held[lora] = blocks.held_tokens(tokens, cache_salt=salt, lora=adapter)
+        held[lora] = held_tokens(blocks, tokens, cache_salt=salt, lora=adapter)
     assert held == {None: 0, "my-lora": 4}
 
 

@@ -212,7 +212,9 @@ def test_llamaindex_models_answer_in_children_forked_while_loops_and_threads_cal
         last = list(model.stream_chat(messages))[-1].message.content
         return [model.chat(messages).message.content, last, *asyncio.run(in_a_loop())]
 
-    wanted = ask(0)
+    # the line on prompts without a context is said before: a child that is forked while another
+    # thread writes to stderr waits for that stream's own lock for ever
+    wanted = [ask(0) for _ in range(4)][-1]
     assert in_children(CHILDREN, ask, ask) == [wanted] * CHILDREN
     assert set(wanted) == {"text", "text text"}
 

@@ -141,7 +141,7 @@ def test_a_batch_is_appended_whole_or_not_at_all(make):
     log = make()
     if isinstance(log, MemoryLog):
         pytest.skip("it takes anything")
-    with pytest.raises(InvalidRequestError, match="an entry must be bytes"):
+    with pytest.raises(InvalidRequestError, match="each of entries must be bytes"):
         log.append([b"one", "two"])
     assert log.read("", 10).entries == []
 

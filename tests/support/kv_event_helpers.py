@@ -11,6 +11,9 @@ from typing import Any
 import msgspec
 import zmq
 
+from ctxreuse.cache.kv_events.block_tree import PathEnd
+from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+
 Event = dict[str, Any]
 
 
@@ -130,6 +133,20 @@ class TellingCache:
             parent = hashlib.sha256(parent + b"|" + content).digest()
             hashes.append(parent)
         return hashes
+
+
+def held_tokens(
+    blocks: EngineBlocks,
+    token_ids: Sequence[int],
+    cache_salt: str | None = None,
+    lora: str | None = None,
+) -> int:
+    """Return how many leading tokens of a prompt an engine holds, without following it."""
+    prompt, paths = blocks._prompt(token_ids, cache_salt, lora), []
+    for tree in blocks._trees.values():
+        steps = tree._walk(prompt, None, 0)
+        paths.append([PathEnd(key, start + tree._blocks[key].size) for key, start in steps])
+    return blocks._readable(paths)
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):

@@ -46,7 +46,7 @@ def measured(tenants: Tenants) -> dict[str, int]:
             for state in states
             for record in state.conversations._records.values()
         ),
-        "logged_blocks": sum(logged.size for state in states for logged in state.log._logged),
+        "logged_blocks": sum(size for state in states for _, size, *_ in state.log._logged),
         "sent_messages": sum(len(state.log.edits) for state in states),
         "token_counts": sum(len(state.token_counts) for state in states),
     }

@@ -297,7 +297,6 @@ class Outcome:
     values: dict[str, Any]
     visited: list[str]
     visits: dict[str, int]
-    versions: dict[str, int]
     answer: Any
 
     @classmethod
@@ -310,7 +309,6 @@ class Outcome:
             values,
             list(visited),
             {name: state.visits(name) for name in graph.nodes},
-            {key: state.version(key) for key in state},
             answer,
         )
 

@@ -6,7 +6,6 @@ import pytest
 
 from ctxreuse import PAPER_TEMPLATES, ContextBlock, ContextRequest, ReusePlanner, Templates
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.errors import InvalidRequestError
 
 TEXTS = ["A text that is long enough." * 12, "Another text that is long enough." * 12]
 LABELS = [DEFAULT_TEMPLATES.label_of(ContextBlock(text=text)) for text in TEXTS]
@@ -44,7 +43,6 @@ def test_a_request_may_ask_for_labels_and_do_without(
     [
         ReusePlanner(templates=Templates(label="<{letters}>")),
         ReusePlanner(templates=Templates(block="{label}: {text}")),
-        ReusePlanner(trim_overlaps=True),
     ],
 )
 def test_words_that_need_labels_have_them_unless_a_request_does_without(planner):
@@ -84,5 +82,3 @@ def test_a_turn_without_labels_leaves_out_what_stands_without_and_refuses_what_n
     plan = ReusePlanner().plan(ContextRequest(TEXTS, "q?", history=SHOWN, labels=False))
     assert plan.content == "q?"
     assert len(plan.references) == 2
-    with pytest.raises(InvalidRequestError, match="trim_overlaps names blocks by their labels"):
-        ReusePlanner(trim_overlaps=True, labels=False)

@@ -124,65 +124,47 @@ async def test_prompts_cost_what_is_not_cached_and_speed_divides_it():
     assert second - first == (length - length // 16 * 16) / 2
 
 
-def left_by_aclose(llm):
-    async def leave():
-        pieces = llm.stream(asking(), {})
-        await anext(pieces)
-        await pieces.aclose()
-
-    return leave()
+async def left_by_aclose(llm):
+    pieces = llm.stream(asking(), {})
+    await anext(pieces)
+    await pieces.aclose()
 
 
-def left_by_break(llm):
-    async def leave():
+async def left_by_break(llm):
+    async with aclosing(llm.stream(asking(), {})) as pieces:
+        async for _ in pieces:
+            break
+
+
+async def left_by_error(llm):
+    async def fail():
         async with aclosing(llm.stream(asking(), {})) as pieces:
             async for _ in pieces:
-                break
+                raise LookupError
 
-    return leave()
-
-
-def left_by_error(llm):
-    async def leave():
-        async def fail():
-            async with aclosing(llm.stream(asking(), {})) as pieces:
-                async for _ in pieces:
-                    raise LookupError
-
-        with pytest.raises(LookupError):
-            await fail()
-
-    return leave()
+    with pytest.raises(LookupError):
+        await fail()
 
 
-def left_by_cancel(llm):
-    async def leave():
-        task = asyncio.create_task(read(llm))
-        await asyncio.sleep(2.5)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    return leave()
+async def left_by_cancel(llm):
+    task = asyncio.create_task(read(llm))
+    await asyncio.sleep(2.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
-def left_by_deadline(llm):
-    async def leave():
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(2.5):
-                await read(llm)
-
-    return leave()
+async def left_by_deadline(llm):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2.5):
+            await read(llm)
 
 
-def left_to_the_garbage_collector(llm):
-    async def leave():
-        async for _ in llm.stream(asking(), {}):
-            break
-        await asyncio.sleep(0)  # asyncio closes it in a task
-        await asyncio.sleep(0)
-
-    return leave()
+async def left_to_the_garbage_collector(llm):
+    async for _ in llm.stream(asking(), {}):
+        break
+    await asyncio.sleep(0)  # asyncio closes it in a task
+    await asyncio.sleep(0)
 
 
 WAYS = [

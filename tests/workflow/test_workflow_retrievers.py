@@ -193,8 +193,16 @@ async def test_stopwords_and_stems_are_the_users_choice():
 @pytest.mark.parametrize(
     ("corpus", "message"),
     [
-        ([], "blocks must hold at least one block"),
-        ("one text", "blocks must be a list of ContextBlock or str, not 'one text' (str)"),
+        (
+            "one text",
+            "blocks must be a list of ContextBlock or str, not 'one text' (str); a single text "
+            "goes into a list of one",
+        ),
+        (
+            [],
+            "none of the 0 blocks has a word that counts; give blocks with text, or fewer "
+            "stopwords",
+        ),
         (
             ["", "the of"],
             "none of the 2 blocks has a word that counts; give blocks with text, or "

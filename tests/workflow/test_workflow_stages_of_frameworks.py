@@ -70,15 +70,6 @@ async def test_langchain_documents_become_blocks_with_their_ids_and_untouched_te
         await LangChainStage(RunnableLambda(fail)).retrieve("Which?", 2)
 
 
-@pytest.mark.parametrize(("kind", "in_loop"), [(Documents, False), (AsyncDocuments, True)])
-async def test_a_langchain_retriever_runs_in_a_thread_unless_it_is_async(kind, in_loop):
-    retriever = kind(found=DOCUMENTS)
-    with request_context(tenant="t"):
-        await LangChainStage(retriever).retrieve("Which?", 2)
-    ((thread, tenant),) = retriever.ran
-    assert ((thread is threading.current_thread()), tenant) == (in_loop, "t")
-
-
 async def test_a_vector_store_is_asked_for_k_documents_whatever_its_search_kwargs_say():
     store = InMemoryVectorStore(langchain_helpers.LetterEmbeddings())
     texts = ["a", "aa b", "bb", "ccc", "ab"]
@@ -155,18 +146,17 @@ async def test_nodes_become_blocks_with_their_ids_and_the_text_that_a_model_is_s
 
 
 @pytest.mark.parametrize(
-    ("kind", "in_thread", "in_loop"),
+    ("stage", "retriever", "in_loop"),
     [
-        (Nodes, None, False),
-        (AsyncNodes, None, True),
-        (AsyncNodes, True, False),
-        (Nodes, False, True),
+        (LangChainStage, Documents(found=DOCUMENTS), False),
+        (LangChainStage, AsyncDocuments(found=DOCUMENTS), True),
+        (LlamaIndexStage, Nodes(nodes()), False),
+        (LlamaIndexStage, AsyncNodes(nodes()), True),
     ],
 )
-async def test_a_llamaindex_retriever_runs_in_a_thread_unless_it_is_async(kind, in_thread, in_loop):
-    retriever = kind(nodes())
+async def test_a_retriever_runs_in_a_thread_unless_it_is_async(stage, retriever, in_loop):
     with request_context(tenant="t"):
-        await LlamaIndexStage(retriever, in_thread=in_thread).retrieve("Which?", 2)
+        await stage(retriever).retrieve("Which?", 2)
     ((thread, tenant),) = retriever.ran
     assert ((thread is threading.current_thread()), tenant) == (in_loop, "t")
 
@@ -196,7 +186,6 @@ async def test_an_empty_answer_is_no_error_and_an_error_is_raised_as_it_is():
     [
         ({"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
         ({"metadata_mode": "every"}, "there is no metadata mode 'every'"),
-        ({"in_thread": "yes"}, "in_thread must be True, False or None, not 'yes'"),
     ],
 )
 def test_wrong_arguments_of_the_llamaindex_stage_are_refused(arguments, message):

@@ -192,8 +192,8 @@ def test_scans_in_other_threads_go_on_while_sets_are_swapped(files):
         ({"capacity_bytes": -1}, "capacity_bytes must be an integer from 0, not -1"),
         ({"capacity_bytes": 1.5}, "capacity_bytes must be an integer from 0"),
         ({"capacity_bytes": 1, "every": 0}, "every must be an integer from 1, not 0"),
-        ({"capacity_bytes": 1, "decay": 1.1}, "decay must be from 0 to 1, not 1.1"),
-        ({"capacity_bytes": 1, "decay": "half"}, "decay must be from 0 to 1, not 'half'"),
+        ({"capacity_bytes": 1, "decay": 1.1}, "decay must be a number from 0 to 1, not 1.1"),
+        ({"capacity_bytes": 1, "decay": "half"}, "decay must be a number from 0 to 1, not 'half'"),
     ],
 )
 def test_wrong_settings_are_named(arguments, message):

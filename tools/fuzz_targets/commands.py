@@ -26,11 +26,12 @@ from ctxreuse.measure.demo import demo_run
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.report import page
 from ctxreuse.measure.report.charts import charts
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.results.tables import estimate_output, tables
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
 from fuzz_targets.mutation import NUMBERS, Target, text
 from fuzz_targets.wrapped import DOCUMENTS, blocks
+from public_data.stored_results import read_results, write_results
 
 _USAGE = typer.BadParameter.__mro__[1]  # Typer has no name for it that it exports
 _NAMES = ("out", "out", "a/b/c", "", ".", "file", "file/x", "link", "loop", "fixed", "-", "x" * 300)
@@ -81,7 +82,7 @@ def _folder() -> Iterator[None]:
             Path("link").symlink_to("elsewhere")
             Path("loop").symlink_to("loop")
             Path("fixed", "results.json").mkdir(parents=True)
-            Path("fixed", "hit_ratio.png").mkdir()
+            Path("fixed", "computed_tokens.png").mkdir()
             Path("fixed", "trace.jsonl").write_text("{}")
             yield
         finally:
@@ -206,8 +207,7 @@ def _run_demo(arguments: list[str]) -> None:
             demo_run._retrieve_all = retrieve_all
         results = Path(arguments[arguments.index("-o") + 1] if "-o" in arguments else "demo-output")
         assert "questions" in shown
-        assert json.loads(Path(results, "results.json").read_text())
-        assert Path(results, "hit_ratio.png").read_bytes().startswith(b"\x89PNG")
+        assert Path(results, "computed_tokens.png").read_bytes().startswith(b"\x89PNG")
 
 
 def _results(source: Random) -> dict[str, Any]:
@@ -284,13 +284,13 @@ def _show_results(given: Mapping[str, Any]) -> None:
     """Show results in all ways that there are."""
     with _folder():
         Path("results").write_text(json.dumps(given))
-        results = Results.read("results")
+        results = read_results("results")
         ways: list[Callable[[Results], Any]] = [estimate_output, tables]
         for way in ways:
             with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")):
                 show(way(results))
-        results.write("again")
-        assert Results.read("again") == results
+        write_results(results, "again")
+        assert read_results("again") == results
         for chart in charts(results):
             chart.draw(Figure().add_subplot())
 
@@ -298,7 +298,7 @@ def _show_results(given: Mapping[str, Any]) -> None:
 def _page(given: Mapping[str, Any]) -> None:
     with _folder():
         Path("results").write_text(json.dumps(given))
-        assert "<script>alert" not in page(Results.read("results"))
+        assert "<script>alert" not in page(read_results("results"))
 
 
 TARGETS = {

@@ -70,10 +70,7 @@ def _as_request(fields: Mapping[str, Any]) -> ContextRequest:
 
 
 def _planning(source: Random) -> dict[str, Any]:
-    settings = {
-        "trim_overlaps": source.random() < 0.3,
-        "capacity_tokens": source.choice((None, None, 100, 5000)),
-    }
+    settings = {"capacity_tokens": source.choice((None, None, 100, 5000))}
     steps: list[Any] = []
     for _ in range(source.randrange(1, 6)):
         strategy = source.choice(("reuse", "reuse", "reuse", "paper", "none"))
@@ -86,7 +83,6 @@ def _planning(source: Random) -> dict[str, Any]:
 def _plan_all(given: Mapping[str, Any]) -> None:
     """Plan requests one after the other; check each plan."""
     planner = ReusePlanner(**given["settings"])
-    trims = given["settings"]["trim_overlaps"]
     latest: Plan | None = None
     refused: CtxreuseError | None = None
     for kind, strategy, fields in given["steps"]:
@@ -99,7 +95,7 @@ def _plan_all(given: Mapping[str, Any]) -> None:
                 batch = planner.plan_batch(requests, strategy=strategy)
                 assert sorted(batch.order) == list(range(len(requests)))
                 for request, plan in zip(requests, batch.in_input_order(), strict=True):
-                    check_plan(request, plan, trims=trims)
+                    check_plan(request, plan)
             else:
                 if kind == "follow" and latest is not None:
                     answer = {"role": "assistant", "content": "OK."}
@@ -107,14 +103,14 @@ def _plan_all(given: Mapping[str, Any]) -> None:
                     fields = {**fields, "history": [*said, answer]}
                 request = _as_request(fields)
                 latest = planner.plan(request, strategy=strategy)
-                check_plan(request, latest, trims=trims)
+                check_plan(request, latest)
         except CtxreuseError as error:
             refused = error
     if refused is not None:
         raise refused
 
 
-def check_plan(request: ContextRequest, plan: Plan, *, trims: bool) -> None:
+def check_plan(request: ContextRequest, plan: Plan) -> None:
     """Check that a plan loses, doubles and alters nothing, and that its text shows that."""
     sent = [part for part in plan.parts if not isinstance(part, Reference)]
     left_out = [part for part in plan.parts if isinstance(part, Reference)]
@@ -133,8 +129,7 @@ def check_plan(request: ContextRequest, plan: Plan, *, trims: bool) -> None:
             same = [one.block.id for one in sent if one.label == part.label]
             assert plan.labels[part.label] in same
             text = render_block(part.label, text, plan.templates)
-        if not trims:
-            assert text in content
+        assert text in content
     shown = [
         one if isinstance(one, str) else json.dumps(one, default=repr, ensure_ascii=False)
         for one in (message.get("content") for message in request.history or ())
@@ -142,7 +137,7 @@ def check_plan(request: ContextRequest, plan: Plan, *, trims: bool) -> None:
     texts = {block.id: block.text for block in blocks.values() if block.key not in keys}
     for part in left_out:
         assert part.annotation in content
-        if len(texts) == len(left_out) and not trims:
+        if len(texts) == len(left_out):
             whole = texts[part.id]
             if part.label:  # else it stands there without one
                 whole = render_block(part.label, whole, plan.templates)
@@ -178,7 +173,7 @@ def _converse(given: Mapping[str, Any]) -> None:
                     query,
                 )
                 plan = chat.plan(request.blocks, query=query)
-                check_plan(plan.request, plan, trims=False)
+                check_plan(plan.request, plan)
             elif kind == "record":
                 chat.record(value)
             elif kind == "compact":
@@ -224,7 +219,7 @@ def _plan_prompts(given: Mapping[str, Any]) -> None:
         [planned] = planner.plan([ScopedPrompt(tuple(parts), RequestScope())])
         assert len(planned.texts) == len(parts)
         for plan in planned.plans:
-            check_plan(plan.request, plan, trims=False)
+            check_plan(plan.request, plan)
         for given_part, sent in zip(parts, planned.texts, strict=True):
             assert _said(given_part.text) == _said(sent), "something is lost, doubled or altered"
 

@@ -16,8 +16,10 @@ from typing import Any
 import typer
 
 from ctxreuse.cli import app
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
+from ctxreuse.measure.results.results import Results
 from fuzz_targets.mutation import Target, as_json, as_json_lines, mutated
+from public_data.stored_results import read_results, write_results
 
 _CORPUS: list[Any] = [
     {"id": name, "title": "", "text": f"{name} says: " + f"{name} " * 30, "tokens": 40}
@@ -34,8 +36,8 @@ _TRACE: list[Any] = [
     for number, names in enumerate(("abc", "cab", "bde", "ab", "abf"))
 ]
 _HASHED: list[Any] = [
-    {"timestamp": 3 * number, "input_length": 1_100, "output_length": 5, "hash_ids": [0, 1, number]}
-    for number in range(2, 6)
+    {"session_id": n % 2, "delay": n, "input_length": 99, "output_length": 600, "hash_ids": [n]}
+    for n in range(2, 6)
 ]
 
 
@@ -65,7 +67,8 @@ def _written() -> tuple[list[Any], Any]:
         traced = ["--corpus", f"{folder}/corpus"]
         _command("plan", "--trace", f"{folder}/trace", *traced, "--mode", "online", "--dedup",
                  "-o", f"{folder}/plan")  # fmt: skip
-        _command("estimate", f"{folder}/trace", *traced, "--results", f"{folder}/results")
+        config = EstimateConfig(trace=f"{folder}/trace", corpus=f"{folder}/corpus")
+        write_results(measure_savings(config, for_report=True), f"{folder}/results")
         plan = [json.loads(line) for line in Path(folder, "plan").read_text().splitlines()]
         return plan, json.loads(Path(folder, "results").read_text())
 
@@ -73,7 +76,7 @@ def _written() -> tuple[list[Any], Any]:
 def written_results() -> Results:
     """Return results as a command has measured them."""
     with _folder({"results": json.dumps(_written()[1]).encode()}) as folder:
-        return Results.read(f"{folder}/results")
+        return read_results(f"{folder}/results")
 
 
 def _bytes(lines: list[Any]) -> bytes:
@@ -112,7 +115,7 @@ def _traced(source: Random) -> dict[str, Any]:
     if kind == "plan" and source.random() < 0.5:
         arguments += ["--strategy", source.choice(("paper", "none"))]
     if kind == "estimate":
-        arguments = ["estimate", "{}/trace", "--corpus", "{}/corpus", "--results", "{}/results"]
+        arguments = ["estimate", "{}/trace", "--corpus", "{}/corpus", "--json"]
     return {"files": files, "arguments": arguments}
 
 
@@ -162,30 +165,19 @@ def _hashed(source: Random) -> dict[str, Any]:
     return {"files": files, "arguments": ["simulate", "--plan", "{}/trace", *more]}
 
 
-def _exported(source: Random) -> dict[str, Any]:
-    traces, corpus = source.choice(_traces())
-    files = {
-        "trace": as_json_lines(mutated(traces, source), source),
-        "corpus": as_json_lines(mutated(corpus, source, 1), source),
-    }
-    arguments = ["export", "--plan", "{}/trace", "--corpus", "{}/corpus", "-o", "{}/out"]
-    return {"files": files, "arguments": arguments}
-
-
 def _results(source: Random) -> bytes:
     return as_json(mutated(_written()[1], source), source)
 
 
 def _read_results(content: bytes) -> None:
     with _folder({"results": content}) as folder:
-        results = Results.read(f"{folder}/results")
-        assert results.runs
+        assert read_results(f"{folder}/results").runs
 
 
 def _reported(source: Random) -> dict[str, Any]:
-    _, results = _written()
-    files = {"results": as_json(mutated(results, source), source)}
-    return {"files": files, "arguments": ["report", "{}/results", "-o", "{}/page.html"]}
+    given = _traced(source)
+    arguments = ["report", "{}/trace", "--corpus", "{}/corpus", "-o", "{}/page.html"]
+    return {**given, "arguments": arguments}
 
 
 def _run_command(given: dict[str, Any]) -> None:
@@ -198,7 +190,6 @@ TARGETS = {
     "plan files": Target(_replayed, _run_command),
     "recorded calls": Target(_linted, _run_command),
     "hashed traces": Target(_hashed, _run_command),
-    "exported traces": Target(_exported, _run_command),
     "results files": Target(_results, _read_results),
     "reports": Target(_reported, _run_command, most_seconds=15.0),  # it draws charts
 }

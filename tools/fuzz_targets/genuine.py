@@ -55,7 +55,7 @@ from ctxreuse.measure.replay.policies import OURS_ONLINE
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.results.measured_savings import EstimateConfig
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.traces.json_lines import JsonLine
 from ctxreuse.measure.traces.recording import ConversationNames, PromptRecorder, TraceRecorder
 from ctxreuse.measure.traces.sent_calls import SentCall
@@ -79,7 +79,6 @@ from ctxreuse.workflow import (
     KeywordRetriever,
     LangChainEmbedder,
     OpenAILLM,
-    SentenceTransformerEmbedder,
     State,
     TfidfEmbedder,
     ThroughputTable,
@@ -120,16 +119,6 @@ class _Memories:
 class _AsyncMemories:
     async def search(self, query: str, **others: Any) -> Any:
         return _Memories().search(query)
-
-
-class _Encoder:
-    """Stands for a model of sentence-transformers."""
-
-    def encode(self, texts: list[str], **others: Any) -> Any:
-        return np.ones((len(texts), 4), np.float32)
-
-    def get_sentence_embedding_dimension(self) -> int:
-        return 4
 
 
 def _request() -> ContextRequest:
@@ -174,9 +163,13 @@ def _index() -> IVFIndex:
     return IVFIndex(_faiss_index())
 
 
+def _words() -> list[str]:
+    return ["Tagus flows Lisbon", "Seine Paris town"] * 3
+
+
 @cache
 def _tfidf() -> TfidfEmbedder:
-    return TfidfEmbedder.fit(["Tagus flows Lisbon", "Seine Paris town"] * 3, 4)
+    return TfidfEmbedder(_words(), 4)
 
 
 def _blocks(count: int) -> list[ContextBlock]:
@@ -200,16 +193,6 @@ def _data_set() -> str:
     _file("corpus.jsonl", _CORPUS)
     _file("queries.jsonl", _QUERIES)
     return "."
-
-
-def _stored_embedder() -> str:
-    _tfidf().save("embedder")
-    return "embedder"
-
-
-def _stored_results() -> str:
-    written_results().write("results")
-    return "results"
 
 
 def _keywords() -> KeywordRetriever:
@@ -323,7 +306,6 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     Savings: lambda: _planner().savings,
     RedisLog: lambda: RedisLog("unix:///nowhere/redis.sock", secret="a secret of 22 signs."),
     SQLiteLog: lambda: SQLiteLog("sent.sqlite"),
-    SentenceTransformerEmbedder: lambda: SentenceTransformerEmbedder(_Encoder()),
     State: lambda: _started(one_shot().compile()),
     Templates: Templates,
     TfidfEmbedder: _tfidf,
@@ -396,9 +378,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "State.key": lambda: "input",
     "State.writes": lambda: {"docs": Documents(_TEXTS)},
     "State.visited": lambda: ["search"],
-    "TfidfEmbedder.words": lambda: ["tagus", "seine"],
-    "TfidfEmbedder.idf": lambda: [1.0, 2.0],
-    "TfidfEmbedder.components": lambda: [[0.5, 0.5]],
     "HotTier.note.clusters": lambda: [0, 1],
     "CompletionStream.call": lambda: EngineCall(None, {}, 1_000),
     "CompletionStream.pieces": _no_pieces,
@@ -419,7 +398,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "SpeculativeRAGChain.input": lambda: {"input": "Which?"},
     "SpeculativeRAGChain.retriever": lambda: for_langchain.WorkflowRetriever(engine=_engine()),
     "WorkflowRetriever.inputs": lambda: ["Which?"],
-    "WorkflowRetriever.as_nodes.blocks": lambda: _blocks(2),
     "IVFIndex.scan.clusters": lambda: [0, 1],
     "IVFIndex.vectors_of.clusters": lambda: [0],
     "IVFIndex.vectors_of.ids": lambda: _index().ids_of(0)[:1],
@@ -430,12 +408,9 @@ VALID: dict[str, Callable[[], Any]] = {
     "read_corpus.path": lambda: _file("corpus.jsonl", _CORPUS),
     "read_titles.path": lambda: _file("corpus.jsonl", _CORPUS),
     "read_trace.path": lambda: _file("trace.jsonl", ""),
-    "hashed_plan.requests_per_second": lambda: 2.5,
     "simulate_hashed.requests": lambda: [HashedRequest(0, 5, 1, (0,))],
     "read_plan.path": lambda: _file("plan.jsonl", ""),
-    "TfidfEmbedder.load.path": lambda: _stored_embedder(),
     "read_reported.path": lambda: _answers(),
-    "Results.read.path": lambda: _stored_results(),
     "ReusePlanner.evict_tokens.tokens": lambda: 5,
     "ReusePlanner.load.path": lambda: "nowhere",
     "ReusePlanner.trim.blocks": lambda: 1,
@@ -457,7 +432,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "lint.cache": lambda: cache_profile("anthropic"),
     "record.sent": lambda: SentCall(model="m", tools=("search#1",)),
     "record.marks": lambda: [0],
-    "record_client.client": lambda: openai.OpenAI(api_key="x", base_url="http://engine/v1"),
     "RetrieverStage.retriever": lambda: _Documents(),
     "langchain_ctxreuse.ReuseRetriever.retriever": lambda: _Documents(),
     "llamaindex_ctxreuse.RetrieverStage.retriever": lambda: _Nodes(),
@@ -475,8 +449,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "EnginePool.engine": lambda: "http://c/v1",
     "IVFIndex.index": lambda: _faiss_index(),
     "IVFIndex.clusters": lambda: [0, 1],
-    "SentenceTransformerEmbedder.model": lambda: _Encoder(),
-    "TfidfEmbedder.fit.texts": lambda: ["Tagus flows Lisbon", "Seine Paris town"] * 3,
+    "TfidfEmbedder.texts": _words,
     "VectorRetriever.blocks": lambda: _blocks(64),
     "add_generation.prompt": lambda: "{docs} {input}",
     "answer": lambda: lambda messages: "Yes.",

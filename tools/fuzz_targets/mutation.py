@@ -283,9 +283,10 @@ def as_json(value: Any, source: Random) -> bytes:
 
 
 def as_json_lines(values: Any, source: Random) -> bytes:
-    """Return the values of a list as JSON, one a line, sometimes with broken bytes."""
-    lines = values if isinstance(values, list) else [values]
-    return mutated_bytes(b"".join(_written(one, source) + b"\n" for one in lines), source)
+    """Return the values of a list as JSON, one a line or an array, sometimes with broken bytes."""
+    lines = [_written(one, source) for one in (values if isinstance(values, list) else [values])]
+    form, gap = source.choice([(b"%b\n", b"\n")] * 9 + [(b"[%b]", b",\n")])
+    return mutated_bytes(form % gap.join(lines), source)
 
 
 def _written(value: Any, source: Random) -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates, request_context
+from ctxreuse import ContextRequest, ReusePlanner, Templates, request_context
 from ctxreuse.cache import CapacityTracker, PrefixCacheSimulator, block_ends
 from ctxreuse.planning.savings import Savings
 from golden_cases.command import command
@@ -264,26 +264,6 @@ def request_ids() -> Any:
 
 
 @CASES
-def overlaps() -> Any:
-    """Blocks that begin with the end of another one, as splitters make them."""
-    words = [f"word{number}" for number in range(120)]
-    chunks = [" ".join(words[start : start + 24]) for start in range(0, 96, 12)]
-    blocks = [ContextBlock(id=n, text=chunk, tokens=90) for n, chunk in enumerate(chunks)]
-    planner = ReusePlanner(trim_overlaps=True)
-    told = [
-        whole(planner.plan(ContextRequest([blocks[n] for n in chosen], "Which?")))
-        for chosen in ([0, 1, 2], [2, 1, 5], [1, 0, 3, 2], [4, 5, 6])
-    ]
-    twin = ContextBlock(id="twin", text=chunks[0], tokens=90)
-    told.append(whole(planner.plan(ContextRequest([twin, blocks[0], blocks[1]], "Which?"))))
-    chat = planner.conversation("c")
-    for number, chosen in enumerate(([0, 1], [2, 1, 3], [7, 6], [1, 0, 2])):
-        told.append(whole(chat.plan([blocks[n] for n in chosen], f"{number}?")))
-        chat.record("Yes.")
-    return told
-
-
-@CASES
 def words_around_blocks() -> Any:
     """Other templates, no annotations, another way to count, another weight of ranks."""
     templates = Templates(
@@ -292,12 +272,11 @@ def words_around_blocks() -> Any:
         order="Read in this order: {order}!",
         order_separator=", then ",
         location="See {label} above.",
-        overlap="({label} goes on) ",
         separator="\n",
         order_position="after_question",
     )
     planners = {
-        "templates": ReusePlanner(templates=templates, trim_overlaps=True),
+        "templates": ReusePlanner(templates=templates),
         "no annotations": ReusePlanner(annotate=False),
         "nothing left out": ReusePlanner(deduplicate=False),
     }

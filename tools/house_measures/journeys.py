@@ -153,7 +153,7 @@ async def workflow_journey(recorder: Recorder) -> None:
         "Lisbon is the capital of Portugal.",
         "The Tagus flows through Lisbon into the Atlantic.",
     ]
-    embedder = TfidfEmbedder.fit(texts, dimensions=5)
+    embedder = TfidfEmbedder(texts, dimensions=5)
     index = faiss.IndexIVFFlat(faiss.IndexFlatL2(embedder.dimension), embedder.dimension, 2)
     index.cp.min_points_per_centroid = 1  # there are few texts
     vectors = embedder.embed(texts)
@@ -209,10 +209,11 @@ JOURNEYS: dict[str, Journey] = {
 }
 
 
-def median_trip(
-    journey: Journey, root: Path, folders: tuple[str, ...], times: int = _TIMES
-) -> Trip:
-    """Return the trip of median size out of several, after one that is not counted."""
+def lower_trip(journey: Journey, root: Path, folders: tuple[str, ...], times: int = _TIMES) -> Trip:
+    """Return the trip at the lower quartile of several, after one that is not counted.
+
+    How far speculation gets depends on the machine's load, which only adds functions.
+    """
     recorder = Recorder(root, folders)
     trips = []
     with recorder.installed():
@@ -220,4 +221,4 @@ def median_trip(
             if (running := journey(recorder)) is not None:
                 asyncio.run(running)
             trips.append(recorder.trip())
-    return sorted(trips[1:], key=lambda trip: trip.size)[times // 2]
+    return sorted(trips[1:], key=lambda trip: trip.size)[times // 4]

@@ -76,9 +76,6 @@ class Trace:
 
         return render(self.question, self.mode, self.steps, self.duration_s)
 
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
 
 class Answer(str):
     """The manager's answer: a string, so that it goes wherever strings go, with its `trace`."""

@@ -48,7 +48,8 @@ class _RankingPlanner(ReusePlanner):
         ranked = self.rankings.get((plan.request_id, len(request.blocks)), request.blocks)
         keys = list(dict.fromkeys(block.key for block in ranked))
         sent = [block.key for block in plan.blocks]
-        if plan.request.history or plan.templates.is_ranked(keys, sent):
+        best = plan.templates.most_ranked
+        if plan.request.history or keys[:best] == sent[:best]:
             return plan
         words = plan.templates.order_annotation([plan.label_of[key] for key in keys])
         return plan.with_order_annotation(words)

@@ -165,11 +165,6 @@ class BlockTree:
         self._epoch += 1
         self._is_late = False
 
-    def path(self, prompt: PromptBlocks) -> list[PathEnd]:
-        """Return the blocks here that a prompt goes through."""
-        steps = self._walk(prompt, _ROOT, 0)
-        return [PathEnd(key, start + self._blocks[key].size) for key, start in steps]
-
     def path_of(self, name: Name) -> list[PathEnd]:
         """Return the blocks that a followed prompt goes through, as far as it is attached."""
         path, key = list[PathEnd](), self._ends.get(name)

@@ -6,7 +6,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import NoneType
 from typing import TypeAlias, cast
 
 from ctxreuse.cache.kv_events.block_tree import (
@@ -21,10 +20,8 @@ from ctxreuse.cache.kv_events.block_tree import (
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheEvent
 from ctxreuse.cache.kv_events.state_group import StateGroup
 from ctxreuse.cache.simulator import token_array
-from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
-from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 
 _MOST_GROUPS = 64
@@ -41,7 +38,7 @@ class EngineBlocks:
     """
 
     def __init__(self, max_blocks: int = 500_000) -> None:
-        self._max_blocks = checked_integer("max_blocks", max_blocks, 1)
+        self._max_blocks = max_blocks
         self._trees: dict[int, BlockTree] = {}
         self._states: dict[int, StateGroup] = {}
         self._touched: set[Name] = set()  # followed, and a state before their end is gone
@@ -78,10 +75,6 @@ class EngineBlocks:
         Without `whole_prompts` they are some of those behind it, of layers that look back so many
         tokens.
         """
-        _check_names(block_hashes, group)
-        checked_kind("token_ids", token_ids, Sequence, "a list of token ids")
-        checked_kind("extra_keys", extra_keys, (Sequence, NoneType), "a list or None")
-        checked_kind("block_size", block_size, int, "a number of tokens")
         count = len(block_hashes)
         extras = [None] * count if extra_keys is None else extra_keys
         rest = len(token_ids) - count * block_size  # of the prompt's blocks that are not kept
@@ -131,7 +124,6 @@ class EngineBlocks:
 
     def removed(self, block_hashes: Sequence[BlockHash], group: int = 0) -> None:
         """Note removed blocks; an unknown one drops all that was only implied."""
-        _check_names(block_hashes, group)
         tree, states = self._trees.get(group), self._states.get(group)
         for block_hash in block_hashes:
             if tree is not None:
@@ -144,13 +136,6 @@ class EngineBlocks:
         for group in self._groups():
             group.clear()
 
-    def held_tokens(
-        self, token_ids: Sequence[int], *, cache_salt: str | None = None, lora: str | None = None
-    ) -> int:
-        """Return how many leading tokens of a prompt the engine holds; whole blocks only."""
-        prompt = self._prompt(token_ids, cache_salt, lora)
-        return self._readable([tree.path(prompt) for tree in self._trees.values()])
-
     def follow(
         self,
         name: Name,
@@ -161,7 +146,6 @@ class EngineBlocks:
         goes_on: bool = False,
     ) -> int:
         """Let `take_lowered` tell when less of a prompt is held; return how many tokens are now."""
-        _check_name(name)
         prompt = self._prompt(token_ids, cache_salt, lora)
         goes_on = goes_on and name in self._looked_up
         self._looked_up.add(name)
@@ -171,15 +155,12 @@ class EngineBlocks:
 
     def tell_below(self, name: Name, tokens: int) -> None:
         """Let `take_lowered` tell only when less than this is held of a followed prompt."""
-        _check_name(name)
-        checked_integer("tokens", tokens, 1)
         self._looked_up.discard(name)
         for tree in self._trees.values():
             tree.tell_below(name, tokens)
 
     def unfollow(self, name: Name) -> None:
         """Stop following a prompt."""
-        _check_name(name)
         self._looked_up.discard(name)
         for tree in self._trees.values():
             tree.detach(name)
@@ -219,12 +200,6 @@ class EngineBlocks:
 
 _RequestName: TypeAlias = tuple[str, str | int]
 """A tenant, and the id of a request of its."""
-
-
-def _check_names(block_hashes: object, group: object) -> None:
-    for block_hash in checked_kind("block_hashes", block_hashes, Sequence, "a list of hashes"):
-        checked_kind("a block's hash", block_hash, (int, bytes), "an integer or bytes")
-    checked_kind("group", group, int, "a group's number")
 
 
 @dataclass(slots=True)
@@ -413,12 +388,3 @@ class HeldRequests:
         self._new.pop(*name)
         self._held.pop(*name)
         self._blocks.unfollow(name)
-
-
-def _check_name(name: object) -> None:
-    try:
-        hash(name)
-    except TypeError:
-        raise InvalidRequestError(
-            f"name is {describe(name)}, which cannot be hashed; give a string"
-        ) from None

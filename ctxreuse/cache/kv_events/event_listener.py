@@ -7,7 +7,6 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from enum import Enum, auto
 from threading import Condition, Thread
 
 from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, RecordedRequests
@@ -37,49 +36,6 @@ _FOLLOWS_NONE = (
     "(ReuseChatModel, ReuseLLM; their engine needs /tokenize), give the sync to "
     "EngineClient(events=...), or tell it yourself with record(plan, token_ids)"
 )
-
-
-class Arrival(Enum):
-    """What a live message is to the listener."""
-
-    NEXT = auto()
-    """The one that was expected."""
-    FIRST = auto()
-    """The first one seen: of the stream if its number is 0, else the listener is late."""
-    KNOWN = auto()
-    """One that a replay has brought already."""
-    AFTER_GAP = auto()
-    """One before which others are missing."""
-    RESTARTED = auto()
-    """The first one seen of a sender that has started anew."""
-
-
-class EventSequence:
-    """Follows the numbers of live and replayed messages, so that each is applied once, in order."""
-
-    def __init__(self) -> None:
-        self.applied: int | None = None
-        """The last message that was applied; None before the first."""
-        self._live: int | None = None
-
-    def arrive(self, number: int) -> Arrival:
-        """Return what a live message is."""
-        # a sender counts from 0 and never goes back
-        restarted = self._live is not None and number <= self._live
-        if restarted:
-            self.applied = None
-        self._live = number
-        if restarted:
-            return Arrival.RESTARTED
-        if self.applied is None:
-            return Arrival.FIRST
-        if number <= self.applied:
-            return Arrival.KNOWN
-        return Arrival.NEXT if number == self.applied + 1 else Arrival.AFTER_GAP
-
-    def reset(self) -> None:
-        """Forget the sender."""
-        self.applied = self._live = None
 
 
 class ReplayBackoff:
@@ -125,7 +81,8 @@ class EventListener:
         clock: Callable[[], float],
     ) -> None:
         self.requests = requests
-        self.sequence = EventSequence()
+        self.applied: int | None = None  # the last message's number; None before a sender's first
+        self._live: int | None = None  # the last live one's
         self._sockets = sockets
         self._recorded = recorded
         self._counts = counts
@@ -202,7 +159,7 @@ class EventListener:
             self._take(message)
         if is_gone:
             self._note_restart("the connection to the engine was lost")
-            self.sequence.reset()
+            self.applied = self._live = None
             self._is_connected = False
         now = time.monotonic()
         if not self._is_connected and now >= self._connects_at:
@@ -221,10 +178,12 @@ class EventListener:
 
     def _take(self, message: Received) -> None:
         """Apply a live message, or let it wait for those that are missing before it."""
-        arrival = self.sequence.arrive(message.number)
-        if arrival is Arrival.RESTARTED:
+        # a sender counts from 0 and never goes back
+        if self._live is not None and message.number <= self._live:
+            self.applied = None
             self._note_restart("the engine has started anew")
-        if arrival in (Arrival.FIRST, Arrival.RESTARTED):
+        self._live = message.number
+        if self.applied is None:  # with another number than 0 the listener is late
             self._backoff.reset()
             if message.number > 0 and not self._sockets.is_replaying:
                 self._ask_from(0)
@@ -235,7 +194,7 @@ class EventListener:
 
     def _apply_in_turn(self, message: Received) -> None:
         """Apply a live message if none is missing before it, or if that cannot be helped."""
-        applied = self.sequence.applied
+        applied = self.applied
         if applied is not None and message.number > applied + 1:
             self._counts["gaps"] += 1
             self._ask_from(applied + 1)
@@ -298,13 +257,13 @@ class EventListener:
 
     def _apply(self, message: Received) -> None:
         """Apply an unknown message; if others are missing before it, nothing is sure."""
-        applied = self.sequence.applied
+        applied = self.applied
         if applied is not None:
             if message.number <= applied:
                 return
             if message.number > applied + 1:
                 self.lose()
-        self.sequence.applied = message.number
+        self.applied = message.number
         batch = decode_batch(message.payload)
         if batch is None:
             self._counts["skipped"] += 1

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from threading import TIMEOUT_MAX
-from types import TracebackType
 from typing import Any
 
 from ctxreuse.cache import prompt_ends
@@ -155,7 +154,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         return KVEventStatistics(
             **self._counts,
             queued=self._listener.queued,
-            last_seq=self._listener.sequence.applied,
+            last_seq=self._listener.applied,
             requests=self._listener.requests.followed,
             faults=self._faults.faults,
         )
@@ -177,7 +176,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         self._listener.start()
         self._is_following = True
         self._planner.prompt_follower = self  # wrapped models with this planner tell it
-        if before.sequence.applied is not None:  # what was missed since is unknown
+        if before.applied is not None:  # what was missed since is unknown
             self._listener.lose()
 
     def stop(self) -> None:
@@ -192,12 +191,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def expect(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
 
 from ctxreuse.memory.prefix_index import IndexStatistics
@@ -35,36 +36,46 @@ class Family:
     labels: tuple[str, ...] = ()
 
 
-def _one(value: Callable[[Any], float]) -> Callable[[Any], Samples]:
-    """Return what yields a single value, without labels."""
+def _one(value: str | Callable[[Any], float]) -> Callable[[Any], Samples]:
+    """Return what yields a single value, an attribute's or a function's, without labels."""
+    get = attrgetter(value) if isinstance(value, str) else value
 
     def samples(numbers: Any) -> Samples:
-        yield (), value(numbers)
+        yield (), get(numbers)
 
     return samples
 
 
-def _by_class(value: Callable[[Savings], float]) -> Callable[[PlannerNumbers], Samples]:
-    """Return what yields a value for each class of tenants; without classes, one for all."""
+def _classes(numbers: PlannerNumbers) -> Iterable[tuple[str, Savings]]:
+    """Return the savings of each class of tenants; without classes, those of all."""
+    return (numbers.savings.by_class or {"": numbers.savings}).items()
+
+
+def _by_class(name: str) -> Callable[[PlannerNumbers], Samples]:
+    """Return what yields an attribute for each class of tenants."""
+    get = attrgetter(name)
 
     def samples(numbers: PlannerNumbers) -> Samples:
-        classes: Mapping[str, Savings] = numbers.savings.by_class or {"": numbers.savings}
-        for name, savings in classes.items():
-            yield (name,), value(savings)
+        for class_name, savings in _classes(numbers):
+            yield (class_name,), get(savings)
 
     return samples
+
+
+def _sent(numbers: PlannerNumbers) -> Samples:
+    for name, savings in _classes(numbers):
+        left_out = savings.left_out if savings.mode == "active" else 0
+        yield (name,), savings.block_tokens - left_out
 
 
 def _answers(numbers: PlannerNumbers) -> Samples:
-    classes: Mapping[str, Savings] = numbers.savings.by_class or {"": numbers.savings}
-    for name, savings in classes.items():
+    for name, savings in _classes(numbers):
         yield (name, "reported"), savings.reported.answers
         yield (name, "unreported"), savings.reported.unreported
 
 
 def _written(numbers: PlannerNumbers) -> Samples:
-    classes: Mapping[str, Savings] = numbers.savings.by_class or {"": numbers.savings}
-    for name, savings in classes.items():
+    for name, savings in _classes(numbers):
         for life, tokens in savings.reported.written.items():
             yield (name, life), tokens
 
@@ -98,26 +109,22 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_expected_prefix_cache_queries_tokens", "counter",
         "Block tokens that were sent.",
-        _by_class(
-            lambda savings: savings.block_tokens
-            - (savings.left_out if savings.mode == "active" else 0)
-        ),
-        _CLASS,
+        _sent, _CLASS,
     ),
     Family(
         "ctxreuse_expected_prefix_cache_hits_tokens", "counter",
         "Block tokens that were expected in the engine's prefix cache as they were sent.",
-        _by_class(lambda savings: savings.cached_as_sent), _CLASS,
+        _by_class("cached_as_sent"), _CLASS,
     ),
     Family(
         "ctxreuse_reported_prefix_cache_queries_tokens", "counter",
         "Prompt tokens of answers whose usage tells the cached ones, as the engine counts them.",
-        _by_class(lambda savings: savings.reported.prompt_tokens), _CLASS,
+        _by_class("reported.prompt_tokens"), _CLASS,
     ),
     Family(
         "ctxreuse_reported_prefix_cache_hits_tokens", "counter",
         "Of these, served from the engine's prefix cache.",
-        _by_class(lambda savings: savings.reported.cached_tokens), _CLASS,
+        _by_class("reported.cached_tokens"), _CLASS,
     ),
     Family(
         "ctxreuse_reported_prefix_cache_written_tokens", "counter",
@@ -127,62 +134,62 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_reported_prefix_cache_expected_hits_tokens", "counter",
         "Block tokens that were expected in the cache for the same answers.",
-        _by_class(lambda savings: savings.reported.expected_cached_tokens), _CLASS,
+        _by_class("reported.expected_cached_tokens"), _CLASS,
     ),
     Family(
         "ctxreuse_reported_prefix_cache_confirmed_tokens", "counter",
         "Of these, cached as far as the answers say; where it stays far below, another process may "
         "share the engine.",
-        _by_class(lambda savings: savings.reported.confirmed_cached_tokens), _CLASS,
+        _by_class("reported.confirmed_cached_tokens"), _CLASS,
     ),
     Family(
         "ctxreuse_primes", "counter",
         "Calls that were sent besides, to make forks readable; they count nowhere else.",
-        _by_class(lambda savings: savings.reported.primes), _CLASS,
+        _by_class("reported.primes"), _CLASS,
     ),
     Family(
         "ctxreuse_prime_tokens", "counter",
         "Tokens that these calls computed.",
-        _by_class(lambda savings: savings.reported.prime_tokens), _CLASS,
+        _by_class("reported.prime_tokens"), _CLASS,
     ),
     Family(
         "ctxreuse_retrieved_prefix_cache_hits_tokens", "gauge",
         "Block tokens that would be expected in the cache in the retriever's order; an estimate.",
-        _by_class(lambda savings: savings.cached_as_retrieved), _CLASS,
+        _by_class("cached_as_retrieved"), _CLASS,
     ),
     Family(
         "ctxreuse_retrieved_prefix_cache_error_tokens", "gauge",
         "Two standard errors of that estimate.",
-        _by_class(lambda savings: savings.error_tokens), _CLASS,
+        _by_class("error_tokens"), _CLASS,
     ),
     Family(
         "ctxreuse_planned_prefix_cache_hits_tokens", "counter",
         "Block tokens that are expected in the cache as planned; in shadow mode, would be.",
-        _by_class(lambda savings: savings.cached_if_planned), _CLASS,
+        _by_class("cached_if_planned"), _CLASS,
     ),
     Family(
         "ctxreuse_block_tokens", "counter",
         "Tokens of the blocks of all requests, those that are left out included.",
-        _by_class(lambda savings: savings.block_tokens), _CLASS,
+        _by_class("block_tokens"), _CLASS,
     ),
     Family(
         "ctxreuse_left_out_tokens", "counter",
         "Tokens of blocks that a reference stands for; in shadow mode, would.",
-        _by_class(lambda savings: savings.left_out), _CLASS,
+        _by_class("left_out"), _CLASS,
     ),
     Family(
         "ctxreuse_references", "counter",
         "Blocks that a reference stands for; in shadow mode, would.",
-        _by_class(lambda savings: savings.references), _CLASS,
+        _by_class("references"), _CLASS,
     ),
     Family(
         "ctxreuse_requests", "counter", "Requests that were planned.",
-        _by_class(lambda savings: savings.requests), _CLASS,
+        _by_class("requests"), _CLASS,
     ),
     Family(
         "ctxreuse_changed_requests", "counter",
         "Of these, sent otherwise than retrieved; in shadow mode, would be.",
-        _by_class(lambda savings: savings.changed), _CLASS,
+        _by_class("changed"), _CLASS,
     ),
     Family(
         "ctxreuse_answers", "counter",
@@ -192,26 +199,26 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_planning_seconds", "histogram",
         "How long planning took; a request of a batch has its share of the batch's time.",
-        _one(lambda numbers: 0),
+        _one(lambda _: 0),
     ),
     Family(
         "ctxreuse_planning_max_seconds", "gauge", "The longest time that planning took.",
-        _one(lambda numbers: numbers.savings.planning.max_s),
+        _one("savings.planning.max_s"),
     ),
     Family(
         "ctxreuse_planning_failures", "counter",
         "Internal errors of planning; something was sent as it came.",
-        _one(lambda numbers: numbers.savings.planning_failures),
+        _one("savings.planning_failures"),
     ),
     Family(
         "ctxreuse_prompts_without_context", "counter",
         "Prompts in which a wrapper around a model found no context.",
-        _one(lambda numbers: numbers.savings.prompts_without_context),
+        _one("savings.prompts_without_context"),
     ),
     Family(
         "ctxreuse_unseen_contexts", "gauge",
         "Contexts that were ordered where nobody sees the prompt; they count nowhere else.",
-        _one(lambda numbers: numbers.savings.unseen),
+        _one("savings.unseen"),
     ),
     Family(
         "ctxreuse_shadow_mode", "gauge", "1 if the planner only counts (shadow mode), else 0.",
@@ -219,11 +226,11 @@ OF_PLANNERS: Final = (
     ),
     Family(
         "ctxreuse_index_nodes", "gauge", "Nodes of the context index.",
-        _one(lambda numbers: numbers.statistics.nodes),
+        _one("statistics.nodes"),
     ),
     Family(
         "ctxreuse_index_tokens", "gauge", "Block tokens that the planner believes to be cached.",
-        _one(lambda numbers: numbers.statistics.tokens),
+        _one("statistics.tokens"),
     ),
     Family(
         "ctxreuse_remembered_entries", "gauge",
@@ -232,6 +239,11 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_remembered_entries_limit", "gauge", "How much of it may be remembered.",
         _parts(1), ("part",),
+    ),
+    Family(
+        "ctxreuse_changed_texts", "counter",
+        "Texts of one id that differed from others of late: no prompt is served from there on.",
+        _one("savings.changed_texts"),
     ),
     Family(
         "ctxreuse_limits_reached", "counter",
@@ -245,12 +257,12 @@ OF_PLANNERS: Final = (
     ),
     Family(
         "ctxreuse_shared_log_waiting_entries", "gauge", "Entries that wait to be told.",
-        _one(lambda numbers: numbers.sharing.untold),
+        _one("sharing.untold"),
     ),
     Family(
         "ctxreuse_shared_log_faults", "counter",
         "How often the shared log could not be read or written.",
-        _one(lambda numbers: numbers.sharing.faults),
+        _one("sharing.faults"),
     ),
 )  # fmt: skip
 """What is told of each planner; label `planner`."""
@@ -262,32 +274,32 @@ OF_REPLICAS: Final = (
     ),
     Family(
         "ctxreuse_replica_running_requests", "gauge", "Requests that an engine has, unanswered.",
-        _one(lambda status: status.running),
+        _one("running"),
     ),
     Family(
         "ctxreuse_replica_waiting_requests", "gauge", "Requests that are held back for it.",
-        _one(lambda status: status.waiting),
+        _one("waiting"),
     ),
     Family(
         "ctxreuse_replica_queued_tokens", "gauge",
         "Prompt tokens that these have still to compute, as expected.",
-        _one(lambda status: status.queued_tokens),
+        _one("queued_tokens"),
     ),
     Family(
         "ctxreuse_replica_answered_requests", "counter", "Requests that it has answered.",
-        _one(lambda status: status.answered),
+        _one("answered"),
     ),
     Family(
         "ctxreuse_replica_failed_requests", "counter", "Requests that it has not answered.",
-        _one(lambda status: status.failed),
+        _one("failed"),
     ),
     Family(
         "ctxreuse_replica_busy_answers", "counter", "How often it had too much to do.",
-        _one(lambda status: status.busy),
+        _one("busy"),
     ),
     Family(
         "ctxreuse_replica_lost_caches", "counter", "How often it was found with an empty cache.",
-        _one(lambda status: status.cache_epoch),
+        _one("cache_epoch"),
     ),
 )  # fmt: skip
 """What is told of each engine of a pool; labels `pool` and `replica`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,13 @@ from ctxreuse.errors import MissingExtraError
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.tracing import AnsweredCall
 
+_SDKS = frozenset(
+    {"anthropic", "bedrock", "cohere", "genai", "generativeai", "googlegenai", "googlegenerativeai"}
+    | {"groq", "langchain", "litellm", "llamaindex", "mistralai", "ollama", "openai", "replicate"}
+    | {"together", "vertexai", "watsonx", "writer"}
+)
+"""What calls of models go through, as packages that instrument it are named."""
+
 _MODEL_SPANS = ("gen_ai.", "llm.", "openinference.span.kind", "traceloop.span.kind")
 """What attributes of a model's own span begin with, whoever makes it."""
 
@@ -18,10 +26,11 @@ _MODEL_SPANS = ("gen_ai.", "llm.", "openinference.span.kind", "traceloop.span.ki
 class PlannerSpans:
     """Writes what a planner does as OpenTelemetry spans: give it to `ReusePlanner(tracing=...)`.
 
-    Planning has a span `ctxreuse plan`. What an answered call has cost is added to the current span
-    if it is one of a model, and else is a span `ctxreuse call`. Attributes are `gen_ai.usage.*`, as
-    far as the engine reports them, and `ctxreuse.*`; none holds a text or a name of a tenant, a
-    conversation or a request.
+    Planning has a span `ctxreuse plan`, and each answered call a span `ctxreuse call` with
+    `ctxreuse.*`, as far as the engine reports them. It has `gen_ai.usage.*`, too, unless another
+    instrumentation counts the call, of a framework or an SDK that it went through: backends add up
+    what stands in all spans. No attribute holds a text or a name of a tenant, a conversation or a
+    request.
 
     Args:
         tracer_provider: Where spans go; None takes OpenTelemetry's global one, whose spans are
@@ -87,20 +96,28 @@ class PlannerSpans:
             InvalidRequestError: wrong type.
         """
         checked_kind("call", call, AnsweredCall, "an AnsweredCall")
+        usage = {
+            "input_tokens": call.prompt_tokens,
+            "cache_read.input_tokens": call.cached_tokens,
+            "cache_creation.input_tokens": call.written_tokens,
+            "output_tokens": call.completion_tokens,
+        }
         counts = {
-            "gen_ai.usage.input_tokens": call.prompt_tokens,
-            "gen_ai.usage.cache_read.input_tokens": call.cached_tokens,
-            "gen_ai.usage.cache_creation.input_tokens": call.written_tokens,
-            "gen_ai.usage.output_tokens": call.completion_tokens,
             "ctxreuse.expected_cached_tokens": call.expected_cached_tokens,
             "ctxreuse.contexts": len(call.plans),
         }
-        attributes = {name: count for name, count in counts.items() if count is not None}
+        for prefix in ("ctxreuse.",) if self._is_counted(call) else ("ctxreuse.", "gen_ai.usage."):
+            counts |= {prefix + name: count for name, count in usage.items() if count is not None}
+        self._write("ctxreuse call", counts, call.seconds or 0.0)
+
+    def _is_counted(self, call: AnsweredCall) -> bool:
+        """Say whether another instrumentation counts the tokens of a call."""
         current = self._trace.get_current_span()
-        if _is_of_a_model(current):
-            current.set_attributes(attributes)
-        else:
-            self._write("ctxreuse call", attributes, call.seconds or 0.0)
+        names = getattr(current, "attributes", None) if current.is_recording() else None
+        if any(str(name).startswith(_MODEL_SPANS) for name in names or ()):
+            return True
+        through = None if call.through is None else call.through.replace("_", "").lower()
+        return any(through is None or sdk in through for sdk in _instrumented())
 
     def _write(self, name: str, attributes: Mapping[str, int], seconds: float) -> None:
         """Write a span that ends now."""
@@ -110,8 +127,13 @@ class PlannerSpans:
         span.end(end_time=now)
 
 
-def _is_of_a_model(span: Any) -> bool:
-    if not span.is_recording():
-        return False
-    names = getattr(span, "attributes", None) or ()
-    return any(str(name).startswith(_MODEL_SPANS) for name in names)
+def _instrumented() -> set[str]:
+    """Return the frameworks and SDKs that other instrumentations of this process watch."""
+    made = sys.modules.get("opentelemetry.instrumentation.instrumentor")
+    kinds, found = [] if made is None else [made.BaseInstrumentor], set[str]()
+    while kinds:
+        kinds += (kind := kinds.pop()).__subclasses__()
+        if kind._instance is not None and kind._instance.is_instrumented_by_opentelemetry:
+            names = kind.__module__.replace("_", "").split(".")
+            found |= _SDKS.intersection(name.removesuffix("v2") for name in names)
+    return found

@@ -11,17 +11,16 @@ from ctxreuse.context.checks import checked_choice
 from ctxreuse.errors import BatchTooLargeError, InputFileError, InvalidRequestError
 from ctxreuse.measure.bench.live_engine import LiveEngine
 from ctxreuse.measure.options import BESIDE_TRACE, KEEP_BEST, option
-from ctxreuse.measure.replay.estimate import TraceSummary
+from ctxreuse.measure.replay.estimate import TraceSummary, deduplications
 from ctxreuse.measure.replay.policies import AS_SENT, TraceMode, TriedPolicies, keeping_best
 from ctxreuse.measure.replay.run_result import Run, RunResult
-from ctxreuse.measure.replay.simulate import Progress, no_progress
-from ctxreuse.measure.results.results_file import Results, results_of
-from ctxreuse.measure.results.tables import engine_table, in_words, verdict_output
-from ctxreuse.measure.table import Shown
-from ctxreuse.measure.traces.json_lines import write_lines
-from ctxreuse.measure.traces.trace_files import TraceRequest, read_recording
+from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
+from ctxreuse.measure.results.results import Results, results_of
+from ctxreuse.measure.traces.recorded_prompts import read_recording
+from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import Strategy
 from ctxreuse.rules.cache_rules import CacheRules, cache_profile
+from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 
 _ORDERS = [one for one in get_args(Strategy) if one != "none"]
 
@@ -83,14 +82,22 @@ def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> Re
     if config.independent:
         trace = [replace(one, conversation_id=None, turn=0) for one in trace]
     _check_texts(config.recording, trace)
-    runs = list(_runs(config, trace, rules))
+    runs, summary = list(_runs(config, trace, rules)), TraceSummary.of(trace)
+    small = summary.cache_sizes()[1:2]
     with (
-        progress("sending", 2 * len(runs) * len(trace)) as advance,
+        progress("sending", 2 * len(runs) * len(trace) * (1 + len(small))) as advance,
         LiveEngine(
             config.base_url, config.model, config.api_key, config.answer_tokens, advance, rules
         ) as engine,
     ):
         measured = engine.measure(runs)
+        replay = Replay(trace, blocks, WordTokenizer(), advance, rules)
+        simulated = [
+            replay.measure(replace(run, capacity_tokens=size))
+            for run, one in zip(runs, measured, strict=True)
+            for size in small
+            if isinstance(one, RunResult)
+        ]
     results = [one for one in measured if isinstance(one, RunResult)]
     notes = [
         f"{run.policy.name} left out: too many requests for it as one batch"
@@ -101,8 +108,8 @@ def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> Re
     found = results_of(
         Path(config.recording).name,
         "engine",
-        TraceSummary.of(trace),
-        results,
+        summary,
+        results + simulated,
         (),
         blocks,
         notes=tuple(notes),
@@ -124,33 +131,26 @@ def _check_texts(recording: str, trace: Sequence[TraceRequest]) -> None:
 
 
 def _runs(config: BenchConfig, trace: Sequence[TraceRequest], rules: CacheRules) -> Iterator[Run]:
-    """Yield the retriever's order, and others, which leave out what a conversation shows."""
+    """Yield the retriever's order, and others, alone and leaving out what a conversation shows."""
     orders = {checked_choice("order", one, _ORDERS) for one in config.order} or {"reuse"}
     tried = TriedPolicies.of(rules).policies
     ours = [one for one in tried if one.mode == config.mode and one.order_name in orders]
-    has_turns = any(one.conversation_id is not None for one in trace)
     yield Run(AS_SENT, trace, deduplicate=False)
     for policy in keeping_best(ours) if config.keep_best else ours:
-        yield Run(policy, trace, deduplicate=has_turns)
+        for deduplicate in deduplications(trace):
+            yield Run(policy, trace, deduplicate)
 
 
-def bench_output(results: Results) -> Iterator[Shown]:
-    """Yield what a terminal shows."""
-    yield from verdict_output(results)
-    yield in_words(results.trace)
-    yield engine_table("What the engine reported", results.part())
-    yield from results.notes
-
-
-def write_answers(bench: RecordedBench, path: Path) -> None:
-    """Write the questions that were answered in all orders, with each answer under its order."""
+def answers_of(bench: RecordedBench) -> list[dict[str, Any]]:
+    """Return the questions that were answered in all orders, with each answer under its order."""
     answers = {
         run.policy: dict(zip(run.request_ids, run.answers, strict=True))
         for run in bench.results.runs
+        if run.capacity_tokens is None  # not simulated; the de-duplicated run of two is the last
     }
     lines: list[dict[str, Any]] = []
     for one in bench.trace:
         said = {name: of_run.get(str(one.request_id)) for name, of_run in answers.items()}
         if None not in said.values():
             lines.append({"request_id": one.request_id, "query": one.query, "answers": said})
-    write_lines(str(path), lines)
+    return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from shlex import quote
@@ -11,17 +10,15 @@ from shlex import quote
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.files import make_folder
 from ctxreuse.measure.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
-from ctxreuse.measure.replay.estimate import TraceSummary
+from ctxreuse.measure.replay.estimate import TraceSummary, estimate
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, TriedPolicies
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.measure.report.charts import charts
-from ctxreuse.measure.results.bill import Bill
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.results_file import results_of
-from ctxreuse.measure.results.tables import bill_lines, bill_table, demo_tables
-from ctxreuse.measure.results.verdict import verdict
+from ctxreuse.measure.results.results import results_of
+from ctxreuse.measure.results.tables import estimate_output
 from ctxreuse.measure.table import Good, Shown, Table
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, profile_spec
@@ -34,7 +31,7 @@ SYSTEM = "You answer questions about the Python language from the documents give
 
 _NEXT_STEP = (
     "see what your own program would save: `ctxreuse record -o recording app.py`, then "
-    "`ctxreuse estimate recording`."
+    "`ctxreuse estimate recording{}`."
 )
 
 
@@ -44,7 +41,7 @@ def run_demo(
     prices: Prices | None = None,
     cache: CacheRules = DEFAULT_CACHE,
 ) -> Iterator[Shown]:
-    """Run the demo, and write `hit_ratio.png` and `results.json`; of a bill, the results alone."""
+    """Run the demo, and write `computed_tokens.png`; of a bill there is none."""
     make_folder(output)
     with progress("retrieving", 1):
         corpus, trace = _retrieve_all()
@@ -52,13 +49,7 @@ def run_demo(
     steps = 4 * len(tried.policies) * len(tried.sizes) * len(trace)
     with progress("planning and replaying", steps) as advance:
         replay = Replay(trace, corpus, WordTokenizer(), advance, cache)
-        runs = [
-            replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
-            for deduplicate in (False, True)
-            for policy in tried.policies
-            if policy.is_marked or not deduplicate
-            for capacity in tried.sizes
-        ]
+        runs = list(estimate(replay, tried.sizes, tried.policies))
     results = results_of(
         "demo",
         "tokens",
@@ -70,35 +61,19 @@ def run_demo(
         prices=prices,
         cache=cache,
     )
-    file, bill = output / "results.json", Bill.of(results)
-    yield from replace(verdict(results), next_step=_next_step(bill)).lines()
-    yield _setting(corpus, trace)
-    if bill is not None:
-        yield bill_table(bill)
-        yield from bill_lines(bill)
-        yield from _example(corpus, runs)
-        results.write(file)
-        yield f"\nresults: {file}"
-        return
-    yield from demo_tables(runs)
-    yield (
-        "hit ratio: prompt tokens served from the cache / prompt tokens\n"
-        "prefilled: tokens that the engine has to compute, so lower is better\n"
-        "de-duplication: blocks that a conversation shows already are left out"
-    )
+    asked = f" --cache {quote(profile_spec(cache))}" if cache.lives else ""
+    yield from estimate_output(results, _NEXT_STEP.format(asked))
+    if not cache.lives:
+        yield (
+            "tokens to compute: of whole prompts (system text, documents, questions, history)\n"
+            "hit ratio: prompt tokens served from the cache / prompt tokens"
+        )
     yield from _example(corpus, runs)
-    plot = output / "hit_ratio.png"
+    if cache.lives:
+        return
+    plot = output / "computed_tokens.png"
     charts(results)[0].write(plot)
-    results.write(file)
-    yield f"\nplot: {plot}\nresults: {file}"
-
-
-def _next_step(bill: Bill | None) -> str:
-    """Return how to see the same of one's own program."""
-    if bill is None:
-        return _NEXT_STEP
-    command = f"ctxreuse estimate recording --cache {quote(profile_spec(bill.cache))}"
-    return _NEXT_STEP.replace("ctxreuse estimate recording", command)
+    yield f"\nplot: {plot}"
 
 
 def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
@@ -121,16 +96,6 @@ def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
         for number, (question, positions) in enumerate(zip(QUESTIONS, found, strict=True), start=1)
     ]
     return {block.id: block for block in blocks}, trace
-
-
-def _setting(corpus: Corpus, trace: Sequence[TraceRequest]) -> str:
-    conversations = {request.conversation_id for request in trace} - {None}
-    turns = sum(request.conversation_id is not None for request in trace)
-    return (
-        f"\n{len(trace)} questions ({turns} of them turns of {len(conversations)} conversations) "
-        f"about {len(corpus)} blocks of the Python language reference, "
-        f"{len(trace[0].blocks)} blocks a question.\n"
-    )
 
 
 def _example(corpus: Corpus, runs: Sequence[RunResult]) -> Iterator[Shown]:

@@ -14,17 +14,17 @@ from ctxreuse.measure.doctor.engine_findings import (
     processes_finding,
 )
 from ctxreuse.measure.doctor.findings import AN_ANSWER, Finding, Verdict
-from ctxreuse.measure.doctor.front_findings import check_fronts
+from ctxreuse.measure.doctor.front_findings import check_documents, check_fronts
 from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.measure.doctor.probe import probe
-from ctxreuse.measure.traces.trace_files import read_recording
+from ctxreuse.measure.traces.recorded_prompts import read_recording
 
 
 def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Finding]:
     """Look at an engine, its metrics, a log and a recording, as far as they were given."""
     trace = None if config.recording is None else read_recording(config.recording, config.corpus)[1]
-    fronts = [] if trace is None else [check_fronts(trace)]
-    return [*_examine_engine(config, announce), *fronts]
+    recorded = [] if trace is None else [check_fronts(trace), *check_documents(trace)]
+    return [*_examine_engine(config, announce), *recorded]
 
 
 def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from ctxreuse.context.checks import checked_each, checked_kind
@@ -12,9 +12,12 @@ from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.measure.lint.lint_report import LintFinding, LintReport, counted
 from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan, shortened
 from ctxreuse.measure.replay.plan_file import PlannedRequest
+from ctxreuse.measure.replay.simulate import Progress, no_progress
+from ctxreuse.measure.traces.changing_documents import ChangingDocuments, changing_documents
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest, block_tokens
 from ctxreuse.measure.traces.varying_fronts import (
+    FRONT_PARTS,
     Variation,
     behind_fronts,
     front_text,
@@ -33,7 +36,6 @@ _NEARLY = 0.8
 _VOLATILE: Final = "volatile text in front"
 _BY_CAUSE: Final = {
     Cause.other_order: "documents in changing order",
-    Cause.other_text: "documents whose text changes",
     Cause.other_labels: "labels in some prompts only",
     Cause.other_system: "another system text",
     Cause.other_key: "another cache key",
@@ -102,8 +104,7 @@ class _CheckedTrace:
     requests: Sequence[_Request]
     cache: CacheRules
     variations: Sequence[Variation]
-    hidden_systems: Sequence[_Request]
-    new_fronts: Sequence[_Request]
+    changing: ChangingDocuments | None
 
     def finding(
         self, check: str, tally: _Evidence, found: str, remedy: str, factor: float | None = None
@@ -121,7 +122,7 @@ class _CheckedTrace:
             check=check,
             request_id=one.traced.request_id,
             number=one.number,
-            label=shortened(" ".join(one.traced.query.split())),
+            label=_label(one.traced),
             requests=tally.requests,
             found=found,
             tokens=tally.tokens,
@@ -132,30 +133,44 @@ class _CheckedTrace:
 
 
 def lint(
-    trace: Sequence[TraceRequest], corpus: Corpus, cache: CacheRules = DEFAULT_CACHE
+    trace: Sequence[TraceRequest],
+    corpus: Corpus,
+    cache: CacheRules = DEFAULT_CACHE,
+    progress: Progress = no_progress,
 ) -> LintReport:
     """Return what in a trace keeps a prefix cache from hitting, the most expensive first."""
     trace = checked_each("trace", trace, TraceRequest, "a TraceRequest")
     checked_kind("corpus", corpus, Mapping, "a dict of blocks by id; read it with read_corpus")
     checked_kind("cache", cache, CacheRules, "CacheRules")
-    sent = list(map(PlannedRequest.as_recorded, behind_fronts(trace)))
-    explained = explain_plan(sent, corpus, cache=cache)
-    requests = []
-    seen = set[Hashable]()
-    for number, (traced, one) in enumerate(zip(trace, explained, strict=True), start=1):
-        request = _request(number, traced, one.explanation)
-        if request.front in seen:
-            request.front_again = request.front_tokens
-        seen.add(request.front)
-        requests.append(request)
+    sent = [
+        PlannedRequest.as_recorded(replace(one, request_id=_named(number, one)))
+        for number, one in enumerate(behind_fronts(trace), start=1)
+    ]
+    requests, seen = list[_Request](), set[Hashable]()
+    with progress("comparing", len(trace)) as advance:
+        explained = explain_plan(sent, corpus, cache=cache)
+        for number, (traced, one) in enumerate(zip(trace, explained, strict=True), start=1):
+            request = _request(number, traced, one)
+            if request.front in seen:
+                request.front_again = request.front_tokens
+            seen.add(request.front)
+            requests.append(request)
+            advance()
     varying = [one for one in front_variations(trace) if one.is_often]
-    hidden, new = _hidden_systems(requests), _new_fronts(requests)
-    looked_at = _CheckedTrace(requests, cache, varying, hidden, new)
+    looked_at = _CheckedTrace(requests, cache, varying, changing_documents(trace))
     checks = _CHECKS + (_OF_MARKS if cache.marks else ()) + (_OF_BILLS if cache.lives else ())
     findings = [one for check in checks for one in check(looked_at)]
     findings.sort(key=lambda one: (one.check != _TOO_MANY, -one.cost_tokens, one.check))
     total = sum(one.prompt_tokens for one in requests)
     return LintReport(findings, len(requests), total, cache.name, list(_unknown(looked_at)))
+
+
+def _label(traced: TraceRequest) -> str:
+    return shortened(" ".join(traced.query.split()))
+
+
+def _named(number: int, traced: TraceRequest) -> str:
+    return f"{number:,} “{_label(traced)}”" if traced.query else f"{number:,}"
 
 
 def _request(number: int, traced: TraceRequest, explanation: Explanation) -> _Request:
@@ -174,6 +189,8 @@ def _unknown(trace: _CheckedTrace) -> Iterator[str]:
             f"tools, marks and history of {counted(blind)}; record whole prompts: ctxreuse "
             "record --source openai (or anthropic) -o recording app.py"
         )
+    if {block.text for one in trace.requests for block in one.traced.blocks} == {""}:
+        yield "whether documents change; record some requests without --hash-only"
     if not trace.cache.lives:
         yield "marks and shortest prefix: name the provider's cache, such as --cache anthropic"
 
@@ -193,11 +210,9 @@ def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
             f"{variation.forms:,} forms of the {variation.part} in {variation.requests:,} "
             f"requests; {parts}"
         )
-        remedy = f"Say {variation.kind} behind the documents, such as in the question."
+        remedy = f"{variation.remedy[0].upper()}{variation.remedy[1:]}."
         if tally.tokens:
             yield trace.finding(_VOLATILE, tally, found, remedy)
-    yield from _volatile_digests(trace)
-    yield from _volatile_fronts(trace)
 
 
 def _varying(trace: _CheckedTrace, variation: Variation) -> _Evidence:
@@ -208,7 +223,8 @@ def _varying(trace: _CheckedTrace, variation: Variation) -> _Evidence:
         if one.traced.tenant != variation.tenant or text not in variation.all_texts:
             continue
         if seen and text not in seen:
-            rest = estimate_tokens(text[variation.at :])
+            hidden = (one.sent.system_tokens or 0) if is_digest(text) else 0
+            rest = hidden or estimate_tokens(text[variation.at :])
             tokens = rest + one.lost(Cause.other_system, Cause.other_order)
             # behind it the front goes on; a first paragraph stands behind the front
             before = one.front_tokens - (rest if variation.part == "system text" else 0)
@@ -218,66 +234,15 @@ def _varying(trace: _CheckedTrace, variation: Variation) -> _Evidence:
     return tally
 
 
-def _volatile_digests(trace: _CheckedTrace) -> Iterator[LintFinding]:
-    """Find system texts that are new nearly each time in a recording that holds no texts."""
-    tally, hidden = _Evidence(), trace.hidden_systems
-    for one in _new(hidden, lambda one: ((one.root, one.sent.tools), one.traced.system)):
-        tokens = (one.sent.system_tokens or 0) + one.lost(Cause.other_system)
-        if one.front_tokens + tokens >= trace.cache.least_tokens:
-            tally.add(one, tokens)
-    if tally.tokens:
-        forms = len({one.traced.system for one in hidden})
-        found = (
-            f"{forms:,} system texts in {len(hidden):,} requests; where they differ is not in a "
-            "recording without texts"
-        )
-        remedy = "Record some requests without --hash-only, and lint them."
-        yield trace.finding(_VOLATILE, tally, found, remedy)
-
-
-def _hidden_systems(requests: Sequence[_Request]) -> list[_Request]:
-    hidden = [one for one in requests if is_digest(one.traced.system)]
-    forms = len({one.traced.system for one in hidden})
-    return hidden if forms > max(1, _OFTEN * len(hidden)) else []
-
-
-def _volatile_fronts(trace: _CheckedTrace) -> Iterator[LintFinding]:
-    """Find words before the documents that are not always the same, such as the question."""
-    tally = _Evidence()
-    for one in trace.new_fronts:
-        tokens = one.lost(Cause.other_system)
-        if one.front_tokens + tokens >= trace.cache.least_tokens:
-            tally.add(one, tokens)
-    if tally.tokens:
-        fronts = [one.traced.front for one in trace.requests if one.traced.front]
-        found = (
-            f"{len(set(fronts)):,} texts before the documents of {len(fronts):,} prompts; only "
-            "hashes of them are in the recording"
-        )
-        remedy = (
-            "Put what differs behind the documents: in your template, {context} must stand before "
-            "{question}."
-        )
-        yield trace.finding(_VOLATILE, tally, found, remedy)
-
-
-def _new_fronts(requests: Sequence[_Request]) -> list[_Request]:
-    """Return requests with other words before the documents than all earlier ones like them."""
-    told = [one for one in requests if one.traced.front and not one.sent.history]
-    return _new(told, lambda one: ((one.root, one.traced.system), one.traced.front))
-
-
-def _new(
-    requests: Sequence[_Request], what: Callable[[_Request], tuple[Hashable, Hashable]]
-) -> list[_Request]:
-    """Return requests whose text is new although earlier ones are alike: `what` says both."""
-    new, seen = [], set[Hashable]()
-    for one in requests:
-        alike, _ = told = what(one)
-        if alike in seen and told not in seen:
-            new.append(one)
-        seen |= {alike, told}
-    return new
+def _documents(trace: _CheckedTrace) -> Iterator[LintFinding]:
+    """Find what varies in documents, or around them."""
+    changing, tally = trace.changing, _Evidence()
+    if changing is None:
+        return
+    for position, tokens in changing.tokens.items():
+        tally.add(trace.requests[position], tokens)
+    remedy = f"{changing.remedy[0].upper()}{changing.remedy[1:]}."
+    yield trace.finding("documents whose text changes", tally, str(changing), remedy)
 
 
 def _tools(trace: _CheckedTrace) -> Iterator[LintFinding]:
@@ -311,21 +276,20 @@ def _tools(trace: _CheckedTrace) -> Iterator[LintFinding]:
 def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find what `explain` says of the requests."""
     volatile = {text for one in trace.variations for text in one.all_texts}
-    volatile |= {front_text("system text", one.traced) for one in trace.hidden_systems}
-    new_fronts = {one.number for one in trace.new_fronts}
     tallies: defaultdict[Cause, _Evidence] = defaultdict(_Evidence)
     for one in trace.requests:
         cause = one.explanation.cause
         is_told = cause in (Cause.other_system, Cause.other_order) and any(
-            front_text(part, one.traced) in volatile for part in ("system text", "first paragraph")
+            front_text(part, one.traced) in volatile for part in FRONT_PARTS
         )
-        is_told = is_told or (cause is Cause.other_system and one.number in new_fronts)
+        if cause is Cause.other_system and one.traced.front and not one.traced.system:
+            continue  # words before the documents are no system text
         if cause in _BY_CAUSE and one.lost(cause) and not is_told:
             tallies[cause].add(one, one.lost(cause))
     for cause, tally in tallies.items():
         assert tally.worst is not None, "it has requests"
         worst = tally.worst.explanation
-        found = worst.words
+        found = worst.words.partition(" They part at block")[0]
         if cause is Cause.other_order:
             found = (
                 f"{_counted(tally)} documents of an earlier one in another order or place; this "
@@ -432,6 +396,6 @@ def _minimum(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 
 _Check: TypeAlias = Callable[[_CheckedTrace], Iterator[LintFinding]]
-_CHECKS: Final[tuple[_Check, ...]] = (_volatile, _tools, _causes)
+_CHECKS: Final[tuple[_Check, ...]] = (_volatile, _documents, _tools, _causes)
 _OF_MARKS: Final[tuple[_Check, ...]] = (_marks, _behind_questions)
 _OF_BILLS: Final[tuple[_Check, ...]] = (_minimum,)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import takewhile
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
 from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.tokens import estimate_tokens, well_formed
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.prompts import Tokenizer, prompt_tokens, sent_blocks
+from ctxreuse.measure.replay.prompts import sent_blocks
 from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, Titles, block_tokens
 from ctxreuse.memory.explanations import Cause, Explanation, explain
 from ctxreuse.memory.sent_log import MOST_BLOCK_TOKENS, SentEntry
-from ctxreuse.rules.answers import counted_front
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _LATEST = 200
@@ -30,27 +27,15 @@ _MOST_COMPARED = 2_000
 """Of these, the latest that are compared for all blocks of a prompt together."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedRequest:
-    """A request of a plan file with its explanation."""
-
-    explanation: Explanation
-    prompt_tokens: int | None = None
-    parts_at_token: int | None = None
-
-
 def explain_plan(
     planned: Sequence[PlannedRequest],
     corpus: Corpus,
-    tokenizer: Tokenizer | None = None,
     *,
     cache: CacheRules = DEFAULT_CACHE,
     reported: Mapping[str | int, ReportedMiss] | None = None,
-) -> Iterator[ExplainedRequest]:
+) -> Iterator[Explanation]:
     """Yield an explanation for each request, compared with other tenants' requests, too."""
     sent = _SentPrompts(_FRONTS if any(one.sent for one in planned) else _PLANNED_FRONTS)
-    tokens_of: dict[str | int, array[int]] = {}
-    prompts = None if tokenizer is None else prompt_tokens(planned, corpus, tokenizer)
     for request in planned:
         prompt = _sent_prompt(request, corpus, cache)
         related = sent.related(prompt)
@@ -59,15 +44,7 @@ def explain_plan(
         if reported is not None:
             explanation = replace(explanation, reported=reported.get(request.request_id))
         sent.add(prompt)
-        if prompts is None:
-            yield ExplainedRequest(explanation)
-            continue
-        tokens = array("I", next(prompts))  # a list takes up to ten times as much memory
-        closest = None if explanation.closest is None else tokens_of.get(explanation.closest)
-        tokens_of[request.request_id] = tokens
-        yield ExplainedRequest(
-            explanation, len(tokens), None if closest is None else _common(tokens, closest)
-        )
+        yield explanation
 
 
 class _SentPrompts:
@@ -141,7 +118,7 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheRules) -> 
         model=sent.model,
         key=sent.key,
         tools="\n".join(sent.tools),
-        front_tokens=counted_front(cache, sent.tool_tokens + system_tokens),
+        front_tokens=sent.tool_tokens + system_tokens,
         marks=request.primes or request.marks,
         time_s=None if request.timestamp_ms is None else request.timestamp_ms / 1_000,
         conversation=None if conversation is None else text_digest(repr(conversation)),
@@ -149,43 +126,25 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheRules) -> 
     )
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def in_words(explained: ExplainedRequest) -> str:
+def in_words(explanation: Explanation) -> str:
     """Return the explanation of one request as text."""
-    explanation = explained.explanation
     name = well_formed(str(explanation.request_id))
-    lines = [f"{name}: {explanation.cause}", explanation.words]
-    if explained.parts_at_token is not None:
-        lines.append(
-            f"Token by token the two prompts part at token {explained.parts_at_token:,} of "
-            f"{explained.prompt_tokens:,}."
-        )
-    return "\n".join(filter(None, [*lines, explanation.comparison]))
+    lines = [f"{name}: {explanation.cause}", explanation.words, explanation.comparison]
+    return "\n".join(filter(None, lines))
 
 
-def explanation_json(explained: ExplainedRequest, *, with_reason: bool = False) -> dict[str, Any]:
+def explanation_json(explanation: Explanation, *, with_reason: bool = False) -> dict[str, Any]:
     """Return the explanation of one request as a JSON object."""
-    explanation, reported = explained.explanation, explained.explanation.reported
-    told = asdict(explanation)
+    told, reported = asdict(explanation), explanation.reported
     told.pop("reported")
-    reasons = {}
-    if with_reason:
-        reasons = {
-            "reason": explanation.reason,
-            "reported": None if reported is None else str(reported),
-            "reported_term": None if reported is None else reported.term,
-            "reported_tokens": None if reported is None else reported.missed_tokens,
-            "agrees": explanation.agrees,
-        }
-    return {
-        **told,
-        "prompt_tokens": explained.prompt_tokens,
-        "parts_at_token": explained.parts_at_token,
-        **reasons,
+    if not with_reason:
+        return told
+    return told | {
+        "reason": explanation.reason,
+        "reported": None if reported is None else str(reported),
+        "reported_term": None if reported is None else reported.term,
+        "reported_tokens": None if reported is None else reported.missed_tokens,
+        "agrees": explanation.agrees,
     }
 
 

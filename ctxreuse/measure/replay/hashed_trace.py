@@ -5,25 +5,24 @@ A line is a request, in the order in which they run: `timestamp` (of its arrival
 the prompt, the last and shorter one included). An id stands for a block and everything before it;
 ids count prefixes by their first appearance. Qin et al., "Mooncake" (FAST 2025).
 
+Lines with a `session_id` have whole prompts, too, or only what is new, as AIPerf and Dynamo write
+them: all but the first then have `delay`. Such a prompt is what stood in its session before,
+answers included, and what is new.
+
 The format tells all that a prefix cache depends on, and nothing of what was asked, so production
-traces are published in it, and other tools replay plans that are written in it.
+traces are published in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import NamedTuple
 
-from ctxreuse.cache.simulator import ContentHash, PrefixCacheSimulator, token_array
-from ctxreuse.context.blocks import BlockKey
-from ctxreuse.errors import InputFileError, describe
-from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.prompts import Tokenizer, prompt_blocks, prompt_tokens
+from ctxreuse.cache.simulator import ContentHash, PrefixCacheSimulator
+from ctxreuse.errors import describe
 from ctxreuse.measure.replay.simulate import SizeResult, counted
 from ctxreuse.measure.traces.json_lines import LARGEST, JsonLine
-from ctxreuse.measure.traces.trace_files import Corpus
 
 BLOCK_TOKENS = 512
 """Tokens of a block in Mooncake's traces."""
@@ -31,31 +30,30 @@ BLOCK_TOKENS = 512
 USUAL_SIZES = (16_000, 64_000, 256_000, 1_000_000, 4_000_000, 16_000_000, None)
 """Tokens that caches hold, from a GPU's memory to a pool of many machines; None is unlimited."""
 
-MOST_BLOCKS = 2**20
-"""Blocks of a prompt that is written; no engine takes a longer one."""
+MOST_TOKENS = 10_000_000
+"""Tokens of a session: a few lines could tell of more than memory holds."""
 
-
-SLOWEST = 0.001
-"""The fewest requests a second that a trace is written with."""
+_UNCLEAR = (
+    "it is not clear whether later lines of sessions are whole prompts, which begin with the hash "
+    "that the line before begins with, or only what is new, which have other hashes and 'delay'; "
+    "make all of one kind, or leave 'session_id' out of whole prompts"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class HashedRequest:
     """A request of a trace in Mooncake's format."""
 
-    timestamp_ms: float
     input_tokens: int
-    output_tokens: int
-    hash_ids: tuple[int, ...]
+    hash_ids: tuple[int | str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the line as a JSON object."""
-        return {
-            "timestamp": self.timestamp_ms,
-            "input_length": self.input_tokens,
-            "output_length": self.output_tokens,
-            "hash_ids": list(self.hash_ids),
-        }
+
+class _Turn(NamedTuple):
+    """A session's turn: its line's first id, its prompt's full blocks, tokens with its answer."""
+
+    begins: tuple[int | str, ...]
+    full: tuple[int | str, ...]
+    tokens: int
 
 
 def is_hashed(line: JsonLine) -> bool:
@@ -66,13 +64,43 @@ def is_hashed(line: JsonLine) -> bool:
 def hashed_requests(
     lines: Iterable[JsonLine], block_tokens: int = BLOCK_TOKENS
 ) -> list[HashedRequest]:
-    """Return the requests of the lines of a trace."""
-    return [_hashed_request(line, block_tokens) for line in lines]
+    """Return the requests of the lines of a trace, with what stood in their sessions before."""
+    requests: list[HashedRequest] = []
+    sessions: dict[str | int | None, _Turn] = {}
+    kinds: set[bool] = set()  # of later turns: whether they are whole prompts
+    for line in lines:
+        request = _hashed_request(line, block_tokens)
+        begins = request.hash_ids[:1]
+        session = line.get("session_id", (str, int), None)
+        before = sessions.get(session)
+        if before is not None:
+            is_whole = begins == before.begins != ()
+            kinds.add(is_whole)
+            if len(kinds) > 1 or (not is_whole and line.amount("delay", None) is None):
+                line.fail(_UNCLEAR)
+            if not is_whole:
+                request = _behind(before, request, line, block_tokens)
+        requests.append(request)
+        if session is not None:
+            full = request.hash_ids[: request.input_tokens // block_tokens]
+            tokens = request.input_tokens + line.natural("output_length", 0)
+            sessions[session] = _Turn(begins, full, tokens)
+    return requests
+
+
+def _behind(before: _Turn, new: HashedRequest, line: JsonLine, block_tokens: int) -> HashedRequest:
+    """Return the prompt of a turn that stands behind another; blocks behind answers are its own."""
+    tokens = before.tokens + new.input_tokens
+    if tokens > MOST_TOKENS:
+        line.fail(
+            f"its session has {tokens:,} tokens; end it at {MOST_TOKENS:,}, and begin another"
+        )
+    own = tokens // block_tokens - len(before.full)
+    return HashedRequest(tokens, before.full + (repr(line.fields["session_id"]),) * own)
 
 
 def _hashed_request(line: JsonLine, block_tokens: int) -> HashedRequest:
-    timestamp_ms = line.time_ms("timestamp")
-    input_tokens, output_tokens = (line.natural(name) for name in ("input_length", "output_length"))
+    input_tokens = line.natural("input_length")
     hash_ids: list[int] = line.get("hash_ids", (list,))
     for hash_id in hash_ids:
         if type(hash_id) is not int or not 0 <= hash_id <= LARGEST:
@@ -88,7 +116,7 @@ def _hashed_request(line: JsonLine, block_tokens: int) -> HashedRequest:
             f"blocks of {block_tokens:,} make {blocks:,}; if the trace has blocks of "
             "another size, say which (--block-size)"
         )
-    return HashedRequest(timestamp_ms, input_tokens, output_tokens, tuple(hash_ids))
+    return HashedRequest(input_tokens, tuple(hash_ids))
 
 
 def simulate_hashed(
@@ -98,15 +126,15 @@ def simulate_hashed(
     advance: Callable[[], object] = lambda: None,
 ) -> list[SizeResult]:
     """Return what caches of several sizes serve of a trace, each empty at first."""
-    prefixes = _Prefixes()
-    # an id means a prefix, but not every tool that writes traces keeps to it, so they are chained
-    chains = [
-        [
-            ContentHash(number.to_bytes(8))
-            for number in prefixes.numbered(one.hash_ids[: one.input_tokens // block_tokens])
-        ]
-        for one in requests
-    ]
+    known: dict[tuple[bytes, int | str], ContentHash] = {}
+    chains: list[list[ContentHash]] = []
+    for one in requests:
+        chain, prefix = list[ContentHash](), b""
+        for hash_id in one.hash_ids[: one.input_tokens // block_tokens]:
+            # an id means a prefix, but not every tool that writes traces keeps to it
+            prefix = known.setdefault((prefix, hash_id), ContentHash(len(known).to_bytes(8)))
+            chain.append(prefix)
+        chains.append(chain)
     results = []
     for capacity in capacities:
         cache = PrefixCacheSimulator(capacity, block_tokens)
@@ -116,110 +144,3 @@ def simulate_hashed(
         )
         results.append(SizeResult(capacity, list(counted(usages, advance))))
     return results
-
-
-def hashed_plan(
-    planned: Sequence[PlannedRequest],
-    corpus: Corpus,
-    tokenizer: Tokenizer | None = None,
-    *,
-    block_tokens: int = BLOCK_TOKENS,
-    answer_tokens: int = 1,
-    requests_per_second: float | None = None,
-) -> Iterator[HashedRequest]:
-    """Yield the requests of a plan as a trace in Mooncake's format."""
-    times_ms = _arrival_times_ms(planned, requests_per_second)
-    prefixes = _Prefixes()
-    prompts = (
-        _cut_blocks(planned, corpus, block_tokens)
-        if tokenizer is None
-        else _cut_tokens(planned, corpus, tokenizer, block_tokens)
-    )
-    for request, time_ms, (length, contents) in zip(planned, times_ms, prompts, strict=True):
-        # where whole prompts are counted, the system text is a part of them
-        root = (request.tenant, request.system if tokenizer is None else None)
-        ids = tuple(prefixes.numbered(contents, root))
-        yield HashedRequest(round(time_ms), length, answer_tokens, ids)
-
-
-class _Prefixes:
-    """Numbers prefixes by their first appearance: equal numbers, equal prefixes."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[Hashable, Hashable], int] = {}
-
-    def numbered(self, contents: Iterable[Hashable], root: Hashable = None) -> Iterator[int]:
-        """Yield the number of each prefix of a prompt."""
-        prefix = root
-        for content in contents:
-            number = self._numbers.setdefault((prefix, content), len(self._numbers))
-            prefix = number
-            yield number
-
-
-def _arrival_times_ms(
-    planned: Sequence[PlannedRequest], requests_per_second: float | None
-) -> Sequence[float]:
-    known = sorted(one.timestamp_ms for one in planned if one.timestamp_ms is not None)
-    if requests_per_second is None and known:
-        for one in planned:
-            if one.timestamp_ms is None:
-                raise InputFileError(
-                    f"{one.place}: field 'timestamp' is missing, which other requests have; give "
-                    "it to all of them, or say how many arrive in a second"
-                )
-        return known
-    a_second = 1 if requests_per_second is None else requests_per_second
-    return [1_000 * number / a_second for number in range(len(planned))]
-
-
-_Cut: TypeAlias = tuple[int, Iterator[Hashable]]
-"""A prompt's tokens, and what its blocks hold."""
-
-
-def _cut_blocks(
-    planned: Sequence[PlannedRequest], corpus: Corpus, block_tokens: int
-) -> Iterator[_Cut]:
-    prompts = prompt_blocks(planned, corpus)
-    for request, (keys, tokens) in zip(planned, prompts, strict=True):
-        length = sum(tokens)
-        if length > MOST_BLOCKS * block_tokens:
-            raise InputFileError(
-                f"{request.place}: the prompt has {describe(length)} tokens, more than "
-                f"{MOST_BLOCKS:,} blocks of {block_tokens:,}; correct the field 'tokens' in the "
-                "corpus, or write longer blocks"
-            )
-        yield length, _pieces(keys, tokens, block_tokens)
-
-
-def _pieces(
-    keys: Sequence[BlockKey], tokens: Sequence[int], block_tokens: int
-) -> Iterator[tuple[tuple[BlockKey, int, int], ...]]:
-    """Yield what stands in each engine block: the context blocks' keys, and the tokens of each."""
-    pieces: list[tuple[BlockKey, int, int]] = []
-    room = block_tokens
-    for key, length in zip(keys, tokens, strict=True):
-        start = 0
-        while True:
-            end = min(length, start + room)
-            pieces.append((key, start, end))  # without tokens, too: it parts two prompts
-            room -= end - start
-            start = end
-            if not room:
-                yield tuple(pieces)
-                pieces, room = [], block_tokens
-            if start == length:
-                break
-    if room < block_tokens:
-        yield tuple(pieces)
-
-
-def _cut_tokens(
-    planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer, block_tokens: int
-) -> Iterator[_Cut]:
-    for prompt in prompt_tokens(planned, corpus, tokenizer):
-        tokens, starts = token_array(prompt), range(0, len(prompt), block_tokens)
-        yield (
-            len(tokens),
-            (blake2b(tokens[at : at + block_tokens], digest_size=16).digest() for at in starts),
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.errors import InputFileError, describe
@@ -13,23 +13,8 @@ from ctxreuse.measure.replay.policies import MeasuredPolicy, TraceMode
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
-from ctxreuse.policy.view import Policy
 
 Step: TypeAlias = tuple[PlannedRequest, Plan]
-
-
-class OnlinePlanner(Protocol):
-    """What plans requests one by one: a `ReusePlanner`, or several that share an engine."""
-
-    def plan(
-        self,
-        request: ContextRequest,
-        strategy: Strategy | Policy,
-        *,
-        now: float | None,
-        primes: bool,
-    ) -> Plan:
-        """Plan a request that has just arrived."""
 
 
 Replayed: TypeAlias = Generator[Step, str | None, None]
@@ -56,7 +41,7 @@ def plan_trace(
 def plan_under(
     policy: MeasuredPolicy,
     trace: Sequence[TraceRequest],
-    planner: OnlinePlanner,
+    planner: ReusePlanner,
     *,
     conversations: bool = False,
     advance: Callable[[], object] = lambda: None,
@@ -83,7 +68,7 @@ def next_step(plans: Replayed, answer: str | None) -> Step | None:
 def replayed(
     policy: MeasuredPolicy,
     trace: Sequence[TraceRequest],
-    planner: OnlinePlanner,
+    planner: ReusePlanner,
     *,
     conversations: bool = False,
 ) -> Replayed:
@@ -96,7 +81,6 @@ def replayed(
                 "give some of them another conversation_id"
             )
     if policy.mode == "offline" and policy.strategy != "none":
-        assert isinstance(planner, ReusePlanner), "only one planner plans a batch"
         plans = _offline(policy, trace, planner, histories)
     else:
         plans = _online(policy, trace, planner, histories)
@@ -157,7 +141,7 @@ _Planned: TypeAlias = Iterator[tuple[TraceRequest, Plan]]
 def _online(
     policy: MeasuredPolicy,
     trace: Sequence[TraceRequest],
-    planner: OnlinePlanner,
+    planner: ReusePlanner,
     histories: _Histories,
 ) -> _Planned:
     for traced in trace:

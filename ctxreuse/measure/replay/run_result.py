@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -35,7 +35,6 @@ class Run:
     part: str = POLICIES_PART
     k: int | None = None
     sessions: int | None = None
-    workers: int = 1
     at_once: int = 1
     """Conversations that a live engine is asked at a time."""
 
@@ -85,7 +84,6 @@ class RunResult:
     part: str = POLICIES_PART
     k: int | None = None
     sessions: int | None = None
-    workers: int = 1
     request_ids: tuple[str, ...] = ()
     first_token_s: tuple[float, ...] = ()
     answers: tuple[str, ...] = ()
@@ -117,7 +115,6 @@ class RunResult:
             part=run.part,
             k=run.k,
             sessions=run.sessions,
-            workers=run.workers,
             word_tokens=sum(map(said_tokens, planned)),
             planned=planned,
             **more,
@@ -126,12 +123,6 @@ class RunResult:
     def without_plans(self) -> Self:
         """Return what a file holds of it: many runs' plans would take much memory."""
         return replace(self, planned=(), notes=())
-
-    def as_json(self) -> dict[str, Any]:
-        """Return what a file holds of it: fields that are compared."""
-        names = (one.name for one in fields(self) if one.compare and one.name != "bill")
-        bill = {} if self.bill is None else {"bill": asdict(self.bill)}
-        return {name: getattr(self, name) for name in names} | bill
 
     @property
     def usages(self) -> list[CacheUsage]:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
 from ctxreuse.measure.replay.run_result import RunBill, RunResult
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results import Results
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import CacheRules, profile_spec
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ctxreuse.context.checks import (
     check_function,
-    checked_integer,
     checked_kind,
     checked_list,
     checked_positive,
@@ -26,22 +26,31 @@ from ctxreuse.measure.replay.policies import (
     keeping_best,
     own_policies,
 )
+from ctxreuse.measure.replay.prompt_ways import measured_ways
 from ctxreuse.measure.replay.simulate import Progress, Replay, load_tokenizer, no_progress
-from ctxreuse.measure.replay.workers import estimate_workers, worker_policies
 from ctxreuse.measure.results.prices import Prices, prices_given
-from ctxreuse.measure.results.results_file import Results, results_of
+from ctxreuse.measure.results.results import FirstCause, Results, results_of
+from ctxreuse.measure.traces.changing_documents import changing_documents
+from ctxreuse.measure.traces.recorded_prompts import read_prompts, with_prompts
 from ctxreuse.measure.traces.trace_files import (
     TraceRequest,
     corpus_path,
-    read_recording,
+    read_requests,
     read_titles,
 )
 from ctxreuse.measure.traces.varying_fronts import behind_fronts, fronts_that_differ
+from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.cache_rules import CacheRules, cache_profile
 from ctxreuse.serving.emulation.batching_engine import COMMON_RATES
 
 _BEST_FIRST = (
     "ctxreuse keeps the retriever's best block in front here: ReusePlanner(keep_best=True)."
+)
+_TOO_LARGE = "Left out, for the trace is too large for it: {}."
+_FRONT = "in {:,} of {:,} prompts something that differs stands before the documents"
+_FRONT_REMEDY = (
+    "put what differs (the question, the date, the user) behind the documents: in your template, "
+    "{context} must stand before {question}"
 )
 
 
@@ -67,14 +76,6 @@ class EstimateConfig:
         "none.",
         None,
         type=Path | None,
-    )
-    workers: int | None = option(
-        "Worker processes that use one engine (uvicorn --workers 8): also measure what they reach "
-        "together, without a log of what they have sent and with a shared one. Requests go to them "
-        "in turn, conversations to one each; with a log each knows of a request once as many "
-        "others have come as there are workers.",
-        None,
-        min=2,
     )
     prefill_rate: float | None = option(
         "Prompt tokens that your engine computes in a second, for the time saved; without it, "
@@ -104,17 +105,21 @@ def measure_savings(
     profile = cache_profile(asked.cache)
     prices = prices_given(asked.prices, profile)
     smaller = checked_list("capacity_tokens", asked.capacity_tokens, "a list of tokens")
-    number = None if asked.workers is None else checked_integer("workers", asked.workers, 2)
     rate = COMMON_RATES.prefill_tokens_per_s
     if asked.prefill_rate is not None:
         rate = checked_positive("prefill_rate", asked.prefill_rate)
-    engines = "capacity_tokens, workers and prefill_rate"
-    check_own_engine(profile, engines, smaller, number, asked.prefill_rate)
-    blocks, requests = read_recording(asked.trace, asked.corpus)
+    check_own_engine(profile, "capacity_tokens and prefill_rate", smaller, asked.prefill_rate)
+    blocks, requests, path = read_requests(asked.trace, asked.corpus)
+    prompts = read_prompts(path, blocks)
+    requests = with_prompts(requests, prompts)
     if asked.independent:
         requests = [replace(one, conversation_id=None, turn=0) for one in requests]
+    recorded, changing, causes = requests, changing_documents(requests), list[FirstCause]()
+    if changing is not None:  # it is said what comes of it once they are mended; so of fronts
+        causes.append(FirstCause(str(changing), changing.remedy))
+        requests = changing.settled(requests)
     different = fronts_that_differ(requests)
-    if different is None:  # else it is said what comes of it once they are mended
+    if different is None:
         requests = behind_fronts(requests)
     summary = TraceSummary.of(requests)
     encoder = None if asked.tokenizer is None else load_tokenizer(str(asked.tokenizer))
@@ -123,27 +128,30 @@ def measure_savings(
     if asked.keep_best:
         tried = keeping_best(tried)
     tried = (*tried, *own_policies(checked_list("policy", asked.policy, "a list of names")))
-    policies = len(tried) if number is None else len(tried) + len(worker_policies(number))
-    rounds = policies * len(deduplications(requests)) * len(sizes)
+    rounds = len(tried) * len(deduplications(requests)) * len(sizes)
     with progress("replaying", 2 * rounds * len(requests)) as advance:
         replay = Replay(requests, blocks, encoder, advance, profile)
         runs = list(estimate(replay, sizes, tried))
-        of_workers = (
-            []
-            if number is None
-            else list(estimate_workers(replay, sizes, number, keep_best=asked.keep_best))
-        )
+    names = {run.policy for run in runs}
+    too_large = "; ".join(one.name for one in tried if one.name not in names)
+    of_prompts = None
+    if runs[0].bill is None and not asked.independent and not profile.takes_primes:
+        planner = partial(ReusePlanner, cache=profile, keep_best=asked.keep_best)
+        size = next(iter(smaller), None)
+        of_prompts = measured_ways(prompts, recorded, planner, size, changing, encoder, progress)
+    if different is not None and of_prompts is None:
+        causes.append(FirstCause(_FRONT.format(different, len(requests)), _FRONT_REMEDY))
     return results_of(
         Path(asked.trace).name,
         "blocks" if encoder is None else "tokens",
         summary,
-        [*runs, *of_workers],
+        runs,
         shown(runs).planned if for_report else (),
         blocks,
         read_titles(asked.corpus or corpus_path(asked.trace)) if for_report else None,
         notes=(
             *((_BEST_FIRST,) if asked.keep_best else ()),
-            *_front_notes(requests),
+            *((_TOO_LARGE.format(too_large),) if too_large else ()),
             *(_bill_notes(requests) if runs[0].bill is not None else ()),
         ),
         cache_tokens=next(iter(smaller), None),
@@ -151,20 +159,10 @@ def measure_savings(
         prices=prices,
         cache=profile,
         output_tokens=_output_tokens(requests),
-        different_fronts=different,
-        outside_runs=sum(one.in_run is False for one in requests),
+        causes_first=tuple(causes),
+        prompts=of_prompts,
         keep_best=asked.keep_best,
     )
-
-
-def _front_notes(trace: Sequence[TraceRequest]) -> Iterator[str]:
-    """Yield what to do where prompts begin in several ways before their documents."""
-    fronts = len({one.front for one in trace if one.front is not None})
-    if fronts > 1:
-        yield (
-            f"The prompts begin in {fronts:,} ways before their documents and share nothing across "
-            "these: put what differs behind the documents, {context} before {question}."
-        )
 
 
 def _output_tokens(trace: Sequence[TraceRequest]) -> int | None:

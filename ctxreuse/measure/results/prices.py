@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from ctxreuse.context.files import FilePath, read_whole
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
-from ctxreuse.measure.results.stored_results import json_object, number, read_as, read_fields
+from ctxreuse.measure.traces.json_lines import JsonLine
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
@@ -44,12 +44,13 @@ class Prices:
     @classmethod
     def of(cls, place: str, value: Any, cache: CacheRules = DEFAULT_CACHE) -> Self:
         """Return the prices of a JSON object."""
-        given = dict(json_object(place, value))
-        told = read_as(tuple[str, ...], f"{place}: derived", given.get("derived", []), {})
-        derived = list(told)
+        if not isinstance(value, dict):
+            raise InputFileError(f"{place} is {describe(value)}; it must be an object")
+        given, derived = dict(value), list[str]()
+        line = JsonLine(place, given)
         if cache.lives and "input" in given and "cached_input" not in given:
             derived.append("cached_input")
-            given["cached_input"] = cache.read_factor * number(f"{place}: input", given["input"])
+            given["cached_input"] = cache.read_factor * line.amount("input")
         missing = [name for name in _NEEDED if name not in given]
         if missing:
             raise InputFileError(
@@ -57,16 +58,22 @@ class Prices:
                 '{"input": 2.5, "cached_input": 0.25, "currency": "USD", "date": "2026-11-01", '
                 '"source": "..."}, for a million tokens each'
             )
-        plain, written = number(f"{place}: input", given["input"]), given.get("written_input", {})
+        plain, written = line.amount("input"), given.get("written_input", {})
         if not isinstance(written, dict):  # a number is for the life that is written with
-            written = {cache.time_to_live.name: number(f"{place}: written_input", written)}
+            written = {cache.time_to_live.name: line.amount("written_input")}
         for one in cache.lives:
             if one.name not in written:
                 derived.append(f"written_input {one.name}".rstrip())
                 written = {**written, one.name: one.write_factor * plain}
-        given |= {"written_input": written, "derived": derived}
-        prices: Self = read_fields(cls, place, given, {})
-        return prices
+        lives = JsonLine(f"{place}: written_input", written)
+        return cls(
+            input=plain,
+            cached_input=line.amount("cached_input"),
+            **{name: line.get(name, (str,)) for name in _NEEDED[2:]},
+            output=line.amount("output", None),
+            written_input={life: lives.amount(life) for life in written},
+            derived=tuple(derived),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return what `of` reads: without what is not known."""

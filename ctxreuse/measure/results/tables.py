@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import exp, log
 from typing import Any, TypeAlias
@@ -12,13 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ctxreuse.measure.replay.estimate import TraceSummary
-from ctxreuse.measure.replay.explain_plan import ExplainedRequest
-from ctxreuse.measure.replay.policies import POLICIES
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import SizeResult
 from ctxreuse.measure.results.bill import Bill, Saving, price_lines
-from ctxreuse.measure.results.results_file import Results
-from ctxreuse.measure.results.verdict import amount, verdict
+from ctxreuse.measure.results.results import Results
+from ctxreuse.measure.results.verdict import amount, cache_words, verdict
 from ctxreuse.measure.table import Shown, Table
 from ctxreuse.memory.explanations import Explanation
 from ctxreuse.rules.cache_rules import profile_spec
@@ -31,36 +29,28 @@ _AGREE = {True: "yes", False: "no", None: "-"}
 
 POLICY: Columns = {"order of the blocks": lambda run: run.policy}
 _RATIO: Columns = {"hit\nratio": lambda run: f"{run.total.hit_ratio:.3f}"}
-_PREFILLED: Columns = {"prefilled": lambda run: f"{run.total.prefilled_tokens:,}"}
-_PLANNING: Columns = {"planning\nms a\nrequest": lambda run: f"{run.planning_ms:.3f}"}
+_COMPUTED: Columns = {"tokens to\ncompute": lambda run: f"{run.total.prefilled_tokens:,}"}
 
 
 # what the commands show
 
 
-def verdict_output(results: Results) -> Iterator[str]:
-    """Yield the verdict on results, and an empty line."""
-    yield from verdict(results).lines()
+def verdict_output(results: Results, next_step: str | None = None) -> Iterator[str]:
+    """Yield the verdict on results, maybe with another next step, and an empty line."""
+    said = verdict(results)
+    yield from replace(said, next_step=next_step or said.next_step).lines()
     yield ""
 
 
-def estimate_output(results: Results) -> Iterator[Shown]:
-    """Yield what a terminal shows of an estimate."""
-    runs = results.part()
-    names = {run.policy for run in runs}
-    too_large = [policy.name for policy in POLICIES if policy.name not in names]
-    yield from verdict_output(results)
+def estimate_output(results: Results, next_step: str | None = None) -> Iterator[Shown]:
+    """Yield what a terminal shows of an estimate, the demo, or what an engine reported."""
+    yield from verdict_output(results, next_step)
     yield in_words(results.trace)
+    yield from tables(results)
     bill = Bill.of(results)
     if bill is not None:
-        yield bill_table(bill)
         yield from bill_lines(bill)
-        yield from results.notes
-        return
     yield from results.notes
-    if too_large:
-        yield f"Left out, for the trace is too large for it: {'; '.join(too_large)}."
-    yield _policies(runs)
 
 
 def results_json(results: Results, runs: Runs | None = None) -> dict[str, Any]:
@@ -100,10 +90,9 @@ def first_token_seconds(run: RunResult) -> dict[str, float]:
 
 
 def explanation_output(
-    explained: Sequence[ExplainedRequest], worst: int, *, with_reason: bool = False
+    explanations: Sequence[Explanation], worst: int, *, with_reason: bool = False
 ) -> Iterator[Table]:
     """Yield the causes, and the requests that lost most, as tables."""
-    explanations = [one.explanation for one in explained]
     yield _causes(explanations, with_reason)
     told = Counter(
         (one.reason or "-", str(one.reported), one.agrees)
@@ -179,9 +168,11 @@ def size_output(results: Sequence[SizeResult]) -> Iterator[Shown]:
 def tables(results: Results) -> Iterator[Table]:
     """Yield the tables that results have something for."""
     policies, bill = results.part(), Bill.of(results)
-    if any(run.first_token_s for run in policies):
-        yield engine_table("What the engine reported", policies)
-    elif bill is not None:
+    if results.level == "engine":
+        own = [run for run in policies if run.capacity_tokens is None]
+        yield engine_table("What the engine reported", own)
+        policies = [run for run in policies if run not in own]
+    if bill is not None:
         yield bill_table(bill)
     elif policies:
         yield _policies(policies)
@@ -226,26 +217,13 @@ def bill_lines(bill: Bill) -> Iterator[str]:
     )
 
 
-def demo_tables(runs: Runs) -> Iterator[Table]:
-    """Yield hit ratios, prefilled tokens and planning time: a table a cache size."""
-    to_base = {"to as\nretrieved": _to_base(runs)}
-    for size in cache_sizes(runs):
-        of_size = [run for run in runs if run.capacity_tokens == size]
-        yield Table.of_groups(
-            f"What {cache_words(size)} serves",
-            by_kind(of_size, "without de-duplication", "with de-duplication"),
-            POLICY | _RATIO | _PREFILLED | to_base | _PLANNING,
-        )
-
-
 def _policies(runs: Runs) -> Table:
     groups: dict[str, Runs] = {}
     for size in cache_sizes(runs):
         name = cache_words(size)
         of_size = [run for run in runs if run.capacity_tokens == size]
         groups |= by_kind(of_size, name, f"{name}, {_DEDUPLICATED}")
-    title = "What the cache serves, and what is left to compute"
-    return Table.of_groups(title, groups, POLICY | reached(runs) | _PLANNING)
+    return Table.of_groups("What is left to compute", groups, POLICY | reached(runs))
 
 
 def by_kind(runs: Runs, plain: str = "", deduplicated: str = _DEDUPLICATED) -> dict[str, Runs]:
@@ -258,12 +236,9 @@ def by_kind(runs: Runs, plain: str = "", deduplicated: str = _DEDUPLICATED) -> d
 
 def reached(runs: Runs) -> Columns:
     """Return columns of what runs reached; the first of each cache size is as retrieved."""
-    return _RATIO | {"to compute,\nof as\nretrieved": _to_base(runs)}
-
-
-def _to_base(runs: Runs) -> Callable[[RunResult], str]:
     base = {run.capacity_tokens: run for run in reversed(runs)}
-    return lambda run: _times(run, base.get(run.capacity_tokens))
+    times: Columns = {"to as\nretrieved": lambda run: _times(run, base.get(run.capacity_tokens))}
+    return _COMPUTED | times | _RATIO
 
 
 def _times(run: RunResult, base: RunResult | None) -> str:
@@ -292,9 +267,9 @@ def engine_table(
     columns: dict[str, Callable[[_Pair], str]] = {
         next(iter(POLICY)): lambda pair: name(pair[0]),
         "requests": lambda pair: str(len(pair[1].request_ids)),
-        "hit\nratio": measured(lambda run, _: f"{run.total.hit_ratio:.3f}"),
-        "prefilled": measured(lambda run, _: f"{run.total.prefilled_tokens:,}"),
+        "tokens to\ncompute": measured(lambda run, _: f"{run.total.prefilled_tokens:,}"),
         "to as\nretrieved": measured(_times),
+        "hit\nratio": measured(lambda run, _: f"{run.total.hit_ratio:.3f}"),
         "first token\np50 ms": milliseconds(50),
         "\np95": milliseconds(95),
         "to as retrieved,\nrequest by request": measured(first_token_ratio),
@@ -332,11 +307,6 @@ def interval_words(interval: Interval, sign: str = "") -> str:
 def cache_sizes(runs: Runs) -> list[int | None]:
     """Return the cache sizes of some runs, in the order in which they come."""
     return list(dict.fromkeys(run.capacity_tokens for run in runs))
-
-
-def cache_words(tokens: int | None) -> str:
-    """Return a cache of a size in words."""
-    return "an unlimited cache" if tokens is None else f"a cache of {tokens:,} tokens"
 
 
 def in_words(summary: TraceSummary) -> str:

@@ -2,39 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
-from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, PRIMED, TODAY
+from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, PRIMED
+from ctxreuse.measure.replay.prompt_ways import (
+    BEHIND,
+    BOTH,
+    LEAST_SAVED,
+    ORDERED,
+    RENDERED,
+    SETTLED,
+    SHOWN_ONCE,
+    WRAPPED,
+    PromptWays,
+)
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
-from ctxreuse.measure.replay.workers import worker_policies
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
-from ctxreuse.measure.results.results_file import Results
+from ctxreuse.measure.results.results import Results
+from ctxreuse.planning.plan import Strategy
 from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import planner_setting, profile_spec
 
 ONLINE_STEP = (
-    "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex{fields}){with_context}; "
-    "in your template, {{context}} must stand before {{question}}. Or plan with {planner}; "
+    "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex{fields}); in "
+    "your template, {{context}} must stand before {{question}}. Or plan with {planner}; "
     "{shadow} counts first and changes nothing."
-)
-WITH_CONTEXT = " and put the documents in with format_context"
-FRONT_STEP = (
-    "put what differs (the question, the date, the user) behind the documents: in your template, "
-    "{context} must stand before {question}; then record again."
 )
 BATCH_STEP = "collect requests, and plan them together: {planner}.plan_batch(requests{primes})."
 BATCH_PRIMES = ", primes=True"
-SHARE_STEP = (
-    "let the workers share a log of what they have sent: {planner}, or CTXREUSE_SHARED_LOG."
-)
 LONGER_STEP = (
     "bring prompts above the minimum: put instructions and examples that all of them share in "
     "front as the system text, retrieve more, or take a model with a smaller minimum."
 )
 NO_STEP = "change nothing; record again when the requests or the documents are others."
 LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
+
+_MODEL = {"langchain": "ReuseChatModel(inner=model)", "llamaindex": "ReuseLLM(inner=llm)"}
+_ORDERED = {
+    "langchain": "wrap the retriever: ReuseRetriever(base_retriever=retriever).",
+    "llamaindex": "put ReusePostprocessor() last among the node postprocessors.",
+    "mem0": "search with ReuseMemory(memory).",
+}
+_RENDER = "put the documents in with {rendered}, with all that you write on each"
+_BEHIND = "put the question behind the documents, and whatever else differs from prompt to prompt"
+_OF_WAYS = {
+    SETTLED: "change nothing else.",
+    WRAPPED: "wrap the model: {model}.",
+    SHOWN_ONCE: "give the agent a middleware: create_agent(..., middleware=[ReuseMiddleware()]).",
+    RENDERED: f"{_RENDER}; then wrap the model: {{model}}.",
+    BOTH: f"{_BEHIND}; {_RENDER}; then wrap the model: {{model}}.",
+    ORDERED: "{ordered}",
+    BEHIND: f"{_BEHIND}; then wrap the model: {{model}}.",
+}
+_RENDERED = {
+    "langchain": "format_context(documents, document_prompt=...)",
+    "llamaindex": "format_context(nodes, text_template=...)",
+}
 
 SMALL_SHARE = 0.05
 """Of the computed tokens; a smaller saving hardly shows in the time of a request."""
@@ -50,6 +75,7 @@ class SavingsVerdict:
     saving: Saving | None = None
     results: Results | None = None
     is_gain: bool = False
+    measured: Mapping[str, Any] = field(default_factory=dict)  # of whole prompts
 
     def lines(self) -> Iterator[str]:
         """Yield what a terminal shows."""
@@ -65,6 +91,7 @@ class SavingsVerdict:
             "next_step": self.next_step,
             "also": list(self.also),
             "is_gain": self.is_gain,
+            **self.measured,
         }
         if saving is None or results is None:
             return fields
@@ -85,7 +112,6 @@ class SavingsVerdict:
         else:
             seconds = None if rate is None else round(saving.a_thousand(saving.tokens) / rate, 3)
             fields |= {
-                "workers": saving.run.workers,
                 "capacity_tokens": saving.run.capacity_tokens,
                 "requests": saving.requests,
                 "computed_tokens_as_retrieved": saving.before.uncached,
@@ -101,19 +127,81 @@ class SavingsVerdict:
 
 def verdict(results: Results) -> SavingsVerdict:
     """Return what results come to."""
+    if results.prompts is not None:
+        of_prompts = _of_prompts(results, results.prompts)
+        return replace(of_prompts, also=(*of_prompts.also, *_of_documents(results)))
     found = _of_order(results)
     recurs = results.trace.reuse_bound >= LEAST_SHARE
-    if results.different_fronts is None or found.saving is None or not recurs:
+    if not results.causes_first or found.saving is None or not recurs:
         return found
     return replace(
         found,
-        sentence=(
-            f"In {results.different_fronts:,} of {results.trace.requests:,} prompts something that "
-            "differs stands before the documents: nothing can be gained until it stands behind "
-            f"them. From then on: {found.sentence}"
-        ),
-        next_step=FRONT_STEP,
+        sentence=f"Nothing can be gained as it is: {_causes(results)}. Once that is mended: "
+        f"{found.sentence}",
+        next_step=_first(results, "record again."),
         is_gain=False,
+    )
+
+
+def _causes(results: Results) -> str:
+    return "; ".join(one.found for one in results.causes_first)
+
+
+def _first(results: Results, step: str) -> str:
+    """Return what to change, behind what has to be changed first."""
+    return "; then ".join([*(one.remedy for one in results.causes_first), step])
+
+
+def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
+    """Return what whole prompts come to, each way of changing the application replayed."""
+    best, as_it_is = ways.best, ways.as_it_is.saved(ways.plain)
+    framework = ways.framework if ways.framework in _MODEL else "langchain"
+    cache = cache_words(results.cache_tokens)
+    measured = {
+        "computed_tokens_as_retrieved": ways.plain.usage.prefilled_tokens,
+        "saved_share_as_it_is": round(as_it_is, 6),
+    }
+    if best is None:
+        tried = ", ".join(one.name for one in ways.ways)
+        nothing, step = "Nothing to gain here", NO_STEP
+        if results.causes_first:
+            nothing = f"Nothing can be gained as it is: {_causes(results)}. Once that is mended"
+            step = _first(results, "record again.")
+        return SavingsVerdict(
+            f"{nothing}: {ways.prompts:,} prompts were replayed in {len(ways.ways)} ways, and none "
+            f"computes {LEAST_SAVED:.0%} less ({cache}): {tried}.",
+            step,
+            measured=measured,
+        )
+    share = best.saved(ways.plain)
+    step = _OF_WAYS[best.name].format(
+        model=_MODEL[framework],
+        rendered=_RENDERED[framework],
+        ordered=_ORDERED["mem0" if ways.are_memories else framework],
+    )
+    if (planner := _planner(results)) != "ReusePlanner()":
+        step += f" Give it planner={planner}."
+    also = [f"{cause.found[0].upper()}{cause.found[1:]}." for cause in results.causes_first]
+    if best is not ways.as_it_is:
+        word = "more" if as_it_is < 0 else "fewer"
+        also += [f"As it is, with {_MODEL[framework]} alone: {abs(as_it_is):.0%} {word}."]
+    computed = best.usage.prefilled_tokens
+    rate, less = results.prefill_tokens_per_s, ""
+    if rate is not None:
+        saved = (ways.plain.usage.prefilled_tokens - computed) / ways.prompts / rate * 1_000
+        less = f"; {_ms(saved)} ms less prefill a prompt at {rate:,.0f} tokens a second"
+    if share < SMALL_SHARE:
+        also.append("Small: probably not worth it.")
+    nothing = "Nothing as it is, with words that differ in front of the documents; "
+    nothing *= best.name in (BEHIND, BOTH)
+    return SavingsVerdict(
+        f"{nothing}{share:.0%} fewer prompt tokens to compute, changed as "
+        f"Next says ({ways.prompts:,} whole prompts replayed, {cache}{less}).",
+        _first(results, step),
+        tuple(also),
+        is_gain=True,
+        measured=measured
+        | {"way": best.name, "computed_tokens": computed, "saved_share": round(share, 6)},
     )
 
 
@@ -126,14 +214,12 @@ def _of_order(results: Results) -> SavingsVerdict:
             "measure part policies, too.",
         )
     savings = savings_of(compared, results.cache)
-    of_workers = [one for one in savings if one.run.workers > 1]
     ways = (OURS_ONLINE, OURS_BATCH)
     online, batch = (
         [one for one in savings if one.run.policy in (way.name, primed.name)]
         for way, primed in zip(ways, PRIMED, strict=True)
     )
-    arriving = _best(of_workers or online, results)
-    together = None if of_workers else _best(batch, results)
+    arriving, together = _best(online, results), _best(batch, results)
     found = [one for one in (arriving, together) if one is not None]
     chosen = next((one for one in found if one.is_worth_it), next(iter(found), None))
     if chosen is None:
@@ -144,10 +230,10 @@ def _of_order(results: Results) -> SavingsVerdict:
     bill = Bill.of(results)
     if bill is None:
         said = (_gain if chosen.is_worth_it else _no_gain)(results, chosen, savings)
-        also = _also(results, chosen, savings, together)
+        also = [*_by_cache(results, chosen, savings), *_also(chosen, together, bill, savings)]
     else:
         said = (_lower_bill if chosen.is_worth_it else _no_lower_bill)(results, bill, chosen)
-        also = _also_of_bill(bill, chosen, together)
+        also = [*_also_of_bill(bill, chosen, together)]
     return SavingsVerdict(*said, tuple(also), chosen, results, chosen.is_worth_it)
 
 
@@ -167,22 +253,7 @@ def _best(savings: Sequence[Saving], results: Results) -> Saving | None:
     sizes = [one.run.capacity_tokens for one in savings]
     size = results.cache_tokens if results.cache_tokens in sizes else next(iter(sizes), None)
     of_size = [one for one in savings if one.run.capacity_tokens == size]
-    return max(of_size, key=_tokens, default=None)
-
-
-def _without_log(saving: Saving, savings: Sequence[Saving]) -> Saving | None:
-    """Return what the same workers save without a shared log, where a saving is with one."""
-    if saving.run.workers == 1:
-        return None
-    no_log, shared_log = (policy.name for policy in worker_policies(saving.run.workers))
-    alone = [
-        one
-        for one in savings
-        if one.run.policy == no_log
-        and saving.run.policy == shared_log
-        and one.run.capacity_tokens == saving.run.capacity_tokens
-    ]
-    return max(alone, key=_tokens, default=None)
+    return max(of_size, key=_share, default=None)
 
 
 def _gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
@@ -190,13 +261,10 @@ def _gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[
     is_primed = saving.run.policy in [one.name for one in PRIMED]
     planner = _planner(results)
     is_default = planner == "ReusePlanner()"
-    if saving.run.workers > 1:
-        step = SHARE_STEP.format(planner=_planner(results, "shared_log=SQLiteLog(path)"))
-    elif saving.run.mode == "online":
+    if saving.run.mode == "online":
         fields = "" if is_default else f", with planner={planner}"
         step = ONLINE_STEP.format(
             fields=f"{fields}, prime=True" if is_primed else fields,
-            with_context=WITH_CONTEXT if results.outside_runs else "",
             planner=planner,
             shadow=_planner(results, 'mode="shadow"'),
         )
@@ -207,13 +275,6 @@ def _gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[
         f"{_percent(saving)} prompt tokens to compute with {_policy(saving)} "
         f"({_conditions(results, saving)})"
     )
-    alone = _without_log(saving, savings)
-    if alone is not None:
-        sentence = (
-            f"{_percent(alone)} prompt tokens to compute with {saving.run.workers} workers as they "
-            f"are, which share no log; {_percent(saving)} with a shared one "
-            f"({_cache(results, saving)})"
-        )
     return f"{sentence}{_a_thousand(results, saving)}.", step
 
 
@@ -222,14 +283,16 @@ def _a_thousand(results: Results, saving: Saving, sign: str = ": ") -> str:
     rate, prices = results.prefill_tokens_per_s, results.prices
     less, basis = [], []
     if rate is not None:
-        milliseconds = saving.a_thousand(saving.tokens) / rate
-        shown = f"{milliseconds:,.0f}" if milliseconds >= 10 else f"{milliseconds:.2g}"
-        less.append(f"{shown} ms less prefill a request")
+        less.append(f"{_ms(saving.a_thousand(saving.tokens) / rate)} ms less prefill a request")
         basis.append(f"at {rate:,.0f} tokens a second")
     if prices is not None:
         less.append(f"{amount(saving.money(prices))} {prices.currency} less per 1,000 requests")
         basis.append(f"prices of {prices.date} from {prices.source}")
     return f"{sign}{' and '.join(less)} ({'; '.join(basis)})" if less else ""
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f}" if milliseconds >= 10 else f"{milliseconds:.2g}"
 
 
 def _no_gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
@@ -262,8 +325,6 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
             f"{bound:.0%} that were sent before"
         ), NO_STEP
     few = f"{abs(saving.share):.1%} {_more(saving)} prompt tokens than as retrieved"
-    if saving.run.workers > 1:
-        return f"{saving.run.workers} workers together compute {few}", NO_STEP
     return (
         f"requests share blocks but not enough of them together: {_policy(saving)} computes {few}"
     ), NO_STEP
@@ -302,6 +363,47 @@ def _step_of_bill(results: Results, saving: Saving) -> str:
     )
 
 
+def _by_cache(results: Results, chosen: Saving, savings: Sequence[Saving]) -> Iterator[str]:
+    """Yield by what the verdict's cache and the smallest save, and what saves more there."""
+    ours = [one for one in savings if one.run.policy == chosen.run.policy]
+    sizes = [one.run.capacity_tokens for one in ours]
+    smallest = min((one for one in sizes if one is not None), default=None)
+    for size in dict.fromkeys((chosen.run.capacity_tokens, smallest)):
+        of_size = [one for one in ours if one.run.capacity_tokens == size]
+        best, order = max(of_size, key=_share), of_size[0].share
+        parts = [f"{_percent(best)}, {best.after.uncached:,} tokens for {best.before.uncached:,}"]
+        if best is not of_size[0]:  # that is not de-duplicated
+            parts.append(f"the order {-order:+.0%}, de-duplication {order - best.share:+.0%}")
+        parts += _better(best, savings)
+        if len(parts) > 1 or size != chosen.run.capacity_tokens:
+            yield f"With {_cache(results, best)}: {'; '.join(parts)}."
+
+
+def _of_documents(results: Results) -> Iterator[str]:
+    """Yield which other order saves more where the documents alone are replayed."""
+    savings = savings_of(results.part(), results.cache)
+    ours = _best([one for one in savings if one.run.policy == OURS_ONLINE.name], results)
+    for words in () if ours is None else _better(ours, savings):
+        yield f"Of the documents alone, {words}."
+
+
+def _better(ours: Saving, savings: Sequence[Saving]) -> Iterator[str]:
+    """Yield which other order computes less with the same cache, and how to have it."""
+    others = [
+        one
+        for one in savings
+        if one.run.capacity_tokens == ours.run.capacity_tokens
+        and one.run.strategy in {*get_args(Strategy)} - {ours.run.strategy}
+        and one.run.mode in ("online", ours.run.mode)
+    ]
+    best = max(others, key=_share, default=ours)
+    if best.share > ours.share:
+        yield (
+            f"better: {_policy(best)}, {_percent(best)}, {best.after.uncached:,} tokens "
+            f'(strategy="{best.run.strategy}")'
+        )
+
+
 def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterator[str]:
     """Yield what a reader of a bill should know, too."""
     before = chosen.before.bill(bill.cache)
@@ -312,18 +414,9 @@ def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterat
             'prompt writes what nobody reads; prompt_cache_options={"mode": "explicit"} turns it '
             "off."
         )
-    if chosen.share < SMALL_SHARE:
-        yield from _worth(chosen, together)
-    yield from _words(chosen)
+    yield from _also(chosen, together, bill)
     if not chosen.is_worth_it:
         return
-    for one in bill.rows:
-        is_like = (one.run.policy, one.run.deduplicated) == (AS_SENT.name, chosen.run.deduplicated)
-        if is_like and abs(one.share) >= LEAST_SHARE:
-            with_marks = ", with marks" if bill.base.policy == TODAY.name else ""
-            yield f"In the retriever's order{with_marks}: {_bill_change(one)}."
-    if together is not None and together.share >= chosen.share + LEAST_SHARE:
-        yield f"All requests planned together as one batch: {_bill_change(together)}."
     if bill.is_too_short:
         yield (
             f"Only {bill.long_enough:,} of {bill.requests:,} prompts reach the minimum of "
@@ -362,62 +455,28 @@ def _instead(saving: Saving) -> str:
 
 
 def _also(
-    results: Results, chosen: Saving, savings: Sequence[Saving], together: Saving | None
+    chosen: Saving, together: Saving | None, bill: Bill | None, savings: Sequence[Saving] = ()
 ) -> Iterator[str]:
-    """Yield what words cost, and what holds with other caches and for other ways to plan."""
-    yield from _worth(chosen, together)
-    yield from _words(chosen)
-    size = chosen.run.capacity_tokens
-    others = [one for one in savings if one.run.policy == chosen.run.policy]
-    sizes = dict.fromkeys(one.run.capacity_tokens for one in others)
-    best = [
-        max((one for one in others if one.run.capacity_tokens == other), key=_tokens)
-        for other in sizes
-        if other != size
-    ]
-    if best:
-        said = ", ".join(f"{_percent(one)} with {_cache(results, one)}" for one in best)
-        yield f"The same with other caches: {said}."
-    for one in savings:
-        is_like = (one.run.policy, one.run.capacity_tokens) == (AS_SENT.name, size)
-        if is_like and one.run.deduplicated and chosen.run.deduplicated:
-            yield (
-                "Of it, leaving out what a conversation shows already gives "
-                f"{_percent(one)} in the retriever's order, too."
-            )
-    if together is not None and together.share >= chosen.share + LEAST_SHARE:
+    """Yield whether it is worth a change, what words cost, and what a batch gives."""
+    if chosen.is_worth_it and (chosen.share < SMALL_SHARE or bill is None):
+        is_small = chosen.share < SMALL_SHARE
+        large = "Worth trying; it shows most where prompts are long and answers short."
+        yield "Small: probably not worth it." if is_small else large
+    if chosen.run.word_tokens:
         yield (
-            f"Planned together, all requests as one batch ({together.run.policy}): "
-            f"{_percent(together)} ({_conditions(results, together)})."
+            f"Words that ctxreuse adds: about {chosen.run.word_tokens:,} tokens in "
+            f"{chosen.requests:,} requests, counted."
         )
-
-
-def _worth(saving: Saving, together: Saving | None) -> Iterator[str]:
-    """Yield whether a saving is worth a change of a program."""
-    if not saving.is_worth_it:
+    if together is None or together is chosen:
         return
-    if saving.share >= SMALL_SHARE:
-        yield "Worth trying; it shows most where prompts are long and answers short."
-        return
-    more = ""
-    if saving.run.mode == "online":
-        more = " for single requests"
-        if together is not None:
-            is_more = together.share >= saving.share + LEAST_SHARE
-            more += f"; a batch gives {f'{together.share:.0%}' if is_more else 'no more'}"
-    yield f"Small: probably not worth it{more}."
+    better = list(_better(together, savings))
+    if better or together.share >= chosen.share + LEAST_SHARE:
+        change = _percent(together) if bill is None else _bill_change(together)
+        yield f"Planned together, all requests as one batch: {'; '.join([change, *better])}."
 
 
-def _words(saving: Saving) -> Iterator[str]:
-    if saving.run.word_tokens:
-        yield (
-            f"Words that ctxreuse adds: about {saving.run.word_tokens:,} tokens in "
-            f"{saving.requests:,} requests, counted."
-        )
-
-
-def _tokens(saving: Saving) -> float:
-    return saving.tokens
+def _share(saving: Saving) -> float:
+    return saving.share
 
 
 def _more(saving: Saving) -> str:
@@ -433,14 +492,19 @@ def _policy(saving: Saving) -> str:
 
 
 def _conditions(results: Results, saving: Saving) -> str:
-    workers = "one worker" if saving.run.workers == 1 else f"{saving.run.workers} workers"
-    return f"{workers}, {_cache(results, saving)}"
+    return f"one worker, {_cache(results, saving)}"
 
 
 def _cache(results: Results, saving: Saving) -> str:
-    if saving.run.capacity_tokens is not None:
-        return f"a cache of {saving.run.capacity_tokens:,} tokens"
-    return "the engine's own cache" if results.level == "engine" else "an unlimited cache"
+    words, size = cache_words(saving.run.capacity_tokens), saving.run.capacity_tokens
+    if results.level == "engine":
+        return "the engine's own cache" if size is None else f"{words}, simulated"
+    return words
+
+
+def cache_words(tokens: int | None) -> str:
+    """Return a cache of a size in words."""
+    return "an unlimited cache" if tokens is None else f"a cache of {tokens:,} tokens"
 
 
 def amount(money: float) -> str:

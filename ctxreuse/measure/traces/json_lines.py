@@ -1,4 +1,4 @@
-"""JSON lines, with errors that name file and line."""
+"""JSON lines, arrays and TREC runs, with errors that name file and line."""
 
 from __future__ import annotations
 
@@ -17,6 +17,27 @@ STANDARD_STREAM = "-"
 
 LARGEST = 10**100 - 1
 """The largest count in a file: sums, quotients and pictures of such numbers stay finite."""
+
+_BEGINNING = 500  # characters, in which a line of a run has its first two columns
+
+_RECORD = (
+    "has prompts, not what was retrieved; run the application under `ctxreuse record`, or give "
+    "its prompts to PromptRecorder"
+)
+_RUN = "has no retrievals; give the retriever's TREC run, with the corpus beside it or as --corpus"
+_OTHER_FORMATS = (
+    (
+        "hash_ids input_length",
+        "a trace in Mooncake's format has no texts; `ctxreuse simulate` reads it",
+    ),
+    ("custom_id body", f"a batch file of OpenAI's {_RECORD}"),
+    ("resourceSpans", f"an export of OpenTelemetry's spans {_RECORD}"),
+    ("run_type inputs", f"an export of LangSmith's runs {_RECORD}"),
+    ("litellm_call_id", f"a log of LiteLLM's {_RECORD}"),
+    ("call_type messages", f"a log of LiteLLM's {_RECORD}"),
+    ("_id text", f"a file of BEIR's queries or texts {_RUN}"),
+)
+"""What to say of a line that has some fields, where another one is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +58,12 @@ class JsonLine:
             return default
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(kind.__name__ for kind in kinds)
-            problem = "is missing" if name not in self.fields else f"is {describe(value)}"
-            self.fail(f"field {name!r} {problem}; it must be {wanted}")
+            if name in self.fields:
+                self.fail(f"field {name!r} is {describe(value)}; it must be {wanted}")
+            for fields, problem in _OTHER_FORMATS:
+                if self.fields.keys() >= set(fields.split()):
+                    self.fail(problem)
+            self.fail(f"field {name!r} is missing; it must be {wanted}")
         return value
 
     def count(self, name: str, default: Any = ...) -> Any:
@@ -55,11 +80,11 @@ class JsonLine:
             self.fail(f"field {name!r} must be an integer from 0")
         return value
 
-    def time_ms(self, name: str, default: Any = ...) -> Any:
-        """Return a field that is a point in time, in milliseconds; see `get`."""
+    def amount(self, name: str, default: Any = ...) -> Any:
+        """Return a field that is a time or a price; see `get`."""
         value = self.get(name, (int, float), default)
         if value is not None and not 0 <= value <= LARGEST:  # NaN is refused, too
-            self.fail(f"field {name!r} is {describe(value)}; it must be milliseconds from 0")
+            self.fail(f"field {name!r} is {describe(value)}; it must be a number from 0")
         return value
 
     def ids(self, name: str) -> list[str | int]:
@@ -86,7 +111,7 @@ class JsonLine:
 
 
 def read_lines(path: str) -> Iterator[JsonLine]:
-    """Yield the JSON objects of a file, one a line; blank lines are skipped."""
+    """Yield the objects of a file; see `lines_of`."""
     checked_kind("path", path, (str, os.PathLike), 'a path, or "-"')
     name = "standard input" if path == STANDARD_STREAM else path
     with file_errors(name, "read"):
@@ -97,25 +122,56 @@ def read_lines(path: str) -> Iterator[JsonLine]:
 
 
 def lines_of(stream: Iterable[bytes], name: str) -> Iterator[JsonLine]:
-    """Yield the JSON objects of an open file, one a line."""
+    """Yield the JSON objects of an open file, one a line or in arrays, or a TREC run's queries.
+
+    Blank lines are skipped. A query is a request, its documents by rank.
+    """
+    queries: dict[str, dict[int, str]] = {}
     for number, line in enumerate(stream, start=1):
-        if line.strip():
-            yield JsonLine(f"{name}:{number}", _parse(f"{name}:{number}", line))
+        place = f"{name}:{number}"
+        try:
+            text = line.decode().strip()
+        except UnicodeDecodeError as error:
+            problem = f"not UTF-8 (byte {error.start}); convert the file"
+            raise InputFileError(f"{place}: {problem}") from None
+        if text[:_BEGINNING].split()[1:2] == ["Q0"]:
+            _add_ranked(queries, place, text)
+        elif text:
+            yield from _objects(name, number, text)
+    for query, ranked in queries.items():
+        blocks = [ranked[rank] for rank in sorted(ranked)]
+        place = f"{name}: query {describe(query)}"
+        yield JsonLine(place, {"request_id": query, "blocks": blocks})
 
 
-def _parse(place: str, line: bytes) -> Mapping[str, Any]:
+def _add_ranked(queries: dict[str, dict[int, str]], place: str, text: str) -> None:
+    match text.split():
+        case [query, _, document, rank, _, _] if rank.isdecimal() and len(rank) < 10:
+            if queries.setdefault(query, {}).setdefault(int(rank), document) == document:
+                return
+            problem = f"query {describe(query)} has rank {rank} twice; rank each document"
+        case _:
+            problem = "broken line of a TREC run; it must be 'query Q0 document rank score tag'"
+    raise InputFileError(f"{place}: {problem}")
+
+
+def _objects(name: str, number: int, text: str) -> Iterator[JsonLine]:
     try:
-        value = json.loads(line.rstrip(b"\r\n").decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputFileError(f"{place}: not UTF-8 (byte {error.start}); convert the file") from None
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else describe(error)
+        reason = describe(error)
+        if isinstance(error, json.JSONDecodeError):
+            reason, number = error.msg, number + error.lineno - 1  # of an array of several lines
         raise InputFileError(
-            f"{place}: broken JSON ({reason}); each line must be one complete JSON object"
+            f"{name}:{number}: broken JSON ({reason}); each line must be one complete JSON object, "
+            "or the file an array of them"
         ) from None
-    if not isinstance(value, dict):
-        raise InputFileError(f"{place}: {describe(value)} is no JSON object")
-    return value
+    is_array = isinstance(value, list)
+    for at, one in enumerate(value if is_array else [value]):
+        place = f"{name}:{number}" + f"[{at}]" * is_array
+        if not isinstance(one, dict):
+            raise InputFileError(f"{place}: {describe(one)} is no JSON object")
+        yield JsonLine(place, one)
 
 
 def write_lines(path: str, objects: Iterable[Mapping[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 The files are those that `read_corpus` and `read_trace` take. In a recording
 without text, salted hashes name blocks, conversations and tenants; the salt is kept nowhere.
 Of requests to models, the usage and the cache diagnostics of their answers stand in a third file,
-and what stands before retrieved documents in prompts, as hashes, in a fourth one.
+and the prompts that a framework has made in a fourth one; see `recorded_prompts`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self, TypeAlias
+from typing import IO, Any, NamedTuple, Self
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -39,9 +39,12 @@ from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.reported_usage import usage_in
+from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.context.tokens import as_token_counter
-from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
+from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.measure.traces.sent_calls import ReadCall, SentCall, read_call
+from ctxreuse.pipeline.known_texts import Form, KnownSpan, KnownTexts
+from ctxreuse.pipeline.prompt_turn import PromptPart
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 """The files of a recording."""
@@ -49,13 +52,16 @@ CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 ANSWERS = "answers.jsonl"
 """What providers say of recorded requests: a line for each answer, without its text."""
 
-FRONTS = "fronts.jsonl"
-"""What stands before the documents in models' prompts, as a hash and a number of tokens: a line for
-each request of which that is known."""
+PROMPTS = "prompts.jsonl"
+"""The prompts that a framework has made, and the texts that stand in them."""
 
 _SHORT_DIGEST = 16
+_SAID = re.compile(r"\w(?:.*\w)?")  # a line, but for what stands around its words
 _CONVERSATIONS = 10_000
 """Conversations that are remembered."""
+
+_TEXTS = 100_000
+"""Texts of prompts that are remembered, to write each once."""
 
 _BLOCKS = 500_000
 """Blocks of tenants that are remembered, about 400 bytes each; one with a long id counts once for
@@ -105,6 +111,9 @@ class TraceRecorder(OnePerProcess):
         )
         self._written: dict[bytes, bytes] = {}  # what the corpus has under a name, by digests
         self._turns = TenantLRUMap[bytes, int](_CONVERSATIONS)
+        self._texts: LRUMap[bytes, int] = LRUMap(_TEXTS)  # numbers, by digest
+        self._known = KnownTexts()  # what to name instead of writing it
+        self._written_texts = 0
         self._blocks = self._requests_of_conversations = self._talks = 0
         self._paths: list[Path] = []
         self._files: list[IO[bytes]] = []
@@ -146,7 +155,6 @@ class TraceRecorder(OnePerProcess):
         source: str = "",
         sent: SentCall | None = None,
         marks: Sequence[int] | None = None,
-        in_run: bool | None = None,
     ) -> int | None:
         """Write a request; return its id in the trace, or None if it could not be written."""
         return self._failing.attempt(
@@ -156,7 +164,7 @@ class TraceRecorder(OnePerProcess):
                 ),
                 titles,
                 source,
-                _beside(sent, marks, in_run),
+                _beside(sent, marks),
             ),
             lambda: None,
         )
@@ -165,9 +173,51 @@ class TraceRecorder(OnePerProcess):
         """Write what the answer to a request says of tokens and caches, if anything."""
         self._failing.attempt(lambda: self._write_answer(request_id, response), lambda: None)
 
-    def record_front(self, request_id: int, front: str) -> None:
-        """Write what the prompt of a request begins with, as a salted hash and its tokens."""
-        self._failing.attempt(lambda: self._write_front(request_id, front), lambda: None)
+    def record_prompt(
+        self,
+        parts: Sequence[PromptPart],
+        *,
+        beside: str = "",
+        retrieved: Sequence[int] = (),
+        run: object = None,
+        framework: str = "",
+        scope: RequestScope = NO_SCOPE,
+    ) -> None:
+        """Write what a model is sent, of which run, and which requests its run has recorded."""
+
+        def write() -> None:
+            told: dict[str, Any] = {"after": self.requests, "retrieved": list(retrieved)}
+            if run is not None:
+                told["run"] = self._digest(str(run)).hex()[:_SHORT_DIGEST]
+            if framework:
+                told["framework"] = framework
+            if scope.tenant:
+                told["tenant"] = self._name(scope.tenant)
+            if scope.conversation_id is not None:
+                told["conversation_id"] = self._name(scope.conversation_id)
+            tools = [PromptPart("tools", beside, is_text=False)] if beside else []
+            numbers = [self._text_number(one, scope.tenant or "") for one in (*tools, *parts)]
+            if tools:
+                told["beside"] = numbers.pop(0)
+            self._append_to(PROMPTS, {"prompt": numbers, **told})
+
+        self._failing.attempt(write, lambda: None)
+
+    def _text_number(self, part: PromptPart, tenant: str) -> int:
+        """Return the number of a text, which the file has from now on."""
+        digest = text_digest(f"{part.role} {part.is_text} {part.text}")
+        with self._lock:
+            number = self._texts.get(digest)
+            if number is not None:
+                return number
+            number = self._written_texts = self._written_texts + 1
+        spans = (self._known.standing_at(tenant, part.text) or ()) if part.is_text else ()
+        name_of = (lambda text: self._digest(text).hex()) if self._hash_only else None
+        line = {"text": number, "role": part.role, "content": _written(part.text, spans, name_of)}
+        self._append_to(PROMPTS, line if part.is_text else {**line, "is_text": False})
+        with self._lock:
+            self._texts.put(digest, number)
+        return number
 
     def read_call(self, messages: object, fields: Mapping[str, Any]) -> ReadCall | None:
         """Read a request to a model as it is recorded; None if there is no question of a user."""
@@ -234,7 +284,11 @@ class TraceRecorder(OnePerProcess):
                 known = {key: self._names.get(request.tenant, key) for key in blocks}
                 new = [key for key, name in known.items() if name is None and key not in measured]
                 if not new:
-                    told = {"timestamp": arrived_ms, **beside}
+                    told = {
+                        "timestamp": arrived_ms,
+                        **({"source": source} if source else {}),
+                        **beside,
+                    }
                     self._append_request(request, known, measured, title_of, told)
                     self.sources[source] += 1
                     return self.requests
@@ -275,6 +329,11 @@ class TraceRecorder(OnePerProcess):
             self._requests_of_conversations += 1
         _append(trace, {**line, **told, "blocks": ids})
         self.requests += 1
+        texts = [one.text for one in request.unique_blocks.values()]
+        self._known.add(
+            request.tenant,
+            [Form(text, name=(name, len(text))) for text, name in zip(texts, ids, strict=True)],
+        )
 
     def _write_answer(self, request_id: int, response: object) -> None:
         usage, miss = usage_in(response), reported_miss(response)
@@ -294,12 +353,6 @@ class TraceRecorder(OnePerProcess):
         if miss is not None:
             line["prompt_cache_diagnostics"] = miss.as_json()
         self._append_to(ANSWERS, line)
-
-    def _write_front(self, request_id: int, front: str) -> None:
-        front = front.strip()
-        tokens = self._count_tokens(front) if front else 0
-        name = self._digest(front).hex() if front else ""
-        self._append_to(FRONTS, {"request_id": request_id, "front": name, "front_tokens": tokens})
 
     def _append_to(self, name: str, line: Mapping[str, Any]) -> None:
         """Append to a file that is there only where something is known of requests later."""
@@ -355,17 +408,34 @@ class TraceRecorder(OnePerProcess):
         return turn
 
 
-def _beside(
-    sent: SentCall | None, marks: Sequence[int] | None, in_run: bool | None
-) -> dict[str, Any]:
+def _written(
+    text: str, spans: Sequence[KnownSpan], name_of: Callable[[str], str] | None
+) -> list[object]:
+    """Return a text with documents by name; with a function, other lines are hashed by it."""
+
+    def hidden(words: re.Match[str]) -> str:
+        name = "" if name_of is None else name_of(words[0])
+        return (name * len(words[0]))[: len(words[0])] or words[0]
+
+    content: list[object] = []
+    ends, starts = [0, *(one.end for one in spans)], [*(one.start for one in spans), len(text)]
+    for number, (end, start) in enumerate(zip(ends, starts, strict=True)):
+        content.append(_SAID.sub(hidden, text[end:start]))
+        if number < len(spans):
+            form: Any = spans[number].known.form
+            name, length = form.name
+            is_bare = {"is_bare": True} if len(form.text) < length else {}
+            content.append({"block": name, **is_bare})
+    return content
+
+
+def _beside(sent: SentCall | None, marks: Sequence[int] | None) -> dict[str, Any]:
     """Return the fields of a trace line that say how a request was sent."""
     told: dict[str, Any] = {}
     if sent is not None:
         told["sent"] = checked_kind("sent", sent, SentCall, "a SentCall").as_json()
     if marks is not None:
         told["marks"] = checked_each("marks", marks, int, "an integer")
-    if in_run is not None:
-        told["in_run"] = checked_kind("in_run", in_run, bool, "True or False")
     return told
 
 
@@ -409,10 +479,6 @@ class SentContext(NamedTuple):
     query: str
 
 
-ReadContext: TypeAlias = Callable[[str], SentContext]
-"""From the text of a user message to its blocks and question."""
-
-
 def paragraphs(text: str) -> SentContext:
     r"""Read a message whose documents stand before the question, with empty lines between."""
     checked_kind("text", text, str, "a text")
@@ -450,21 +516,12 @@ def document_title(metadata: Mapping[str, Any]) -> str:
     return title[:_LONGEST_TITLE]
 
 
-_OPENAI, _ANTHROPIC = "OpenAI clients", "Anthropic clients"
-
-
 class PromptRecorder:
     """Records chat prompts: their system message, and the blocks of their last user message."""
 
-    def __init__(
-        self,
-        recorder: TraceRecorder,
-        read_context: ReadContext = paragraphs,
-        source: str = _OPENAI,
-    ) -> None:
+    def __init__(self, recorder: TraceRecorder, source: str = "OpenAI clients") -> None:
         self._recorder = recorder
         self._source = source
-        self._read_context = read_context
         self._conversations = ConversationNames()
         self._failing = FailOpen("PromptRecorder", "a prompt is not written", work="reading it")
 
@@ -482,7 +539,7 @@ class PromptRecorder:
         if call is None:
             return None
         questions, system = call.questions, call.system
-        context = self._read_context("\n\n".join(message_texts(questions[-1])))
+        context = paragraphs("\n\n".join(message_texts(questions[-1])))
         first = "\n\n".join(message_texts(questions[0]))
         return self._recorder.record(
             context.blocks,
@@ -514,55 +571,27 @@ def _marks(call: ReadCall, context: SentContext) -> list[int]:
     return sorted(marks)
 
 
-def record_client(
-    client: Any, recorder: TraceRecorder, read_context: ReadContext = paragraphs
-) -> Any:
-    """Make an OpenAI or Anthropic client record the prompts that it sends."""
-    completions = getattr(getattr(client, "chat", None), "completions", None)
-    messages = getattr(client, "messages", None)
-    if completions is None and messages is None:
-        raise InvalidRequestError(
-            "client must be an openai.OpenAI or openai.AsyncOpenAI, an anthropic.Anthropic or "
-            f"anthropic.AsyncAnthropic, not {describe(client)}"
-        )
-    checked_kind("recorder", recorder, TraceRecorder, "a TraceRecorder")
-    parts, names, source = [messages], ["create", "stream"], _ANTHROPIC
-    if completions is not None:
-        parts, names, source = (
-            [completions, getattr(client, "responses", None)],
-            ["create"],
-            _OPENAI,
-        )
-    prompts = PromptRecorder(recorder, read_context, source)
-    for part in parts:
-        for name in names if part is not None else ():
-            setattr(part, name, _noting(getattr(part, name), prompts))
-    return client
-
-
 @contextmanager
-def recording(recorder: TraceRecorder, read_context: ReadContext = paragraphs) -> Iterator[None]:
+def recording(recorder: TraceRecorder) -> Iterator[None]:
     """Record the prompts of all OpenAI clients made inside: chat completions, responses."""
     try:
         from openai.resources.chat.completions import AsyncCompletions, Completions
         from openai.resources.responses import AsyncResponses, Responses
     except ImportError as error:
         raise MissingExtraError("recording OpenAI clients", "openai") from error
-    prompts = PromptRecorder(recorder, read_context)
+    prompts = PromptRecorder(recorder)
     with _noted((Completions, AsyncCompletions, Responses, AsyncResponses), prompts, "create"):
         yield
 
 
 @contextmanager
-def recording_anthropic(
-    recorder: TraceRecorder, read_context: ReadContext = paragraphs
-) -> Iterator[None]:
+def recording_anthropic(recorder: TraceRecorder) -> Iterator[None]:
     """Record the prompts of all Anthropic clients that are made inside."""
     try:
         from anthropic.resources.messages import AsyncMessages, Messages
     except ImportError as error:
         raise MissingExtraError("recording Anthropic clients", "anthropic") from error
-    prompts = PromptRecorder(recorder, read_context, _ANTHROPIC)
+    prompts = PromptRecorder(recorder, "Anthropic clients")
     # its stream() does not call create(), as OpenAI's does
     with _noted((Messages, AsyncMessages), prompts, "create", "stream"):
         yield

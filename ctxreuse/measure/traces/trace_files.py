@@ -1,19 +1,19 @@
-"""Corpora and retrieval traces, as JSON lines.
+"""Corpora and retrieval traces, as JSON lines or as arrays of such objects.
 
-A corpus line is a block: `id`, `text`, `tokens`, of which one of the latter two may be missing, and
-optionally `title`, for people. A trace line is a retrieval, in arrival order: `request_id`,
-`query`, `blocks` (ids, best first), and optionally `conversation_id`, `turn`, `tenant`, `system`,
-`timestamp` (of its arrival, in milliseconds), `output_tokens` (of its answer), `sent` (how it was
-sent; see `sent_calls`), `marks` (after how many of its blocks a mark stood; 0 is behind the system
-text), `in_run` (whether a run of a framework retrieved them, which sees its model's prompts, too).
-Further fields are skipped.
+A corpus line is a block: `id` (or `_id`, as BEIR has it), `text`, `tokens`, of which one of the
+latter two may be missing, and optionally `title`, for people. A trace line is a retrieval, in
+arrival order: `request_id`, `query`, `blocks` (ids, best first), and optionally `conversation_id`,
+`turn`, `tenant`, `system`, `timestamp` (of its arrival, in milliseconds), `output_tokens` (of its
+answer), `sent` (how it was sent; see `sent_calls`), `marks` (after how many of its blocks a mark
+stood; 0 is behind the system text). Further fields are skipped. A TREC run is a trace, too.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ctxreuse.context.files import file_errors
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InputFileError, InvalidBlockError, describe
 from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines
-from ctxreuse.measure.traces.recording import CORPUS, FRONTS, TRACE
+from ctxreuse.measure.traces.recording import CORPUS, TRACE
 from ctxreuse.measure.traces.sent_calls import SentCall, sent_call_of
 
 Corpus = Mapping[BlockId, ContextBlock]
@@ -47,8 +47,11 @@ class TraceRequest:
     output_tokens: int | None = None
     sent: SentCall | None = None
     marks: tuple[int, ...] | None = None
-    in_run: bool | None = None
-    front: str | None = None
+    # of a recording
+    source: str = ""  # what was asked
+    front: str | None = None  # what stands before its documents
+    shown: Mapping[str, str] = field(default_factory=dict)  # by text: with what stands around it
+    framework: str = ""
 
 
 def request_fields(line: JsonLine) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def request_fields(line: JsonLine) -> dict[str, Any]:
         "turn": line.count("turn", 0),
         "tenant": line.get("tenant", (str,), ""),
         "system": line.get("system", (str,), None),
-        "timestamp_ms": line.time_ms("timestamp", None),
+        "timestamp_ms": line.amount("timestamp", None),
         "sent": sent_call_of(line),
     }
 
@@ -74,7 +77,7 @@ def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
     """Read a corpus."""
     corpus: dict[BlockId, ContextBlock] = {}
     for line in read_lines(path):
-        block_id = line.get("id", (str, int))
+        block_id = _id_of(line)
         tokens = line.count("tokens", None)
         text = line.get("text", (str,), ... if tokens is None else "")
         try:
@@ -89,19 +92,29 @@ def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
     return corpus
 
 
+def _id_of(line: JsonLine) -> BlockId:
+    is_beir = "_id" in line.fields and "id" not in line.fields
+    block_id: BlockId = line.get("_id" if is_beir else "id", (str, int))
+    return block_id
+
+
 def read_titles(path: str) -> dict[BlockId, str]:
     """Read the titles of a corpus's blocks: of those that have one."""
     if path == STANDARD_STREAM:
         return {}  # it has been read
-    titles = ((line.get("id", (str, int)), line.fields.get("title")) for line in read_lines(path))
+    titles = ((_id_of(line), line.fields.get("title")) for line in read_lines(path))
     return {block_id: title for block_id, title in titles if title and isinstance(title, str)}
 
 
 def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
     """Read a trace."""
+    return _requests(read_lines(path), corpus)
+
+
+def _requests(lines: Iterable[JsonLine], corpus: Corpus) -> list[TraceRequest]:
     trace: list[TraceRequest] = []
     seen: set[str | int] = set()
-    for line in read_lines(path):
+    for line in lines:
         request_id = line.get("request_id", (str, int))
         if request_id in seen:
             line.fail(f"request_id {describe(request_id)} was there before; ids must be unique")
@@ -120,36 +133,42 @@ def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
                 blocks=tuple(blocks),
                 output_tokens=line.natural("output_tokens", None),
                 marks=line.marks("marks", len(blocks)),
-                in_run=line.get("in_run", (bool,), None),
+                source=line.get("source", (str,), ""),
                 **request_fields(line),
             )
         )
     return trace
 
 
-def read_recording(
+def read_requests(
     trace: str, corpus: str | None = None
-) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest]]:
-    """Read a trace and its blocks."""
+) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], Path]:
+    """Read a trace and its blocks, and return its path, too."""
+    path = trace_path(trace)
+    lines = read_lines(str(path))
+    first = list(islice(lines, 1))
+    for line in first:  # which says what the file is, before its corpus is missed
+        line.get("request_id", (str, int))
+        line.ids("blocks")
+    blocks = read_corpus(corpus_path(trace) if corpus is None else corpus)
+    return blocks, _requests(chain(first, lines), blocks), path
+
+
+def trace_path(trace: str) -> Path:
+    """Return the file of a trace, or of the recording in a folder; '-' is standard input."""
     checked_kind("trace", trace, (str, os.PathLike), "a path")
     path = Path(trace)
+    if str(trace) == STANDARD_STREAM:
+        return path
     with file_errors(trace, "read"):
         if not path.exists():
             raise InputFileError(f"{trace}: there is no such file or folder")
         if path.is_dir():
             path /= TRACE
-    blocks = read_corpus(corpus_path(trace) if corpus is None else corpus)
-    return blocks, _with_fronts(read_trace(str(path), blocks), path.with_name(FRONTS))
-
-
-def _with_fronts(trace: list[TraceRequest], path: Path) -> list[TraceRequest]:
-    """Return a trace with what stands before its documents in prompts, as far as that is known."""
-    with file_errors(path, "read"):
-        if not path.is_file():
-            return trace
-    lines = read_lines(str(path))
-    fronts = {line.get("request_id", (str, int)): line.get("front", (str,)) for line in lines}
-    return [replace(one, front=fronts.get(one.request_id)) for one in trace]
+            if not path.exists():
+                wanted = "write one: ctxreuse record -o FOLDER app.py"
+                raise InputFileError(f"{trace}: the folder holds no recording; {wanted}")
+    return path
 
 
 def corpus_path(trace: str) -> str:

@@ -10,8 +10,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
 
+FRONT_PARTS = _SYSTEM, _FIRST, _BEFORE = (
+    "system text",
+    "first paragraph",
+    "text before the documents",
+)
 _MOST_REQUESTS = 5_000
 _MOST_SET_UPS = 8
 _MOST_WORDS = 500
@@ -25,17 +29,6 @@ _CUT_OPENING = re.compile(r"\s*(?:\S+\s+){60}")
 _SHOWN_BEFORE = 3
 _LONGEST_WORD = 24
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_KINDS = {
-    "a date or time": re.compile(
-        r"\d{4}-\d\d|\d\d?:\d\d|\d\d?[./]\d\d?[./]\d\d"
-        r"|^(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|january|february|march|april|may|june"
-        r"|july|august|september|october|november|december)\b",
-        re.IGNORECASE,
-    ),
-    "an address": re.compile(r"\S@\S"),
-    "an id": re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}|(?=\S*\d)(?=\S*[a-z])[\w-]{6,}", re.IGNORECASE),
-    "a number": re.compile(r"\d"),
-}
 
 
 @dataclass(slots=True)
@@ -53,7 +46,6 @@ class Variation:
     part: str
     forms: int
     requests: int
-    token: int
     before: str
     values: tuple[str, str]
     tenant: str
@@ -66,20 +58,23 @@ class Variation:
         return self.forms > OFTEN * self.requests
 
     @property
-    def kind(self) -> str:
-        """What varies, as far as it can be recognised."""
-        for kind, pattern in _KINDS.items():
-            if any(pattern.search(value) for value in self.values):
-                return kind
-        return "a name or a word"
+    def remedy(self) -> str:
+        """What to do about it."""
+        if all(map(is_digest, self.all_texts)):
+            return "record some requests without --hash-only: where texts differ is not in this one"
+        return "say it behind the documents, such as in the question"
 
 
 def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
     """Return what varies in front of the contexts of a trace."""
     requests = first_turns(trace)
-    systems = [(tenant, text) for tenant, text in system_texts(requests) if not is_digest(text)]
-    first = list(openings(requests))
-    return [*_variations("system text", systems), *_variations("first paragraph", first)]
+    systems = system_texts(requests)
+    fronts = [(one.tenant, front_text(_BEFORE, one)) for one in requests if one.front]
+    return [
+        *_variations(_SYSTEM, systems),
+        *_variations(_FIRST, list(openings(requests))),
+        *_variations(_BEFORE, fronts),
+    ]
 
 
 def is_digest(system: str | None) -> bool:
@@ -89,9 +84,9 @@ def is_digest(system: str | None) -> bool:
 
 def front_text(part: str, request: TraceRequest) -> str:
     """Return a part of a request as far as it is compared: "" if it has none."""
-    if part == "system text":
-        return (request.system or "")[:_MOST_CHARACTERS]
-    return _opening(request)
+    if part == _FIRST:
+        return _opening(request)
+    return ((request.system if part == _SYSTEM else request.front) or "")[:_MOST_CHARACTERS]
 
 
 def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
@@ -99,15 +94,12 @@ def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
     requests = first_turns(trace)
     if len(requests) < min(len(trace), _MOST_REQUESTS):
         return None
-    hidden = Counter(text for text in system_texts(requests) if is_digest(text[1]))
     is_whole = all(one.sent is not None for one in requests)  # else it may be a document
     forms = [
         (one.forms, one.requests)
         for one in front_variations(trace)
-        if is_whole or one.part == "system text"
+        if is_whole or one.part != _FIRST
     ]
-    for counts in (hidden, Counter(one.front for one in requests if one.front)):
-        forms += [(len(counts), counts.total())] if counts else []
     varying = [number for number, all_ in forms if number >= max(2, _NEARLY_ALL * all_)]
     different = min(len(requests), sum(varying))
     return different if different >= max(2, _NEARLY_ALL * len(requests)) else None
@@ -172,7 +164,7 @@ def _set_ups(forms: Mapping[str, int]) -> list[_SetUp]:
     """Group texts that share half of their words; of very many groups, the first ones count."""
     found: list[_SetUp] = []
     for text, number in forms.items():
-        words = set(text.split(None, _MOST_WORDS)[:_MOST_WORDS])
+        words = {""} if is_digest(text) else set(text.split(None, _MOST_WORDS)[:_MOST_WORDS])
         near = max(found, key=lambda one: _likeness(one.words, words), default=None)
         if near is None or _likeness(near.words, words) < _ALIKE:
             if len(found) == _MOST_SET_UPS:
@@ -189,25 +181,28 @@ def _likeness(some: set[str], others: set[str]) -> float:
 
 def _variation(part: str, tenant: str, forms: Counter[str]) -> Variation:
     """Return where texts part: the first place where a tenth of them does, in sorted order."""
-    pairs = [(_parting(one, other), one, other) for one, other in pairwise(sorted(forms))]
+    pairs = [(parting(one, other), one, other) for one, other in pairwise(sorted(forms))]
     pairs.sort(key=lambda pair: pair[0])
     place, *_ = pairs[int(OFTEN * len(pairs))]
     at, one, other = next(pair for pair in pairs if pair[0] == place)
-    before = one[:at].split()[-_SHOWN_BEFORE:]
     return Variation(
         part,
         len(forms),
         forms.total(),
-        len(ENGINE_TOKENIZER.pieces(one[:at].rstrip())) + 1,
-        " ".join(map(_shortened, before)),
-        (_word_at(one, at), _word_at(other, at)),
+        words_before(one[:at]),
+        (word_at(one, at), word_at(other, at)),
         tenant,
         at,
         frozenset(forms),
     )
 
 
-def _parting(one: str, other: str) -> int:
+def words_before(text: str) -> str:
+    """Return the last words of a text, shortened."""
+    return " ".join(map(_shortened, text.split()[-_SHOWN_BEFORE:]))
+
+
+def parting(one: str, other: str) -> int:
     """Return where the first word begins that two texts do not share, in characters."""
     shorter = min(len(one), len(other))
     at = bisect_left(range(1, shorter + 1), True, key=lambda end: one[:end] != other[:end])
@@ -216,7 +211,8 @@ def _parting(one: str, other: str) -> int:
     return at
 
 
-def _word_at(text: str, at: int) -> str:
+def word_at(text: str, at: int) -> str:
+    """Return the word at a place of a text, shortened."""
     words = text[at : at + 4 * _LONGEST_WORD].split(None, 1)
     return _shortened(words[0]) if words else "its end"
 

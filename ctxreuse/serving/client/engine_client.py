@@ -505,6 +505,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 completion_tokens=completion.completion_tokens,
                 written_tokens=completion.written_tokens,
                 seconds=completion.total_s,
+                through="",
             )
         plan, events = call.plan, self._events
         if plan is None or events is None:

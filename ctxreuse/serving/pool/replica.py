@@ -437,6 +437,7 @@ class Replica:
                 completion_tokens=completion.completion_tokens,
                 written_tokens=completion.written_tokens,
                 seconds=completion.total_s,
+                through="",
             )
         is_current = sending.cache_epoch == self.cache_epoch
         if not is_current and self._events is None:

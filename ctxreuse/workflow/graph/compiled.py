@@ -101,11 +101,6 @@ class Graph:
         limited = [self.nodes[name].otherwise for name in targets & self.nodes.keys()]
         return {*targets, *filter(None, limited)} & self.nodes.keys()
 
-    @property
-    def first(self) -> tuple[str, ...]:
-        """The nodes with which every run begins; routers at START may add to them."""
-        return self._in_order(self.edges[START].static)
-
     @cached_property
     def _position(self) -> dict[str, int]:
         return {name: position for position, name in enumerate(self.nodes)}

@@ -15,18 +15,17 @@ from ctxreuse.workflow.errors import GraphError, StateKeyError, quoted
 
 
 class State(Mapping[str, Any]):
-    """The values of a run; how often nodes have written them, and how often nodes have run.
+    """The values of a run, and how often nodes have run.
 
     Users read it as a mapping. What nodes write gives a new state, so a stage under way sees no
     change. Values are shared between states: do not change them.
 
     Args:
-        values: The values that the run begins with. Their version is 0.
-        versions: How often each key was written.
+        values: The values that the run begins with.
         visits: How often each node has run.
     """
 
-    __slots__ = ("_values", "_versions", "_visits")
+    __slots__ = ("_values", "_visits")
 
     speculative = False
     """Whether some values are only expected."""
@@ -35,13 +34,14 @@ class State(Mapping[str, Any]):
         self,
         values: Mapping[str, Any] | None = None,
         *,
-        versions: Mapping[str, int] | None = None,
         visits: Mapping[str, int] | None = None,
     ) -> None:
         known = {} if values is None else checked_kind("values", values, Mapping, "a dict or None")
         self._values: Mapping[str, Any] = dict(known)
-        self._versions = _counts("versions", versions)
-        self._visits = _counts("visits", visits)
+        times = {} if visits is None else checked_kind("visits", visits, Mapping, "a dict or None")
+        self._visits = Counter(
+            {node: checked_integer("each of visits", number) for node, number in times.items()}
+        )
 
     def __getitem__(self, key: str) -> Any:
         try:
@@ -69,10 +69,6 @@ class State(Mapping[str, Any]):
         """Return how often a node has run."""
         return self._visits[checked_kind("node", node, str, "a node's name")]
 
-    def version(self, key: str) -> int:
-        """Return how often nodes have written a key; 0 for a value that the run began with."""
-        return self._versions[checked_kind("key", key, str, "a string")]
-
     def commit(self, writes: Mapping[str, Any], visited: Iterable[str]) -> State:
         """Return the state after a wavefront; this one stays as it is.
 
@@ -82,23 +78,11 @@ class State(Mapping[str, Any]):
         """
         checked_kind("writes", writes, Mapping, "a dict")
         ran = checked_texts("visited", visited, "a list of nodes' names")
-        return State(
-            {**self._values, **writes},
-            versions=self._versions + Counter(writes.keys()),
-            visits=self._visits + Counter(ran),
-        )
+        return State({**self._values, **writes}, visits=self._visits + Counter(ran))
 
     def overlay(self, writes: Mapping[str, Any]) -> Overlay:
         """Return this state as it would be if those values had been written."""
         return Overlay(self, checked_kind("writes", writes, Mapping, "a dict"))
-
-
-def _counts(name: str, given: Mapping[str, int] | None) -> Counter[str]:
-    if given is None:
-        return Counter()
-    for times in checked_kind(name, given, Mapping, "a dict or None").values():
-        checked_integer(f"each of {name}", times)
-    return Counter(given)
 
 
 class Overlay(State):
@@ -111,7 +95,6 @@ class Overlay(State):
     def __init__(self, state: State, writes: Mapping[str, Any]) -> None:
         assert not state.speculative, "speculation on speculation"
         self._values = ChainMap(dict(writes), state._values)  # type: ignore[arg-type]  # only read
-        self._versions = state._versions + Counter(writes.keys())
         self._visits = state._visits
 
     def commit(self, writes: Mapping[str, Any], visited: Iterable[str]) -> State:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from functools import reduce
 from itertools import accumulate, pairwise
 from operator import or_
 
+from ctxreuse.context.checks import suggestion
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.workflow.errors import GraphError, quoted
 from ctxreuse.workflow.graph.compiled import Edges, Graph
@@ -67,7 +67,7 @@ def _check_known(graph: Graph, names: Iterable[str], what: str) -> None:
         if not isinstance(name, str) or (name not in graph.nodes and name != END):
             raise GraphError(
                 f"{what} {quoted([name])}, which is no node; add it, or choose one of "
-                f"{quoted(graph.nodes)}{_suggestion(name, graph.nodes)}"
+                f"{quoted(graph.nodes)}{suggestion(name, graph.nodes)}"
             )
 
 
@@ -125,7 +125,7 @@ def _unknown(graph: Graph, flow: Flow, name: str, template: Template, key: str) 
     known = list(dict.fromkeys([*graph.inputs, *graph.defaults, *written]))
     return GraphError(
         f"{template.where} reads {{{key}}}, {_why_unknown(graph, key)}; before it "
-        f"there can be {quoted(known)}{_suggestion(key, known)}. Correct the name, "
+        f"there can be {quoted(known)}{suggestion(key, known)}. Correct the name, "
         "or give the key a value with inputs= or defaults="
     )
 
@@ -135,11 +135,6 @@ def _why_unknown(graph: Graph, key: str) -> str:
     if not writers:
         return "which nothing writes"
     return f"which only {quoted(writers)} writes, and never before it"
-
-
-def _suggestion(name: object, known: Iterable[str]) -> str:
-    close = get_close_matches(name, known, n=1) if isinstance(name, str) else []
-    return f" (did you mean {quoted(close)}?)" if close else ""
 
 
 class Flow:

@@ -7,8 +7,8 @@ from contextlib import aclosing
 from typing import Any
 
 from ctxreuse.cache.simulator import CacheUsage
-from ctxreuse.context.checks import checked_integer, checked_optional_integer
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import check_function, checked_integer, checked_optional_integer
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.client.request import Prompt, check_params, messages_of
 from ctxreuse.serving.emulation.batching_engine import COMMON_RATES, BatchingEngine, EngineRates
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
@@ -40,10 +40,7 @@ class EmulatedLLM:
         chunk_tokens: int = 8,
         max_running: int = 256,
     ) -> None:
-        if not callable(answer):
-            raise InvalidRequestError(
-                f"answer must be a function of a prompt's messages, not {describe(answer)}"
-            )
+        check_function("answer", answer, "a function of a prompt's messages")
         self._answer = answer
         self._chunk_tokens = checked_integer("chunk_tokens", chunk_tokens, 1)
         self._engine = BatchingEngine(

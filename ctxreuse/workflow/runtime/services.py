@@ -10,10 +10,14 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from ctxreuse.context.blocks import text_digest
-from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.checks import (
+    checked_choice,
+    checked_integer,
+    checked_optional_integer,
+    checked_share,
+)
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
-from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import Execute, Threads
 from ctxreuse.workflow.graph.compiled import Graph
@@ -78,21 +82,12 @@ class WorkflowOptions:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.speculation not in get_args(Rule):
-            raise InvalidRequestError(
-                f"speculation must be one of {', '.join(get_args(Rule))}, "
-                f"not {describe(self.speculation)}"
-            )
+        checked_choice("rule of speculation", self.speculation, get_args(Rule))
         checked_integer("max_in_flight", self.max_in_flight, 1)
         checked_integer("max_generations", self.max_generations)
         checked_integer("max_retrievals", self.max_retrievals)
-        if self.workers is not None:
-            checked_integer("workers", self.workers, 1)
-        share = self.max_wasted_share
-        if not isinstance(share, (int, float)) or not 0 <= share <= 1:
-            raise InvalidRequestError(
-                f"max_wasted_share must be a number from 0 to 1, not {describe(share)}"
-            )
+        checked_optional_integer("workers", self.workers, 1)
+        checked_share("max_wasted_share", self.max_wasted_share)
 
 
 DEFAULT_RETRIEVER = "default"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ctxreuse.serving.aio.concurrency import BackgroundTasks
+from ctxreuse.serving.aio.concurrency import BackgroundTasks, all_of
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quoted
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.graph.state import Documents, State
@@ -274,12 +274,8 @@ class WorkflowRun:
         nodes = [self._graph.nodes[name] for name in wavefront]
         if len(nodes) == 1:
             return {wavefront[0]: await self._value(nodes[0], is_alone=True)}
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = {node.name: group.create_task(self._value(node, False)) for node in nodes}
-        except BaseExceptionGroup as failures:  # the first says why; it has stopped the others
-            raise failures.exceptions[0] from failures.exceptions[0].__cause__
-        return {name: task.result() for name, task in tasks.items()}
+        values = await all_of(self._value(node, False) for node in nodes)
+        return dict(zip(wavefront, values, strict=True))
 
     async def _value(self, node: Node, is_alone: bool) -> Any:
         visit = self.state.visits(node.name) + 1

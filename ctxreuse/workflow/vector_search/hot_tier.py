@@ -11,9 +11,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_share
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.workflow.vector_search.faiss_views import require_faiss
 from ctxreuse.workflow.vector_search.ivf import IVFIndex, integers
 
@@ -61,13 +60,11 @@ class ClusterTier(ABC, Generic[_Copy]):
         checked_kind("index", index, IVFIndex, "an IVFIndex")
         checked_integer("capacity_bytes", capacity_bytes)
         checked_integer("every", every, 1)
-        if not isinstance(decay, int | float) or not 0 <= decay <= 1:
-            raise InvalidRequestError(f"decay must be from 0 to 1, not {describe(decay)}")
         self.counters = TierCounters()
         self.index = index
         self._capacity_bytes = capacity_bytes
         self._every = every
-        self._decay = decay
+        self._decay = checked_share("decay", decay)
         self._accesses = np.zeros(index.nlist)
         self._is_held = np.zeros(index.nlist, dtype=np.bool_)
         self._serving: BuiltTier[_Copy] = BuiltTier(MappingProxyType({}), 0, lambda: None)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.context.checks import checked_integer
+from ctxreuse.context.checks import checked_integer, checked_optional_integer
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
 from ctxreuse.workflow.vector_search.costs import FasterWay, ScanLoad
@@ -99,8 +99,7 @@ class IVFIndex:
 
     def __init__(self, index: Any, *, threads: int | None = 1) -> None:
         faiss = require_faiss()
-        if threads is not None:
-            checked_integer("threads", threads, 1)
+        checked_optional_integer("threads", threads, 1)
         self._faiss = faiss
         self._threads = threads
         self._owner = index  # the downcast index is a second handle that does not keep it alive

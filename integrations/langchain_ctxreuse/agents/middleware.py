@@ -45,7 +45,7 @@ from langchain_ctxreuse.agents.planned_messages import (
     sent_messages,
     with_edit,
 )
-from langchain_ctxreuse.agents.tool_results import ResultPiece, result_pieces
+from langchain_ctxreuse.agents.tool_results import ResultPiece, pieces_between, result_pieces
 from langchain_ctxreuse.documents.document_components import retrieved_documents
 from langchain_ctxreuse.documents.document_plans import format_context
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
@@ -99,8 +99,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
 
     Put it last, behind middleware that removes messages or takes another model: what it sends is
     what the model gets. `thread_id` and `tenant` in
-    `config["configurable"]` name the conversation and the tenant. `trim_overlaps` changes nothing
-    here.
+    `config["configurable"]` name the conversation and the tenant.
 
     Args:
         planner: Plans the contexts; None takes the one of this process.
@@ -330,11 +329,10 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             return [ResultPiece(one, one.text) for one in whole.blocks]
         splits = message.name in self._split_tools
         pieces = result_pieces(message.artifact, text, self._separator, splits)
-        if pieces is None and whole is not None and whole.separator == self._separator:
-            pieces = [ResultPiece.of(text, one.start, one.end) for one in whole.spans]
-        known = known_texts().known(tenant, text)
-        if pieces is None and known is not None and (self._finds_retrieved or known.is_ours):
-            pieces = [ResultPiece(known.block, known.block.text)]
+        if pieces is None:  # what a retriever returned may stand there without an artifact
+            spans = known_texts().standing_at(tenant, text) or ()
+            spans = [one for one in spans if self._finds_retrieved or one.known.is_ours]
+            pieces = pieces_between(text, [(one.start, one.end) for one in spans], self._separator)
         return pieces
 
     def _planned_result(

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 from langchain_core.documents import Document
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.pipeline.memory_planner import lasting_text
 from ctxreuse.planning.prompt_records import Slice
-
-_OF_ONE_SEARCH = ("score", "score_details")
-"""Fields of a memory that change from one search to the next."""
 
 
 class ResultPiece(NamedTuple):
@@ -39,7 +37,7 @@ def result_pieces(
         return [
             ResultPiece(ContextBlock(id=one["id"], text=lasting), lasting)
             for one in memories
-            for lasting in [json.dumps(_lasting(one), ensure_ascii=False)]
+            for lasting in [lasting_text(one)]
         ]
     memories = [] if documents else _memories(artifact)
     contents = [document.page_content for document in documents]
@@ -56,6 +54,20 @@ def result_pieces(
     if not spans:
         return None
     return [ResultPiece.of(text, *span, one) for span, one in zip(spans, ids, strict=True)]
+
+
+def pieces_between(
+    text: str, found: Sequence[tuple[int, int]], separator: str
+) -> list[ResultPiece] | None:
+    """Return the pieces that hold one found text each; None if what stands on each differs."""
+    spans = _spans(text, [text[start:end] for start, end in found], (separator,)) or []
+    before = [text[at:start] for (at, _), (start, _) in zip(spans, found, strict=False)]
+    behind = [text[end:at] for (_, at), (_, end) in zip(spans, found, strict=False)]
+    for sides in (before, [one[::-1] for one in behind]):
+        kinds = {(one[:1], one.count("\n")) for one in sides}
+        if len(kinds) > 1 or (len(sides) == 1 and sides[0]):
+            return None
+    return [ResultPiece.of(text, *span) for span in spans] or None
 
 
 def _documents(artifact: Any) -> list[Document]:
@@ -130,7 +142,3 @@ def _memories(result: Any) -> list[Mapping[str, Any]]:
         and isinstance(one.get("id"), (str, int))
     ]
     return found if len(found) == len(memories) else []
-
-
-def _lasting(memory: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: one for name, one in memory.items() if name not in _OF_ONE_SEARCH}

@@ -16,7 +16,7 @@ from langchain_core.tools import BaseTool
 from pydantic import BaseModel, field_validator, model_validator
 
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
-from ctxreuse.context.fixed_settings import split_settings
+from ctxreuse.context.fixed_settings import copy_around
 from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
 from langchain_ctxreuse.configurable import configurable_around, without_bindings
 from langchain_ctxreuse.scope import RequestCarrier
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from langchain_core.language_models.model_profile import ModelProfile
 
 _log = logging.getLogger("ctxreuse")
-_MADE_BY = {
-    "RunnableRetry": "with_retry(...)",
-    "RunnableWithFallbacks": "with_fallbacks([...])",
-    "RunnableSequence": "with_structured_output(...)",
-    "RunnableConfigurableFields": "configurable_fields(...)",
-    "_ConfigurableModel": "configurable_fields(...)",
-}
 _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
 
 
@@ -47,8 +40,8 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         refuse_wrapped("inner", bare, DelegatingChatModel)
         remedy = "pass one such as ChatOpenAI(...)"
         if isinstance(inner, Runnable):
-            made = _MADE_BY.get(type(inner).__name__, "bind(...)")
-            remedy = f"wrap the model first: {cls.__name__}(inner=model).{made}"
+            made = f"{cls.__name__}(inner=model)"
+            remedy = f"wrap the model first: {made}.bind(...), .with_retry(...), ..."
         return checked_kind("inner", inner, BaseChatModel, f"a LangChain chat model; {remedy}")
 
     @model_validator(mode="before")
@@ -85,11 +78,7 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         """Return a copy; fields of the inner model change in a copy of that."""
         if not update:  # as each call is made on one
             return super().model_copy(deep=deep)
-        inner = update.get("inner", self.inner)
-        ours, of_inner = split_settings(type(self), update, type(self).model_fields, inner)
-        copy = super().model_copy(update={name: update[name] for name in ours}, deep=deep)
-        if of_inner:
-            copy.inner = copy.inner.model_copy(update={name: update[name] for name in of_inner})
+        copy: Self = copy_around(self, "inner", super().model_copy, update, deep)
         return copy
 
     def _carrying(self, config: RunnableConfig | None) -> Self:

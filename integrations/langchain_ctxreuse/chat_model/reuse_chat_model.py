@@ -43,6 +43,7 @@ from ctxreuse.pipeline.prompt_turn import (
     WirePrompt,
 )
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
+from ctxreuse.planning.tracing import classes_of
 from ctxreuse.serving.client.own_calls import OwnCalls
 from langchain_ctxreuse.chat_model.batching import PlannedBatch
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
@@ -120,12 +121,7 @@ class ReuseChatModel(DelegatingChatModel):
         return planner_for(planner, model=fields.data.get("inner"))
 
     _check_window = field_validator("window_s", mode="before")(checked_window)
-
-    @field_validator("strategy", mode="before")
-    @classmethod
-    def _check_strategy(cls, strategy: object) -> object:
-        check_strategy(strategy)
-        return strategy
+    _check_strategy = field_validator("strategy", mode="before")(check_strategy)
 
     def model_post_init(self, context: Any, /) -> None:
         """Build what plans the calls, and take over the inner model's settings."""
@@ -151,6 +147,7 @@ class ReuseChatModel(DelegatingChatModel):
             self.strategy,
             checked_window(self.window_s),
             type(self).__name__,
+            classes_of(self.inner),
             reported_usage,
             OwnCalls.beside(self.inner, planner_for(self.planner).cache, primes=self.prime),
             self.prime,

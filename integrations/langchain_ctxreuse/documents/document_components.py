@@ -14,10 +14,10 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.retrievers import BaseRetriever, RetrieverLike
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import get_config_list, patch_config, run_in_executor
-from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
+from pydantic import ConfigDict, PrivateAttr, field_validator
 
 from ctxreuse.context.checks import refuse_wrapped
-from ctxreuse.context.fixed_settings import split_settings
+from ctxreuse.context.fixed_settings import copy_around
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import RETRIEVALS, RetrievedItems
 from langchain_ctxreuse.configurable import configurable_around, without_bindings
@@ -110,12 +110,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         """Return a copy; fields of the retriever inside change in a copy of that."""
         if not update:  # as each call is made on one
             return super().model_copy(deep=deep)
-        inside = update.get("retriever", self.retriever)
-        ours, of_inside = split_settings(type(self), update, type(self).model_fields, inside)
-        copy = super().model_copy(update={name: update[name] for name in ours}, deep=deep)
-        if of_inside and isinstance(copy.retriever, BaseModel):
-            changed = {name: update[name] for name in of_inside}
-            copy.retriever = copy.retriever.model_copy(update=changed)
+        copy: Self = copy_around(self, "retriever", super().model_copy, update, deep)
         return copy
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[str, list[Document]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
@@ -12,7 +12,7 @@ from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_do
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.fixed_settings import split_settings
+from ctxreuse.context.fixed_settings import RebuiltCopies
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, shared_names
@@ -37,7 +37,7 @@ Label: TypeAlias = str | Callable[[Document], object]
 _REMEDIES = ("Documents", "Document(page_content=...)")
 
 
-class DocumentPlanningFields(BaseModel):
+class DocumentPlanningFields(RebuiltCopies, BaseModel):
     """The fields of a component that plans documents, and what they make.
 
     They are set when it is made, or for a copy: `component.model_copy(update={"planner": ...})`.
@@ -51,19 +51,6 @@ class DocumentPlanningFields(BaseModel):
     _documents: DocumentPlanner[Document] = PrivateAttr()
 
     _check_planner = field_validator("planner", mode="before")(planner_for)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Build what plans the documents."""
-        super().model_post_init(context)
-        self._build()
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, in which other values of the fields take effect."""
-        split_settings(type(self), update or (), type(self).model_fields)
-        copy = super().model_copy(update=update, deep=deep)
-        if update:
-            copy._build()
-        return copy
 
     def _build(self) -> None:
         self._documents = DocumentPlanner(

@@ -15,7 +15,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from ctxreuse.context.checks import reported_count
+from ctxreuse.context.checks import check_function, reported_count
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import best_first
 from ctxreuse.pipeline.prompt_turn import note_planned
@@ -165,11 +165,8 @@ def with_documents(value: Any, document_of: DocumentOf | None = None) -> Any:
 
 def checked_document_of(document_of: object) -> object:
     """Return the function, or None."""
-    if document_of is not None and not callable(document_of):
-        raise InvalidRequestError(
-            f"document_of must be a function from a block's id to a Document, "
-            f"not {describe(document_of)}; of a dict pass its __getitem__"
-        )
+    words = "a function from a block's id to a Document, or None; of a dict pass its __getitem__"
+    check_function("document_of", document_of, words)
     return document_of
 
 

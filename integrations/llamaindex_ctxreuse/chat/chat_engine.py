@@ -210,10 +210,9 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
     def _turn(self, message: str | QueryBundle, chat_history: list[ChatMessage] | None) -> ChatTurn:
         query = _as_query(message)
         begun, condensing = self._begin(query.query_str, chat_history)
+        searched = query
         if condensing is not None:
             searched = QueryBundle(self._llm.complete(condensing).text)
-        else:
-            searched = query
         nodes = self._retriever.retrieve(searched)
         for postprocessor in self._postprocessors:
             nodes = postprocessor.postprocess_nodes(nodes, searched)
@@ -224,10 +223,9 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
     ) -> ChatTurn:
         query = _as_query(message)
         begun, condensing = self._begin(query.query_str, chat_history)
+        searched = query
         if condensing is not None:
             searched = QueryBundle((await self._llm.acomplete(condensing)).text)
-        else:
-            searched = query
         nodes = await self._retriever.aretrieve(searched)
         for postprocessor in self._postprocessors:
             nodes = await postprocessor.apostprocess_nodes(nodes, searched)

@@ -22,6 +22,7 @@ from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
 from llama_index.core.prompts import BasePromptTemplate
 
 from ctxreuse.context.blocks import Message
+from ctxreuse.context.reported_usage import reported_field
 from ctxreuse.pipeline.prompt_turn import PromptPart
 
 _OPENAI_ROLES = {
@@ -121,17 +122,13 @@ def _as_sent(call: Any) -> Any:
     if isinstance(call, ToolCallBlock):
         told = {"id": call.tool_call_id, "name": call.tool_name, "arguments": call.tool_kwargs}
     else:
-        function = _field(call, "function") or call
-        told = {name: _field(function, name) for name in ("name", "arguments")}
-        told["id"] = _field(call, "id")
+        function = reported_field(call, "function") or call
+        told = {name: reported_field(function, name) for name in ("name", "arguments")}
+        told["id"] = reported_field(call, "id")
     if isinstance(told["arguments"], str):
         with suppress(ValueError):  # half a call, as a model may end
             told["arguments"] = json.loads(told["arguments"])
     return told
-
-
-def _field(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
 def _with_texts(message: ChatMessage, texts: Iterator[str]) -> ChatMessage:

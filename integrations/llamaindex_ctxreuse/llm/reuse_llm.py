@@ -25,7 +25,7 @@ from pydantic import StrictBool, ValidationInfo
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from ctxreuse.context.checks import checked_integer
-from ctxreuse.context.fixed_settings import split_settings
+from ctxreuse.context.fixed_settings import copy_around
 from ctxreuse.context.reported_usage import ReportedTokens, usage_in
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.pipeline.engine_options import (
@@ -49,6 +49,7 @@ from ctxreuse.pipeline.prompt_turn import (
     WirePrompt,
 )
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
+from ctxreuse.planning.tracing import classes_of
 from ctxreuse.serving.client.own_calls import OwnCalls
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
@@ -129,17 +130,12 @@ class ReuseLLM(DelegatingLLM):
     _always_sent: Mapping[str, Any] = PrivateAttr()
 
     _check_window = field_validator("window_s", mode="before")(checked_window)
+    _check_strategy = field_validator("strategy", mode="before")(check_strategy)
 
     @field_validator("planner", mode="before")
     @classmethod
     def _check_planner(cls, planner: object, fields: ValidationInfo) -> object:
         return planner_for(planner, model=fields.data.get("inner"))
-
-    @field_validator("strategy", mode="before")
-    @classmethod
-    def _check_strategy(cls, strategy: object) -> object:
-        check_strategy(strategy)
-        return strategy
 
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
@@ -150,12 +146,7 @@ class ReuseLLM(DelegatingLLM):
         """Return a copy, in which other values of the fields take effect."""
         if not update:
             return super().model_copy(deep=deep)
-        inner = update.get("inner", self.inner)
-        ours, of_inner = split_settings(type(self), update, type(self).model_fields, inner)
-        changed = {name: update[name] for name in ours}
-        if of_inner:
-            changed["inner"] = inner.model_copy(update={name: update[name] for name in of_inner})
-        copy = super().model_copy(update=changed, deep=deep)
+        copy: Self = copy_around(self, "inner", super().model_copy, update, deep)
         copy._build()
         return copy
 
@@ -166,6 +157,7 @@ class ReuseLLM(DelegatingLLM):
             self.strategy,
             checked_window(self.window_s),
             type(self).__name__,
+            classes_of(self.inner),
             reported_usage,
             OwnCalls.beside(self.inner, planner_for(self.planner).cache, primes=self.prime),
             self.prime,

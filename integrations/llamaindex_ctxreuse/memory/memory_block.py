@@ -10,7 +10,6 @@ from copy import deepcopy
 from dataclasses import replace
 from types import NoneType
 from typing import Any, NamedTuple, Self
-from uuid import UUID
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -50,6 +49,7 @@ from ctxreuse.pipeline.memories import (
     store_name,
     tenant_of,
 )
+from ctxreuse.pipeline.memory_planner import found_memories, memory_block
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -357,8 +357,13 @@ class _Mem0Source:
         found = await _called(
             self._memory.search, query, filters=dict(self._filters), top_k=self._top_k
         )
-        memories = list(found["results"] if isinstance(found, Mapping) else found)
-        read = [one for one in map(_memory_block, memories) if one is not None]
+        memories = found_memories(found)
+        with_text = [
+            one
+            for one in memories
+            if isinstance(one, Mapping) and isinstance(one.get("memory"), str)
+        ]
+        read = list(map(memory_block, with_text))
         texts, tenant = [one.text for one in read], current_scope().tenant or self.tenant
         # another part of ours may search
         ranked = best_first(read, texts, tenant, self._planner, root_of_call())
@@ -463,14 +468,3 @@ async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return await method(*args, **kwargs)
     result = await asyncio.to_thread(method, *args, **kwargs)
     return await result if inspect.isawaitable(result) else result
-
-
-def _memory_block(memory: Any) -> ContextBlock | None:
-    """Return a memory of Mem0's as a block; None if it has no text."""
-    text = memory.get("memory") if isinstance(memory, Mapping) else None
-    if not isinstance(text, str):
-        return None
-    name = memory.get("id")
-    # without an id, the block's is derived from its text
-    known = str(name) if isinstance(name, (str, int, UUID)) else None
-    return ContextBlock(id=known, text=text)  # type: ignore[arg-type]

@@ -234,8 +234,9 @@ class ReplayMemory(Memory):
             messages = [*messages, ChatMessage(role=MessageRole.USER, blocks=list(own))]
         said_by_ours = tuple(said for name, said in content.items() if name in asked and said)
         within = rendered.get("before_question", ())
-        system = rendered.get("system", ())
-        return _Addition(system, tuple(messages), within, said_by_ours, is_alone)
+        return _Addition(
+            rendered.get("system", ()), tuple(messages), within, said_by_ours, is_alone
+        )
 
     async def _content(
         self,

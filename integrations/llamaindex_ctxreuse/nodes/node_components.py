@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
@@ -15,7 +14,7 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
-from ctxreuse.context.fixed_settings import FixedSettings, split_settings
+from ctxreuse.context.fixed_settings import FixedSettings, RebuiltCopies
 from ctxreuse.pipeline.document_turn import DocumentPlanner
 from ctxreuse.pipeline.environment import planner_for
 from ctxreuse.planner import ReusePlanner
@@ -30,7 +29,7 @@ from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, is_fused, retrieved
 _log = logging.getLogger("ctxreuse")
 
 
-class ReusePostprocessor(BaseNodePostprocessor):
+class ReusePostprocessor(RebuiltCopies, BaseNodePostprocessor):
     """Puts nodes into the order in which the engine's prefix cache serves most of them.
 
     For `node_postprocessors=[...]`, as the last one: what sorts after it undoes its order. The
@@ -62,19 +61,6 @@ class ReusePostprocessor(BaseNodePostprocessor):
 
     _check_planner = field_validator("planner", mode="before")(planner_for)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Build what holds the state of a run."""
-        super().model_post_init(context)
-        self._build()
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, in which other values of the fields take effect."""
-        split_settings(type(self), update or (), type(self).model_fields)
-        copy = super().model_copy(update=update, deep=deep)
-        if update:
-            copy._build()
-        return copy
 
     def _build(self) -> None:
         self._nodes = DocumentPlanner(

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from functools import partial
-from types import NoneType
 from typing import Any, TypeAlias
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -27,8 +26,13 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, Query
 from llama_index.core.settings import Settings
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_list, reported_count
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.context.checks import (
+    check_function,
+    checked_integer,
+    checked_kind,
+    reported_count,
+)
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio import sync_bridge
@@ -81,50 +85,39 @@ class WorkflowRetriever(BaseRetriever):
     ) -> None:
         self.engine = checked_kind("engine", engine, WorkflowEngine, "a WorkflowEngine")
         self.k = checked_integer("k", k, 1)
-        if node_of is not None and not callable(node_of):
-            raise InvalidRequestError(
-                f"node_of must be a function from a block's id to a node, not {describe(node_of)}; "
-                "of a docstore pass its get_document, of a dict its __getitem__"
-            )
+        words = "a function from a block's id to a node, or None"
+        remedy = "of a docstore pass its get_document, of a dict its __getitem__"
+        check_function("node_of", node_of, f"{words}; {remedy}")
         self.retriever = retriever
         self.node_of = node_of
         super().__init__(callback_manager=callback_manager)
-
-    def as_nodes(
-        self, blocks: Documents, scores: Sequence[float] | None = None
-    ) -> list[NodeWithScore]:
-        """Return found blocks as nodes, in their order.
-
-        Args:
-            blocks: What was found.
-            scores: How near each is, the higher the nearer; None leaves nodes without.
-        """
-        found = checked_list("blocks", blocks, "a list of ContextBlock")
-        told = [None] * len(found) if scores is None else checked_list("scores", scores, "a list")
-        if len(told) != len(found):
-            raise InvalidRequestError(f"there are {len(told)} scores of {len(found)} blocks")
-        for block, score in zip(found, told, strict=True):
-            checked_kind("a block", block, ContextBlock, "a ContextBlock")
-            checked_kind("a score", score, (float, int, NoneType), "a number or None")
-        return [
-            NodeWithScore(node=self._node(block), score=score)
-            for block, score in zip(found, told, strict=True)
-        ]
-
-    def _node(self, block: ContextBlock) -> BaseNode:
-        if self.node_of is None:
-            return TextNode(id_=str(block.id), text=block.text)
-        node = self.node_of(block.id)
-        if not isinstance(node, BaseNode):
-            raise InvalidRequestError(f"node_of must return a node, not {type(node).__name__}")
-        return node.model_copy(update={"metadata": deepcopy(node.metadata)})
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return sync_bridge.run(partial(self._aretrieve, query_bundle), lasting=True)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         found = await self.engine.retrieve(query_bundle.query_str, self.k, retriever=self.retriever)
-        return self.as_nodes(found.documents, found.scores)
+        return _as_nodes(found.documents, found.scores, self.node_of)
+
+
+def _as_nodes(
+    blocks: Documents, scores: Sequence[float] | None, node_of: NodeOf | None
+) -> list[NodeWithScore]:
+    """Return found blocks as nodes, in their order, or as copies of `node_of` them."""
+    told = [None] * len(blocks) if scores is None else scores
+    return [
+        NodeWithScore(node=_node(block, node_of), score=score)
+        for block, score in zip(blocks, told, strict=True)
+    ]
+
+
+def _node(block: ContextBlock, node_of: NodeOf | None) -> BaseNode:
+    if node_of is None:
+        return TextNode(id_=str(block.id), text=block.text)
+    node = node_of(block.id)
+    if not isinstance(node, BaseNode):
+        raise InvalidRequestError(f"node_of must return a node, not {type(node).__name__}")
+    return node.model_copy(update={"metadata": deepcopy(node.metadata)})
 
 
 class SpeculativeRAGQueryEngine(BaseQueryEngine):
@@ -234,7 +227,7 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
         async with aclosing(source.engine.stream(graph, query)) as events:
             async for event in events:
                 if isinstance(event, DocumentsFound):
-                    nodes = source.as_nodes(event.documents, event.scores)
+                    nodes = _as_nodes(event.documents, event.scores, source.node_of)
                     self.callback_manager.on_event_end(
                         CBEventType.RETRIEVE,
                         payload={EventPayload.NODES: nodes},
@@ -329,16 +322,13 @@ class LlamaIndexLLM:
 class RetrieverStage:
     """Serves a LlamaIndex retriever to a workflow.
 
-    A search in a thread cannot be stopped. Retrievers take no k for one query: set
-    `similarity_top_k` to the largest that the workflow wants. What a `ReuseRetriever` has planned
-    is planned anew.
+    One whose class has no async search runs in a thread; that cannot be stopped. Retrievers take no
+    k for one query: set `similarity_top_k` to the largest that the workflow wants. What a
+    `ReuseRetriever` has planned is planned anew.
 
     Args:
         retriever: Any retriever.
         metadata_mode: Which metadata is part of a node's text where the prompt shows it.
-        in_thread: Whether its blocking search runs in a thread, not in the event loop; None does so
-            if its class has no async one. True helps if the async one only calls another one that
-            blocks.
     """
 
     def __init__(
@@ -346,16 +336,10 @@ class RetrieverStage:
         retriever: BaseRetriever,
         *,
         metadata_mode: MetadataMode = MetadataMode.LLM,
-        in_thread: bool | None = None,
     ) -> None:
-        if in_thread not in (True, False, None):
-            raise InvalidRequestError(
-                f"in_thread must be True, False or None, not {describe(in_thread)}"
-            )
         self._retriever = checked_retriever(retriever)
         self._metadata_mode = checked_metadata_mode(metadata_mode)
-        blocks = type(retriever)._aretrieve is BaseRetriever._aretrieve
-        self._in_thread = blocks if in_thread is None else in_thread
+        self._blocks = type(retriever)._aretrieve is BaseRetriever._aretrieve
 
     async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
         """Return the first k nodes for a query, as blocks with their ids.
@@ -364,7 +348,7 @@ class RetrieverStage:
             InvalidRequestError: the retriever returns something else than nodes.
         """
         check_search(query, k)
-        if self._in_thread:
+        if self._blocks:
             found = await asyncio.to_thread(self._retriever.retrieve, query)
         else:
             found = await self._retriever.aretrieve(query)

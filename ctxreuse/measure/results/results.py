@@ -1,16 +1,13 @@
-"""Results of estimates and benchmarks: all that a report shows, in one JSON file."""
+"""Results of estimates and benchmarks: all that a report shows."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias
 
 import ctxreuse
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.context.files import write_text
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import (
@@ -21,16 +18,9 @@ from ctxreuse.measure.replay.explain_plan import (
     shortened,
 )
 from ctxreuse.measure.replay.plan_file import PlannedRequest
+from ctxreuse.measure.replay.prompt_ways import PromptWays
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.results.prices import Prices
-from ctxreuse.measure.results.stored_results import (
-    FORMAT,
-    fail,
-    profile,
-    read_fields,
-    read_stored,
-    readers_of,
-)
 from ctxreuse.measure.traces.trace_files import Corpus, Titles
 from ctxreuse.memory.explanations import Explanation
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
@@ -51,6 +41,14 @@ class Miss:
     words: str
     question: str = ""
     place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCause:
+    """What keeps all prompts apart, in words, and what to do about it before all else."""
+
+    found: str
+    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,39 +83,13 @@ class Results:
     causes: tuple[CauseTotal, ...] = ()
     cache: CacheRules = DEFAULT_CACHE
     output_tokens: int | None = None
-    different_fronts: int | None = None
-    outside_runs: int = 0
+    causes_first: tuple[FirstCause, ...] = ()
+    prompts: PromptWays | None = None
     keep_best: bool = False
 
     def part(self, name: str = POLICIES_PART) -> list[RunResult]:
         """Return the runs of a part of a benchmark."""
         return [run for run in self.runs if run.part == name]
-
-    def write(self, path: str | Path) -> None:
-        """Write them as JSON."""
-        values = asdict(replace(self, runs=(), prices=None))
-        values["runs"] = [run.as_json() for run in self.runs]
-        values["prices"] = None if self.prices is None else self.prices.as_json()
-        if all(run.bill is None for run in self.runs):
-            del values["cache"], values["output_tokens"]
-        if not self.keep_best:
-            del values["keep_best"]
-        write_text(path, json.dumps({"format": FORMAT, **values}) + "\n")
-
-    @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Read a file of `write`."""
-        stored = read_stored(path)
-        cache = profile(f"{path}: cache", stored["cache"]) if "cache" in stored else DEFAULT_CACHE
-        readers = {
-            **readers_of(cache),
-            CacheRules: lambda place, value: cache,
-            Prices: lambda place, value: Prices.of(place, value, cache),
-        }
-        results: Self = read_fields(cls, str(path), stored, readers)
-        if results.prefill_tokens_per_s == 0:
-            fail(f"{path}: prefill_tokens_per_s", 0, "more than 0")
-        return results
 
 
 def results_of(
@@ -133,7 +105,7 @@ def results_of(
     **more: Any,
 ) -> Results:
     """Return results, with the tree and the misses of one policy's prompts."""
-    told = (one.explanation for one in explain_plan(shown, corpus, cache=cache))
+    told = explain_plan(shown, corpus, cache=cache)
     explained = sorted(told, key=lambda one: -one.lost_tokens)
     named = _Names.of(shown, corpus, titles or {})
     return Results(

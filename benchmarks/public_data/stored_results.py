@@ -1,26 +1,26 @@
-"""Reads JSON as dataclasses, by the types of their fields; errors name the place and the remedy."""
+"""Results as JSON, read by the types of their fields; errors name the place and the remedy."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, asdict, fields, replace
 from functools import partial
 from itertools import repeat
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NoReturn, TypeAlias, get_args, get_origin, get_type_hints
 
 from ctxreuse.context.checks import checked_kind
-from ctxreuse.context.files import FilePath, read_whole
+from ctxreuse.context.files import FilePath, read_whole, write_text
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
 from ctxreuse.measure.replay.explain_plan import TREE_DEPTH, TreeNode
 from ctxreuse.measure.replay.run_result import RunBill, RunResult
+from ctxreuse.measure.results.prices import Prices
+from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.traces.json_lines import LARGEST
-from ctxreuse.rules.cache_rules import CacheRules, TimeToLive
-
-FORMAT = 1
-"""The number of the format that is written and read."""
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, TimeToLive
 
 Check: TypeAlias = Callable[[str, Any], Any]
 """From the place of a value, for errors, and the value to what it stands for."""
@@ -38,11 +38,46 @@ def read_stored(path: FilePath) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputFileError(f"{path}: no JSON: {describe(str(error))}") from error
     if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise InputFileError(
-            f"{path}: no results in format {FORMAT}; write them with "
-            "`ctxreuse estimate TRACE --results FILE`"
-        )
+        raise InputFileError(f"{path}: no results in format {FORMAT}; measure again")
     return stored
+
+
+FORMAT = 1
+"""The number of the format that is written and read."""
+
+
+def write_results(results: Results, path: str | Path) -> None:
+    """Write results as JSON."""
+    values = asdict(replace(results, runs=(), prices=None))
+    values["runs"] = list(map(run_json, results.runs))
+    values["prices"] = None if results.prices is None else results.prices.as_json()
+    if all(run.bill is None for run in results.runs):
+        del values["cache"], values["output_tokens"]
+    if not results.keep_best:
+        del values["keep_best"]
+    write_text(path, json.dumps({"format": FORMAT, **values}) + "\n")
+
+
+def run_json(run: RunResult) -> dict[str, Any]:
+    """Return what a file holds of a run: fields that are compared."""
+    names = (one.name for one in fields(run) if one.compare and one.name != "bill")
+    bill = {} if run.bill is None else {"bill": asdict(run.bill)}
+    return {name: getattr(run, name) for name in names} | bill
+
+
+def read_results(path: FilePath) -> Results:
+    """Read a file of `write_results`."""
+    stored = read_stored(path)
+    cache = profile(f"{path}: cache", stored["cache"]) if "cache" in stored else DEFAULT_CACHE
+    readers = {
+        **readers_of(cache),
+        CacheRules: lambda place, value: cache,
+        Prices: lambda place, value: _prices(cache, place, value),
+    }
+    results: Results = read_fields(Results, str(path), stored, readers)
+    if results.prefill_tokens_per_s == 0:
+        fail(f"{path}: prefill_tokens_per_s", 0, "more than 0")
+    return results
 
 
 def read_as(kind: Any, place: str, value: Any, readers: Readers) -> Any:
@@ -85,9 +120,26 @@ def read_fields(kind: Any, place: str, value: Any, readers: Readers) -> Any:
 # values
 
 
+def fail(place: str, value: Any, words: str) -> NoReturn:
+    """Say what a value should be."""
+    raise InputFileError(f"{place} is {describe(value)}; it must be {words}")
+
+
+def json_object(place: str, value: Any) -> dict[str, Any]:
+    """Return a JSON object."""
+    return value if isinstance(value, dict) else fail(place, value, "an object")
+
+
 def text(place: str, value: Any) -> str:
     """Return a string."""
     return value if isinstance(value, str) else fail(place, value, "a string")
+
+
+def number(place: str, value: Any) -> float:
+    """Return a finite number from 0."""
+    if type(value) not in (int, float) or not 0 <= value <= LARGEST:
+        fail(place, value, "a finite number from 0, of at most 100 digits")
+    return float(value)
 
 
 def boolean(place: str, value: Any) -> bool:
@@ -102,26 +154,7 @@ def integer(place: str, value: Any) -> int:
     return value
 
 
-def number(place: str, value: Any) -> float:
-    """Return a finite number from 0."""
-    if isinstance(value, float) and 0 <= value <= LARGEST:
-        return value
-    if not isinstance(value, int):
-        fail(place, value, "a finite number from 0")
-    return float(integer(place, value))
-
-
 _SCALARS: dict[type, Check] = {str: text, bool: boolean, int: integer, float: number}
-
-
-def json_object(place: str, value: Any) -> dict[str, Any]:
-    """Return a JSON object."""
-    return value if isinstance(value, dict) else fail(place, value, "an object")
-
-
-def fail(place: str, value: Any, words: str) -> NoReturn:
-    """Say what a value should be."""
-    raise InputFileError(f"{place} is {describe(value)}; it must be {words}")
 
 
 # what results consist of
@@ -151,6 +184,11 @@ def profile(place: str, value: Any) -> CacheRules:
 
 
 _OBJECTS: Readers = {dict[str, Any]: json_object}
+
+
+def _prices(cache: CacheRules, place: str, value: Any) -> Prices:
+    told: Prices = read_fields(Prices, place, value, {})
+    return replace(Prices.of(place, told.as_json(), cache), derived=told.derived)
 
 
 def _run_bill(cache: CacheRules, place: str, value: Any) -> RunBill:

@@ -1,0 +1,335 @@
+"""What whole prompts of a recording cost an engine: as they are, and changed in some way."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from statistics import median
+from typing import Final
+
+from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, text_digest
+from ctxreuse.context.scope import RequestScope
+from ctxreuse.context.tokens import well_formed
+from ctxreuse.measure.replay.prompts import Tokenizer
+from ctxreuse.measure.replay.simulate import Progress, no_progress
+from ctxreuse.measure.traces.changing_documents import ChangingDocuments
+from ctxreuse.measure.traces.recorded_prompts import (
+    RecordedPrompt,
+    SeenPrompt,
+    document_text,
+    seen_prompts,
+    shown_form,
+    with_place,
+)
+from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.pipeline.known_texts import Form, KnownTexts
+from ctxreuse.pipeline.prompt_turn import (
+    PromptPart,
+    PromptPlanner,
+    ScopedPrompt,
+    message_key,
+    result_edit,
+)
+from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
+
+WRAPPED: Final = "the model wrapped"
+RENDERED: Final = "documents rendered by format_context"
+BEHIND: Final = "what differs behind the documents"
+BOTH: Final = f"{RENDERED}, and {BEHIND}"
+ORDERED: Final = "documents in planned order"
+SHOWN_ONCE: Final = "an agent's documents shown once"
+SETTLED: Final = "documents as they were first"
+
+WAYS = (SETTLED, WRAPPED, SHOWN_ONCE, RENDERED, ORDERED, BEHIND, BOTH)
+"""The least change first."""
+
+LEAST_SAVED = 0.02
+"""Of the tokens that are computed; a smaller share is nothing to gain."""
+
+_LESS = 0.05  # that a lesser change may save less
+_TOKEN = 4  # characters; from a first difference on nothing is shared, so cuts need not be words
+_TEXTS = 20_000
+_OFTEN = 0.5
+_MEMORIES = "Mem0"  # as its recorder names itself
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWay:
+    """What prompts cost in one way."""
+
+    name: str
+    usage: CacheUsage
+
+    def saved(self, before: MeasuredWay) -> float:
+        """Return which share of the tokens is not computed that were before."""
+        return 1 - self.usage.prefilled_tokens / max(1, before.usage.prefilled_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWays:
+    """What a recording's prompts cost as they are, and in the ways that apply to them."""
+
+    plain: MeasuredWay
+    as_it_is: MeasuredWay  # the model wrapped, and nothing else changed
+    ways: tuple[MeasuredWay, ...]
+    prompts: int
+    framework: str
+    are_memories: bool  # Mem0's, most of the documents
+
+    @property
+    def best(self) -> MeasuredWay | None:
+        """The least change that saves most, nearly; None where none saves anything."""
+        most = max(one.saved(self.plain) for one in self.ways)
+        least = max(LEAST_SAVED, most - _LESS)
+        good = [one for one in self.ways if one.saved(self.plain) >= least]
+        return min(good, key=lambda one: WAYS.index(one.name), default=None)
+
+
+def measured_ways(
+    prompts: Sequence[RecordedPrompt],
+    requests: Sequence[TraceRequest],
+    new_planner: Callable[..., ReusePlanner] = ReusePlanner,
+    capacity_tokens: int | None = None,
+    changing: ChangingDocuments | None = None,
+    tokenizer: Tokenizer | None = None,
+    progress: Progress = no_progress,
+) -> PromptWays | None:
+    """Measure whole prompts in all ways that apply; None where no prompt shows a document.
+
+    What changes in documents is first taken out, where that is given. Without a tokenizer each
+    four characters are a token.
+    """
+    seen = list(seen_prompts(prompts, requests))
+    if not any(one.pieces for one in seen):
+        return None
+    tokens_of = _tokens if tokenizer is None else _counted_by(tokenizer)
+    replay = _ReplayedPrompts(seen, requests, new_planner, capacity_tokens, tokens_of)
+    given, wrapped = (one.prompt.parts for one in seen), replay.planned(seen)
+    with progress("replaying prompts as they are", 2 * len(seen)) as advance:
+        plain = MeasuredWay("as they are", replay.cost(given, advance))
+        as_it_is = MeasuredWay(WRAPPED, replay.cost(wrapped, advance))
+    if changing is not None:
+        requests = changing.settled(requests)
+        seen = list(seen_prompts(_settled(seen, changing), requests))
+        replay = _ReplayedPrompts(seen, requests, new_planner, capacity_tokens, tokens_of)
+    framework = seen[0].prompt.framework
+    are_memories = median(one.source == _MEMORIES for one in requests) > 0
+    behind = [
+        one.prompt._replace(parts=parts) for one, parts in zip(seen, _behind(seen), strict=True)
+    ]
+    sent = {ORDERED: replay.ordered()}
+    if not are_memories:
+        sent[RENDERED] = replay.planned(seen, is_rendered=True)
+    if changing is not None:
+        sent |= {SETTLED: (list(one.prompt.parts) for one in seen), WRAPPED: replay.planned(seen)}
+    if behind != [one.prompt for one in seen]:
+        moved = list(seen_prompts(behind, requests))
+        sent[BEHIND] = replay.planned(moved)
+        if not are_memories:
+            sent[BOTH] = replay.planned(moved, is_rendered=True)
+    roles = {one.prompt.parts[n].role for one in seen for n in one.pieces}
+    if "tool" in roles and framework == "langchain":
+        sent[SHOWN_ONCE] = replay.shown_once()
+    with progress("replaying changed prompts", len(sent) * len(seen)) as advance:
+        ways = [MeasuredWay(name, replay.cost(one, advance)) for name, one in sent.items()]
+    if changing is None:
+        ways.append(as_it_is)
+    return PromptWays(plain, as_it_is, tuple(ways), len(seen), framework, are_memories)
+
+
+class _ReplayedPrompts:
+    """Sends a recording's prompts to a simulated engine."""
+
+    def __init__(
+        self,
+        seen: Sequence[SeenPrompt],
+        requests: Sequence[TraceRequest],
+        new_planner: Callable[..., ReusePlanner],
+        capacity_tokens: int | None,
+        tokens_of: Callable[[str], array[int]],
+    ) -> None:
+        self._seen = seen
+        self._requests = requests
+        self._named = {one.request_id: one for one in requests}
+        self._of_runs = {n for one in seen for n in one.prompt.retrieved}
+        self._capacity, self._tokens_of = capacity_tokens, tokens_of
+        self._planner = partial(new_planner, capacity_tokens=capacity_tokens)
+
+    def cost(
+        self, prompts: Iterable[Sequence[PromptPart]], advance: Callable[[], object]
+    ) -> CacheUsage:
+        """Return what prompts cost, the recorded tools in front of each."""
+        rules, usage = self._planner().cache, CacheUsage()
+        cache = PrefixCacheSimulator(self._capacity, rules.step_tokens, states=rules.states)
+        for one, parts in zip(self._seen, prompts, strict=True):
+            tokens = array("i", self._tokens_of(one.prompt.beside))
+            for part in parts:
+                tokens += self._tokens_of(f"<|{part.role}|>\n{part.text}\n")
+            usage += cache.serve(tokens, one.prompt.tenant)
+            advance()
+        return usage
+
+    def planned(
+        self, seen: Sequence[SeenPrompt], *, is_rendered: bool = False
+    ) -> Iterator[list[PromptPart]]:
+        """Yield prompts as a wrapped model sends them."""
+        known, planner, done = KnownTexts(), self._planner(), 0
+        planning = PromptPlanner(planner, kind="", known=known)  # nobody is told
+        given = set[str | int]()
+        for prompt, shown in seen:
+            outside = self._requests[done : prompt.after] if is_rendered else ()
+            lists = [one for one in outside if one.request_id not in self._of_runs]
+            lists += [self._named[n] for n in prompt.retrieved if n in self._named.keys() - given]
+            done, given = max(done, prompt.after), given.union(prompt.retrieved)
+            for found in lists:
+                forms = [Form(document_text(block)) for block in found.blocks]
+                known.add_seen(prompt.tenant, forms, prompt.run)
+            for number, at in shown.items() if is_rendered else ():
+                text = prompt.parts[number].text
+                known.add(prompt.tenant, [text[one.start : one.end] for one in at])
+            scope = RequestScope(prompt.tenant or None, prompt.conversation_id)
+            given_prompt = ScopedPrompt(prompt.parts, scope, prompt.run, beside=prompt.beside)
+            [planned] = planning.plan([given_prompt])
+            yield _with_texts(prompt.parts, planned.texts)
+
+    def ordered(self) -> Iterator[list[PromptPart]]:
+        """Yield prompts with their documents in planned order, whatever puts them there."""
+        planner, order = self._planner(), dict[str | int, dict[str, str]]()
+        forms: dict[str, dict[str, str]] = defaultdict(dict)  # of each document, by run
+        for prompt, shown in self._seen:
+            for number, at in shown.items():
+                for one in at:
+                    whole = prompt.parts[number].text[one.start : one.end]
+                    forms[one.document.strip()].setdefault(prompt.run, whole)
+        again = [set(one.values()) for one in forms.values() if len(one) > 1]
+        # what stands on a document is of its place
+        is_numbered = sum(len(one) > 1 for one in again) > _OFTEN * len(again)
+        done = 0
+        for prompt, shown in self._seen:
+            outside = [one.request_id for one in self._requests[done : prompt.after]]
+            done = max(done, prompt.after)
+            retrieved = prompt.retrieved or outside  # as Mem0's searches are, of no run
+            for request_id in retrieved:
+                if request_id in self._named and request_id not in order:
+                    order[request_id] = _in_planned_order(planner, self._named[request_id])
+            moved = dict(pair for n in retrieved for pair in order.get(n, {}).items())
+            texts = [one.text for one in prompt.parts]
+            for number, at in shown.items():
+                if at[0].lasting:
+                    continue
+                text, out, end = texts[number], list[str](), 0
+                for one in at:
+                    new = moved.get(one.document.strip(), one.document.strip())
+                    start, stop = one.at, one.at + len(one.document)
+                    if not is_numbered:
+                        start, stop, new = one.start, one.end, forms[new].get(prompt.run, new)
+                    out += [text[end:start], new]
+                    end = stop
+                texts[number] = "".join([*out, text[end:]])
+            yield _with_texts(prompt.parts, texts)
+
+    def shown_once(self) -> Iterator[list[PromptPart]]:
+        """Yield prompts whose tools' results leave out what their conversation shows."""
+        planner, edits = self._planner(), dict[bytes, Edit]()
+        for prompt, shown in self._seen:
+            history, before, texts = list[Message](), ShownTexts(), list[str]()
+            conversation = prompt.conversation_id or prompt.run
+            key = text_digest(f"{prompt.tenant} {conversation}")
+            for number, part in enumerate(prompt.parts):
+                text = part.text
+                key = text_digest((key + message_key(part.role, text)).hex())
+                if part.role == "tool" and number in shown:
+                    if key not in edits:
+                        cut = [one.lasting or Slice(one.start, one.end) for one in shown[number]]
+                        blocks = [
+                            ContextBlock(text=one.lasting or text[one.start : one.end])
+                            for one in shown[number]
+                        ]
+                        request = ContextRequest(
+                            blocks,
+                            history=history,
+                            conversation_id=conversation,
+                            tenant=prompt.tenant,
+                            labels=True,
+                        )
+                        plan = planner.plan(request, "none")  # it stands behind its question
+                        slices = {one.key: at for one, at in zip(blocks, cut, strict=True)}
+                        edits[key] = result_edit(text, slices, plan)
+                    text = edits[key].applied(text, planner.templates, before)
+                if part.role != "system":
+                    history.append({"role": part.role, "content": text})
+                before.add(text)
+                texts.append(text)
+            yield _with_texts(prompt.parts, texts)
+
+
+def _settled(seen: Sequence[SeenPrompt], changing: ChangingDocuments) -> Iterator[RecordedPrompt]:
+    """Yield prompts in which each document is shown as it was first."""
+    for prompt, shown in seen:
+        texts = [one.text for one in prompt.parts]
+        for number, at in shown.items():
+            text, out, end = texts[number], list[str](), 0
+            for place, one in enumerate(at):
+                first = changing.first.get((prompt.tenant, shown_form(text, one, place)))
+                if first is not None:
+                    out += [text[end : one.start], with_place(first.text, place)]
+                    end = one.end
+            texts[number] = "".join([*out, text[end:]])
+        yield prompt._replace(parts=tuple(_with_texts(prompt.parts, texts)))
+
+
+def _in_planned_order(planner: ReusePlanner, request: TraceRequest) -> dict[str, str]:
+    """Return which text a part that orders documents puts in the place of each."""
+    texts = list(dict.fromkeys(map(document_text, request.blocks)))
+    blocks = [ContextBlock(text=text) for text in texts]
+    plan = planner.plan(ContextRequest(blocks, request.query, tenant=request.tenant))
+    ordered = [block.text.strip() for block in plan.blocks]
+    return dict(zip([text.strip() for text in texts], ordered, strict=False))
+
+
+def _behind(seen: Sequence[SeenPrompt]) -> Iterator[tuple[PromptPart, ...]]:
+    """Yield prompts with the lines behind their documents that differ in front of them."""
+    fronts: list[dict[int, list[str]]] = []
+    for prompt, shown in seen:
+        first = min(shown, default=-1)
+        ends = {n: len(prompt.parts[n].text) for n in range(first)}
+        ends |= {first: shown[first][0].start} if shown else {}
+        said = {n: end for n, end in ends.items() if prompt.parts[n].role in ("system", "user")}
+        cut = {n: prompt.parts[n].text[:end].splitlines(keepends=True) for n, end in said.items()}
+        fronts.append(cut)
+    often = Counter(line for some in fronts for line in {x for one in some.values() for x in one})
+    least = _OFTEN * sum(map(bool, fronts))
+    for (prompt, _), front in zip(seen, fronts, strict=True):
+        texts, moved = [one.text for one in prompt.parts], list[str]()
+        for number, lines in front.items():
+            stays = [line for line in lines if often[line] > least or not line.strip()]
+            moved += [line.strip() for line in lines if line not in stays]
+            texts[number] = "".join(stays) + texts[number][sum(map(len, lines)) :]
+        if moved:
+            texts[max(front)] += "\n".join(["", "", *moved])
+        yield tuple(_with_texts(prompt.parts, texts))
+
+
+def _with_texts(parts: Sequence[PromptPart], texts: Sequence[str]) -> list[PromptPart]:
+    return [
+        one if one.text == text else replace(one, text=text)
+        for one, text in zip(parts, texts, strict=True)
+    ]
+
+
+@lru_cache(_TEXTS)
+def _tokens(text: str) -> array[int]:
+    """Return numbers that stand for the tokens of a text."""
+    pieces = (text[at : at + _TOKEN] for at in range(0, len(text), _TOKEN))
+    return array("i", [hash(one) & 0x7FFFFFFF for one in pieces])
+
+
+def _counted_by(tokenizer: Tokenizer) -> Callable[[str], array[int]]:
+    return lru_cache(_TEXTS)(
+        lambda text: array("i", tokenizer.encode(well_formed(text), add_special_tokens=False).ids)
+    )

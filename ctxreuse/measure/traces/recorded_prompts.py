@@ -1,0 +1,228 @@
+"""The prompts of a recording: what a model was sent, and where documents stand in it.
+
+A line of the file is a text that stands in prompts, once, or a prompt: the numbers of its texts,
+how many requests were recorded before it, and what names its run. A document in a text is its name
+in the corpus; in a recording without text, other lines are salted hashes, as long as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.context.files import file_errors
+from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
+from ctxreuse.measure.traces.recording import PROMPTS
+from ctxreuse.measure.traces.trace_files import TraceRequest, read_requests
+from ctxreuse.pipeline.known_texts import KnownSpan, KnownTexts
+from ctxreuse.pipeline.memory_planner import lasting_text
+from ctxreuse.pipeline.prompt_turn import PromptPart
+
+_SEPARATORS = ("\n\n", "\n")
+_RESULTS = '{"results": ['
+_BYTES_A_TOKEN = 4
+_PLACES = ("\ue000", "\ue001")  # stand for a place in a text, counted from 0 and from 1
+
+
+class RecordedPrompt(NamedTuple):
+    """What a model was sent."""
+
+    parts: tuple[PromptPart, ...]
+    beside: str  # tools and schemas, in front of it
+    after: int  # so many requests were recorded before it
+    retrieved: tuple[str | int, ...]  # the requests of its run
+    run: str
+    framework: str
+    tenant: str
+    conversation_id: str | int | None
+
+
+class DocumentPiece(NamedTuple):
+    """A document in a text, with what the application wrote on it."""
+
+    start: int
+    end: int
+    document: str
+    at: int  # where the document itself begins
+    lasting: str = ""  # of a memory as JSON: what does not differ from search to search
+
+
+def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
+    """Cut a text between its documents, at one separator; bare ones where that is not unique."""
+    gaps = [text[one.end : other.start] for one, other in pairwise(spans)]
+    starts, ends = [one.start for one in spans], [one.end for one in spans]
+    for separator in _SEPARATORS if len(set(gaps)) != 1 else ():
+        counts = {gap.count(separator) for gap in gaps}
+        if len(counts) != 1 or counts == {0}:
+            continue
+        parted = [text.index(separator, one.end) for one in spans[:-1]]
+        inner = [end + len(separator) for end in parted]
+        # around the first and the last one stand as many lines as around the others
+        above = max(text.count("\n", *at) for at in zip(inner, starts[1:], strict=True))
+        below = max(text.count("\n", *at) for at in zip(ends, parted, strict=False))
+        begin, end = starts[0], text.find(separator, ends[-1])
+        for _ in range(above + 1):
+            begin = text.rfind("\n", 0, max(0, begin))
+        before = text.rfind(separator, 0, starts[0])
+        starts = [max(begin + 1, before + len(separator) * (before >= 0)), *inner]
+        lines = text[ends[-1] : None if end < 0 else end].splitlines(keepends=True)[: below + 1]
+        ends = [*parted, ends[-1] + len("".join(lines).rstrip("\n"))]
+        break
+    return [
+        DocumentPiece(start, end, one.known.form.text, one.start)
+        for start, end, one in zip(starts, ends, spans, strict=True)
+    ]
+
+
+def memory_pieces(text: str) -> list[DocumentPiece]:
+    """Return the objects of a search result of Mem0 as JSON; none of another text."""
+    found, at, decode = list[DocumentPiece](), len(_RESULTS), json.JSONDecoder().raw_decode
+    while text.startswith(_RESULTS) and (not found or text.startswith(", ", at - 2)):
+        try:
+            memory, end = decode(text, at)
+        except (ValueError, RecursionError):
+            return []
+        if not isinstance(memory, dict) or not isinstance(memory.get("memory"), str):
+            return []
+        found.append(DocumentPiece(at, end, memory["memory"], at, lasting_text(memory)))
+        at = end + 2
+    return found
+
+
+class SeenPrompt(NamedTuple):
+    """A prompt, and the documents in its parts, those of messages that are no answers."""
+
+    prompt: RecordedPrompt
+    pieces: Mapping[int, Sequence[DocumentPiece]]
+
+    @property
+    def front(self) -> str | None:
+        """What stands before the documents; None where it shows none, or behind an answer."""
+        first = min(self.pieces, default=0)
+        before = self.prompt.parts[:first]
+        if not self.pieces or any(one.role == "assistant" for one in before):
+            return None
+        text = self.prompt.parts[first].text[: self.pieces[first][0].start]
+        return "\n".join([self.prompt.beside, *(one.text for one in before), text]).strip()
+
+
+def seen_prompts(
+    prompts: Iterable[RecordedPrompt], requests: Sequence[TraceRequest]
+) -> Iterator[SeenPrompt]:
+    """Find the documents in prompts, of all requests that were recorded before each."""
+    known, done = KnownTexts(sys.maxsize), 0
+    # by a part's identity: its text stands in several prompts
+    found: dict[int, Sequence[DocumentPiece]] = {}
+    for prompt in prompts:  # those of threads may have changed places
+        for request in requests[done : prompt.after]:
+            known.add(request.tenant, list(map(document_text, request.blocks)))
+        done = max(done, prompt.after)
+        for part in prompt.parts:
+            if part.is_text and part.role != "assistant" and id(part) not in found:
+                spans = known.standing_at(prompt.tenant, part.text)
+                found[id(part)] = memory_pieces(part.text) or pieces(part.text, spans or ())
+        shown = {n: at for n, one in enumerate(prompt.parts) if (at := found.get(id(one)))}
+        yield SeenPrompt(prompt, shown)
+
+
+def shown_form(text: str, piece: DocumentPiece, place: int) -> str:
+    """Return a document as a text shows it, its place there left out of what stands around it."""
+    number = re.compile(rf"(?<![\w.])(?:({place})|{place + 1})(?!\.?\w)")
+    before, after = text[piece.start : piece.at], text[piece.at + len(piece.document) : piece.end]
+    sides = [number.sub(lambda found: _PLACES[found[1] is None], one) for one in (before, after)]
+    return piece.document.join(sides)
+
+
+def with_place(form: str, place: int) -> str:
+    """Return what `shown_form` has returned, at a place."""
+    for name, number in zip(_PLACES, (place, place + 1), strict=True):
+        form = form.replace(name, str(number))
+    return form
+
+
+def with_prompts(
+    requests: Sequence[TraceRequest], prompts: Sequence[RecordedPrompt]
+) -> list[TraceRequest]:
+    """Return requests with what prompts say before their documents and around each, if known."""
+    found: dict[str | int, dict[str, Any]] = {}
+    for seen in seen_prompts(prompts, requests):
+        front, prompt, shown = seen.front, seen.prompt, dict[str, str]()
+        for number, at in seen.pieces.items():
+            for place, one in enumerate(at):
+                form = shown_form(prompt.parts[number].text, one, place)
+                shown.setdefault(one.document, form)
+        for name in prompt.retrieved if shown else ():
+            told = {"front": front, "shown": shown, "framework": prompt.framework}
+            found.setdefault(name, told)
+    return [replace(one, **found.get(one.request_id, {})) for one in requests]
+
+
+def read_recording(
+    trace: str, corpus: str | None = None
+) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest]]:
+    """Read a trace and its blocks; of a recording also what stands before them in prompts."""
+    blocks, requests, path = read_requests(trace, corpus)
+    return blocks, with_prompts(requests, read_prompts(path, blocks))
+
+
+def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> list[RecordedPrompt]:
+    """Read the prompts beside a trace; none if there are none."""
+    path = trace.with_name(PROMPTS)
+    with file_errors(path, "read"):
+        if not path.is_file():
+            return []
+    texts: dict[str | int, PromptPart] = {}
+    prompts: list[RecordedPrompt] = []
+    for line in read_lines(str(path)):
+        number = line.natural("text", None)
+        if number is not None:
+            content = _content(line, corpus)
+            texts[number] = PromptPart(
+                line.get("role", (str,)), content, line.get("is_text", (bool,), True)
+            )
+            continue
+        numbers = line.ids("prompt")
+        beside = line.natural("beside", None)
+        if not texts.keys() >= {*numbers, *([beside] if beside else ())}:
+            line.fail("a text of this prompt does not stand before it")
+        prompts.append(
+            RecordedPrompt(
+                tuple(texts[one] for one in numbers),
+                texts[beside].text if beside else "",
+                line.count("after", 0),
+                tuple(line.ids("retrieved")),
+                line.get("run", (str,), ""),
+                line.get("framework", (str,), ""),
+                line.get("tenant", (str,), ""),
+                line.get("conversation_id", (str, int), None),
+            )
+        )
+    return prompts
+
+
+def _content(line: JsonLine, corpus: Mapping[BlockId, ContextBlock]) -> str:
+    texts: list[str] = []
+    for one in line.get("content", (list,)):
+        named = one.get("block") if isinstance(one, dict) else None
+        block = corpus.get(named) if isinstance(named, (str, int)) else None
+        if block is None and not isinstance(one, str):
+            line.fail("field 'content' must hold texts, and blocks that are in the corpus")
+        text = one if block is None else document_text(block)
+        texts.append(text.strip() if block is not None and one.get("is_bare") else text)
+    return "".join(texts)
+
+
+def document_text(block: ContextBlock) -> str:
+    """Return a document's text; of a recording without text, one that is as long."""
+    if block.text or not block.tokens:
+        return block.text
+    name = f"{block.id} "
+    size = block.tokens * _BYTES_A_TOKEN
+    return (name * (size // len(name) + 1))[:size].strip()

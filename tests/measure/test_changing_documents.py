@@ -1,0 +1,223 @@
+"""Documents whose text changes from request to request are found, named and mended."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnablePassthrough
+from llama_index.core import PromptTemplate, get_response_synthesizer
+from llama_index.core.base.base_retriever import BaseRetriever as NodeRetriever
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import NodeWithScore, TextNode
+from prompt_programs import Asked, AskedLLM, Engine, recorded
+
+from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse.measure.doctor.findings import Verdict
+from ctxreuse.measure.doctor.front_findings import check_documents
+from ctxreuse.measure.lint import lint
+from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
+from ctxreuse.measure.results.verdict import SavingsVerdict, verdict
+from ctxreuse.measure.traces.changing_documents import changing_documents
+from ctxreuse.measure.traces.recorded_prompts import read_recording
+from ctxreuse.measure.traces.trace_files import TraceRequest
+from langchain_ctxreuse import ReuseChatModel, format_context
+from llamaindex_ctxreuse import ReuseLLM
+
+_RANDOM = random.Random(8)
+_WORDS = [
+    "river",
+    "bridge",
+    "harbour",
+    "winter",
+    "market",
+    "engine",
+    "garden",
+    "paper",
+    "signal",
+    "valley",
+    "copper",
+]
+TEXTS = [" ".join(_RANDOM.choices(_WORDS, k=60)) + f" ({name})" for name in "abcdefghijklmnop"]
+FOUND = [_RANDOM.sample(range(len(TEXTS)), 5) for _ in range(40)]
+
+
+class Retriever(BaseRetriever):
+    """Returns documents with a line of the moment in them, or none."""
+
+    line: str = ""
+    has_ids: bool = True
+    calls: object = None
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        number = int(query.split()[-1])
+        moment = self.line.format(n=number * 7 + 10_000)
+        return [
+            Document(
+                f"{moment}{TEXTS[n]}",
+                id=f"d{n}" if self.has_ids else None,
+                metadata={"at": f"2026-03-05 10:00:{number}", "score": f"0.{number}{n}"},
+            )
+            for n in FOUND[number]
+        ]
+
+
+def langchain(line: str, heading: str, **options: bool) -> Callable[[Engine, bool], None]:
+    def run(engine: Engine, is_changed: bool) -> None:
+        prompt = ("" if is_changed else heading) + "{page_content}"
+        retriever = Retriever(line="" if is_changed else line, **options)
+
+        def joined(documents: Sequence[Document]) -> str:
+            if is_changed:
+                return format_context(documents)
+            texts = [
+                prompt.format(page_content=one.page_content, **one.metadata) for one in documents
+            ]
+            return "\n\n".join(texts)
+
+        model = Asked(engine=engine)
+        if is_changed:
+            model = ReuseChatModel(inner=model, planner=ReusePlanner())
+        template = ChatPromptTemplate.from_template("Help.\n\n{context}\n\n{question}")
+        inputs = {"context": retriever | joined, "question": RunnablePassthrough()}
+        for number in range(len(FOUND)):
+            (inputs | template | model).invoke(f"Which is number {number}")
+
+    return run
+
+
+class Nodes(NodeRetriever):
+    def __init__(self, key: str, excluded: Sequence[str]) -> None:
+        super().__init__()
+        self._key, self._excluded, self._calls = key, list(excluded), count()
+
+    def _retrieve(self, query_bundle):
+        number = int(query_bundle.query_str.split()[-1])
+        return [
+            NodeWithScore(
+                node=TextNode(
+                    id_=f"n{n}",
+                    text=TEXTS[n],
+                    metadata={self._key: f"10:00:{next(self._calls)}"},
+                    excluded_llm_metadata_keys=self._excluded,
+                ),
+                score=1 - rank / 9,
+            )
+            for rank, n in enumerate(FOUND[number])
+        ]
+
+
+def llamaindex(key: str) -> Callable[[Engine, bool], None]:
+    def run(engine: Engine, is_changed: bool) -> None:
+        llm = AskedLLM(engine=engine)
+        llm = ReuseLLM(inner=llm, planner=ReusePlanner()) if is_changed else llm
+        template = PromptTemplate("{context_str}\n\nQuestion: {query_str}")
+        made = get_response_synthesizer(llm=llm, text_qa_template=template)
+        asking = RetrieverQueryEngine(Nodes(key, [key] if is_changed else []), made)
+        for number in range(len(FOUND)):
+            asking.query(f"Which is number {number}")
+
+    return run
+
+
+APPLICATIONS = {
+    "a time in each document": (
+        langchain("Retrieved at 10:{n}\n", ""), "Retrieved at", "keep it out of page_content"),
+    "a time in documents without ids": (
+        langchain("Retrieved at 10:{n}\n", "", has_ids=False),
+        "Retrieved at", "keep it out of page_content"),
+    "a time in a document's first sentence": (
+        langchain("[seen 10:{n}] ", ""), "[seen", "keep it out of page_content"),
+    "a score above each document": (
+        langchain("", "score: {score}\n"), "score:", "document_prompt"),
+    "a score above documents without ids": (
+        langchain("", "score: {score}\n", has_ids=False), "score:", "document_prompt"),
+    "a node's metadata": (
+        llamaindex("retrieved_at"), "retrieved_at:",
+        'add "retrieved_at" to the nodes\' excluded_llm_metadata_keys'),
+    "a postprocessor's time": (
+        llamaindex("__last_accessed__"), "__last_accessed__:", "time_access_refresh=False"),
+}  # fmt: skip
+
+
+def said_of(folder) -> SavingsVerdict:
+    return verdict(measure_savings(EstimateConfig(trace=str(folder))))
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_what_changes_in_documents_is_named_and_what_it_costs_is_what_the_engine_says(
+    tmp_path, name
+):
+    run, line, remedy = APPLICATIONS[name]
+    plain = recorded(tmp_path, run)
+    said, changed = said_of(tmp_path), Engine()
+    run(changed, True)
+    assert remedy in said.next_step, said
+    assert said.also[0].startswith("A line ")
+    assert f"behind “{line}" in said.also[0]
+    share = said.measured["saved_share"]
+    assert share == pytest.approx(1 - changed.computed / plain, abs=0.05)
+    blocks, trace = read_recording(str(tmp_path))
+    [found] = [one for one in lint(trace, blocks).findings if one.check.startswith("documents who")]
+    assert f"behind “{line}" in found.found
+    problem = next(check_documents(trace))
+    assert (problem.verdict, problem.found) == (Verdict.PROBLEM, found.found)
+    assert remedy in f"{found.remedy[0].lower()}{found.remedy[1:]}"
+    assert 0 < found.tokens < sum(len(one.blocks) for one in trace) * 150
+
+
+def trace_of(*requests: Sequence[ContextBlock]) -> list[TraceRequest]:
+    return [TraceRequest(n, f"{n}?", tuple(blocks)) for n, blocks in enumerate(requests)]
+
+
+def test_documents_alike_but_for_numbers_that_come_together_are_several():
+    entry = "Order {} was sent to the harbour and has arrived there in winter for {} coins"
+    orders = [ContextBlock(text=entry.format(n, 3 * n)) for n in range(60)]
+    assert changing_documents(trace_of(*(orders[n : n + 2] for n in range(59)))) is None
+    apart = [ContextBlock(text=entry.format(n % 4, n % 4)) for n in range(40)]
+    assert changing_documents(trace_of(*([one] for one in apart))) is None  # they come again
+
+
+def test_chunks_that_share_an_id_are_several():
+    chunks = [ContextBlock(id="book", text=text) for text in TEXTS]
+    assert changing_documents(trace_of(*(chunks[n : n + 3] for n in range(12)))) is None
+
+
+def test_numbers_by_place_are_no_change(tmp_path):
+    def run(engine: Engine, is_changed: bool) -> None:
+        def joined(documents: Sequence[Document]) -> str:
+            return "\n\n".join(f"[{n}] {one.page_content}" for n, one in enumerate(documents, 1))
+
+        template = ChatPromptTemplate.from_template("Help.\n\n{context}\n\n{question}")
+        inputs = {"context": Retriever() | joined, "question": RunnablePassthrough()}
+        for number in range(len(FOUND)):
+            (inputs | template | Asked(engine=engine)).invoke(f"Which is number {number}")
+
+    recorded(tmp_path, run)
+    assert changing_documents(read_recording(str(tmp_path))[1]) is None
+    assert not any(one.startswith("A line ") for one in said_of(tmp_path).also)
+
+
+def test_a_trace_alone_says_so_too_before_it_says_what_is_saved(tmp_path):
+    rows = [
+        [ContextBlock(id=f"d{n}~{request:032x}", text=f"at {request}:00\n{TEXTS[n]}") for n in row]
+        for request, row in enumerate(FOUND)
+    ]
+    found = changing_documents(trace_of(*rows))
+    assert found is not None
+    assert (found.before, found.documents, found.is_around) == ("at", len(TEXTS), False)
+    assert {one.text for row in found.settled(trace_of(*rows)) for one in row.blocks} == {
+        first.text for first, _ in found.first.values()
+    }
+
+
+def test_texts_that_stay_cost_nothing():
+    blocks = [ContextBlock(id=n, text=text) for n, text in enumerate(TEXTS)]
+    assert changing_documents(trace_of(*([blocks[n] for n in row] for row in FOUND))) is None
+    assert changing_documents([]) is None
+    assert list(check_documents([])) == []

@@ -1,0 +1,258 @@
+"""What `record` and `estimate` say of an application is what its engine computes, once changed."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tokenizers
+from langchain.agents import create_agent
+from langchain_core.documents import Document
+from langchain_core.language_models import BaseChatModel
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnablePassthrough
+from langchain_core.tools import tool
+from llama_index.core import PromptTemplate, get_response_synthesizer
+from llama_index.core.base.base_retriever import BaseRetriever as NodeRetriever
+from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
+from llama_index.core.schema import NodeWithScore, TextNode
+from prompt_programs import Asked, AskedLLM, Engine, recorded
+
+from ctxreuse import ReusePlanner
+from ctxreuse.errors import InputFileError
+from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
+from ctxreuse.measure.results.verdict import SavingsVerdict, verdict
+from ctxreuse.measure.traces.recorded_prompts import read_recording
+from ctxreuse.measure.traces.recording import TraceRecorder
+from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, format_context
+from langchain_ctxreuse.recording import recording as recording_langchain
+from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
+
+_RANDOM = random.Random(5)
+_WORDS = [f"w{n}" for n in range(900)]
+TEXTS = [" ".join(_RANDOM.choices(_WORDS, k=90)) for _ in range(24)]
+SETS = [_RANDOM.sample(range(24), 7) for _ in range(6)]
+FOUND = [_RANDOM.sample(_RANDOM.choice(SETS), 5) for _ in range(50)]
+DOCUMENTS = [Document(text, metadata={"source": f"f{n}.txt"}) for n, text in enumerate(TEXTS)]
+
+
+def found(query: str) -> list[Document]:
+    return [DOCUMENTS[n] for n in FOUND[int(re.findall(r"\d+", query)[-1]) % len(FOUND)]]
+
+
+class Retriever(BaseRetriever):
+    def _get_relevant_documents(self, query, *, run_manager):
+        return found(query)
+
+
+def chain(template: str, heading: str) -> Callable[[Engine, bool], None]:
+    def run(engine: Engine, is_changed: bool) -> None:
+        prompt = heading + "{page_content}"
+        joined = "\n\n".join
+
+        def by_hand(documents: list[Document]) -> str:
+            return joined(
+                prompt.format(page_content=one.page_content, **one.metadata) for one in documents
+            )
+
+        def rendered(documents: list[Document]) -> str:
+            return format_context(documents, document_prompt=prompt)
+
+        model: BaseChatModel = Asked(engine=engine)
+        if is_changed:
+            model = ReuseChatModel(inner=model, planner=ReusePlanner())
+        first, last = "{question}\n\n{context}", "{context}\n\n{question}"
+        told = template.replace(first, last) if is_changed else template
+        show = rendered if is_changed and heading else by_hand
+        inputs = {"context": Retriever() | show, "question": RunnablePassthrough()}
+        asking = inputs | ChatPromptTemplate.from_template(told) | model
+        for number in range(len(FOUND)):
+            asking.invoke(f"Which is number {number}?")
+
+    return run
+
+
+def agent(engine: Engine, is_changed: bool) -> None:
+    @tool(response_format="content_and_artifact")
+    def search(query: str):
+        """Search."""
+        documents = Retriever().invoke(query)
+        texts = [f"Source: {one.metadata}\nContent: {one.page_content}" for one in documents]
+        return "\n\n".join(texts), documents
+
+    more = [ReuseMiddleware(planner=ReusePlanner())] if is_changed else []
+    asking = create_agent(Asked(engine=engine), [search], middleware=more)
+    for number in range(20):
+        asking.invoke({"messages": [("user", f"Which is number {number}?")]})
+
+
+class Nodes(NodeRetriever):
+    def _retrieve(self, query_bundle):
+        chosen = FOUND[int(re.findall(r"\d+", query_bundle.query_str)[-1])]
+        return [
+            NodeWithScore(node=TextNode(id_=f"n{n}", text=TEXTS[n]), score=1 - rank / 9)
+            for rank, n in enumerate(chosen)
+        ]
+
+
+def engine_of(kind: str) -> Callable[[Engine, bool], None]:
+    def run(engine: Engine, is_changed: bool) -> None:
+        llm = AskedLLM(engine=engine)
+        if kind == "citation":
+            after = [ReusePostprocessor(planner=ReusePlanner())] if is_changed else []
+            asking = CitationQueryEngine(Nodes(), llm=llm, node_postprocessors=after)
+        else:
+            llm = ReuseLLM(inner=llm, planner=ReusePlanner()) if is_changed else llm
+            template = PromptTemplate("{context_str}\n\nQuestion: {query_str}")
+            made = get_response_synthesizer(llm=llm, text_qa_template=template)
+            asking = RetrieverQueryEngine(Nodes(), made)
+        for number in range(len(FOUND)):
+            asking.query(f"Which is number {number}?")
+
+    return run
+
+
+APPLICATIONS = {
+    "RAG": (chain("Help.\n\n{context}\n\n{question}", ""), "wrap the model: ReuseChatModel"),
+    "headings": (
+        chain("Help.\n\n{context}\n\n{question}", "Source: {source}\n"),
+        "document_prompt",
+    ),
+    "question first": (
+        chain("{question}\n\n{context}\n\nAnswer:", ""),
+        "put the question behind the documents",
+    ),
+    "agent": (agent, "ReuseMiddleware"),
+    "query engine": (engine_of("plain"), "ReuseLLM"),
+    "citation": (engine_of("citation"), "ReusePostprocessor"),
+}
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_what_is_said_of_an_application_is_what_its_engine_computes_once_changed(tmp_path, name):
+    run, wanted = APPLICATIONS[name]
+    plain = recorded(tmp_path / "texts", run)
+    said = verdict(measure_savings(EstimateConfig(trace=str(tmp_path / "texts"))))
+    changed = Engine()
+    run(changed, True)
+    assert wanted in said.next_step
+    assert said.is_gain
+    assert said.measured["saved_share"] == pytest.approx(1 - changed.computed / plain, abs=0.05)
+    assert f"{said.measured['saved_share']:.0%} fewer prompt tokens" in said.sentence
+    recorded(tmp_path / "hashes", run, hash_only=True)
+    assert TEXTS[0][:20] not in (tmp_path / "hashes" / "prompts.jsonl").read_text()
+    hidden = verdict(measure_savings(EstimateConfig(trace=str(tmp_path / "hashes"))))
+    share = said.measured["saved_share"]
+    assert hidden.measured["saved_share"] == pytest.approx(share, abs=0.05)
+
+
+def test_an_application_whose_documents_never_come_again_gains_nothing(tmp_path):
+    with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
+        for number in range(30):
+            texts = [f"Text {number} {n} says this. " * 20 for n in range(4)]
+
+            class Fresh(BaseRetriever):
+                def _get_relevant_documents(self, query, *, run_manager, texts=texts):
+                    return [Document(one) for one in texts]
+
+            prompt = ChatPromptTemplate.from_template("{context}\n\nWhich?")
+            joined = Fresh() | (lambda found: "\n\n".join(one.page_content for one in found))
+            ({"context": joined} | prompt | Asked(engine=Engine())).invoke("Which?")
+    said = verdict(measure_savings(EstimateConfig(trace=str(tmp_path))))
+    assert said.sentence.startswith("Nothing to gain here: 30 prompts were replayed")
+    assert not said.is_gain
+    assert {one.front for one in read_recording(str(tmp_path))[1]} == {""}
+
+
+@pytest.fixture
+def recording_with_headings(tmp_path) -> Path:
+    recorded(tmp_path / "recording", APPLICATIONS["headings"][0])
+    return tmp_path / "recording"
+
+
+def said_of(trace: Path, **asked: object) -> SavingsVerdict:
+    return verdict(measure_savings(EstimateConfig(trace=str(trace), **asked)))
+
+
+def test_whole_prompts_are_counted_by_a_tokenizer_and_progress_is_told(
+    recording_with_headings, tmp_path
+):
+    numbers = {word: number for number, word in enumerate(_WORDS, start=1)}
+    model = tokenizers.models.WordLevel({"[UNK]": 0, **numbers}, unk_token="[UNK]")
+    by_words = tokenizers.Tokenizer(model)
+    by_words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    by_words.save(str(tmp_path / "tokenizer.json"))
+    steps = Counter()
+
+    @contextmanager
+    def progress(task, number):
+        yield lambda: steps.update({task: 1})
+        assert steps[task] == number, task
+
+    asked = {"trace": str(recording_with_headings), "tokenizer": tmp_path / "tokenizer.json"}
+    counted = verdict(measure_savings(EstimateConfig(**asked), progress=progress))
+    assert {"replaying prompts as they are", "replaying changed prompts"} <= steps.keys()
+    words, pieces = (
+        one.measured["computed_tokens_as_retrieved"]
+        for one in (counted, said_of(recording_with_headings))
+    )
+    characters = sum(map(len, TEXTS)) / sum(len(text.split()) for text in TEXTS) + 1
+    assert pieces == pytest.approx(words * characters / 4, rel=0.2)
+    assert "document_prompt" in counted.next_step
+
+
+def test_prompts_of_threads_may_stand_in_another_order(recording_with_headings):
+    before, path = said_of(recording_with_headings), recording_with_headings / "prompts.jsonl"
+    lines = path.read_text().splitlines()
+    texts = [one for one in lines if '"text"' in one]
+    prompts = [one for one in lines if '"prompt"' in one]
+    path.write_text("\n".join([*texts, *prompts[1::-1], *prompts[2:]]) + "\n")
+    after, share = said_of(recording_with_headings), before.measured["saved_share"]
+    assert after.measured["saved_share"] == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"prompt": [[1]], "retrieved": []},
+        {"prompt": [99], "retrieved": []},
+        {"prompt": [1], "retrieved": [[3]]},
+        {"text": 1, "role": "user", "content": [{"block": [1]}]},
+        {"text": 1, "role": "user", "content": [3]},
+    ],
+)
+def test_a_broken_line_of_prompts_is_named(recording_with_headings, line):
+    path = recording_with_headings / "prompts.jsonl"
+    path.write_text(f'{{"text": 1, "role": "user", "content": ["a"]}}\n{json.dumps(line)}\n')
+    with pytest.raises(InputFileError, match=r"prompts\.jsonl:2"):
+        said_of(recording_with_headings)
+
+
+def test_a_count_of_requests_past_all_numbers_is_all_of_them(recording_with_headings):
+    path = recording_with_headings / "prompts.jsonl"
+    path.write_text(re.sub(r'"after": \d+', f'"after": {10**30}', path.read_text()))
+    assert said_of(recording_with_headings).is_gain
+
+
+def test_a_trace_in_its_folder_is_as_good_as_the_folder(recording_with_headings):
+    whole, trace = recording_with_headings, recording_with_headings / "trace.jsonl"
+    assert said_of(trace).sentence == said_of(whole).sentence
+
+
+def test_the_next_step_names_the_planner_that_was_measured(recording_with_headings):
+    said = said_of(recording_with_headings, keep_best=True)
+    assert not said.is_gain or "planner=ReusePlanner(keep_best=True)" in said.next_step
+    primed = said_of(recording_with_headings, cache="vllm(states=junctions)")
+    assert "prime=True" in primed.next_step
+
+
+def test_milliseconds_are_written_out(recording_with_headings):
+    said = said_of(recording_with_headings, prefill_rate=100).sentence
+    assert re.search(r"; \d,\d{3} ms less", said)
