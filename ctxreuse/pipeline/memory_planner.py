@@ -8,6 +8,7 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+from uuid import UUID
 
 from ctxreuse.context.blocks import (
     ContextBlock,
@@ -505,8 +506,8 @@ def texts_as_found(result: Any) -> list[str]:
 def memory_block(memory: MemoryRecord) -> ContextBlock:
     """Return a memory as a block; an updated memory is another block."""
     memory_id = memory.get("id")
-    if memory_id is not None and not isinstance(memory_id, (str, int)):
-        memory_id = str(memory_id)  # a UUID
+    if not isinstance(memory_id, (str, int)):  # without an id, the block's is of its text
+        memory_id = str(memory_id) if isinstance(memory_id, UUID) else None
     return ContextBlock(id=memory_id, text=memory.get("memory"))  # type: ignore[arg-type]
 
 

@@ -1,5 +1,6 @@
 import logging
 import re
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ from llamaindex_ctxreuse.memory import memory_block
 from mem0_ctxreuse import ReuseMemory
 
 pytestmark = pytest.mark.usefixtures("paper_words")
+NESTED: Any = reduce(lambda inner, _: [inner], range(5_000), [])  # has no repr
 
 
 class ListRetriever(BaseRetriever):
@@ -240,8 +242,7 @@ class TestReuseMemoryBlock:
         assert len(caplog.records) == 2, "searching and adding, once each"
         assert "secret" not in caplog.text
         block = ReuseMemoryBlock(memory=FailingMemory())
-        assert await block.aget() == ""
-        assert await block.aget([assistant("hello")]) == ""
+        assert [await block.aget(), await block.aget([assistant("hello")])] == ["", ""]
         assert block.faults == 0
 
     @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ class TestReuseMemoryBlock:
         assert (block.faults, len(caplog.records)) == (2, 1)
         assert "those without a text are left out" in caplog.text
 
-    @pytest.mark.parametrize("name", [None, 1.5, ["x"]])
+    @pytest.mark.parametrize("name", [None, 1.5, ["x"], NESTED], ids=type)
     async def test_a_memory_needs_no_id(self, name):
         mem0 = FakeMemory()
         mem0.found = [{"id": name, "memory": letter_text("a")}]

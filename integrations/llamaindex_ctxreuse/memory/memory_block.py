@@ -358,12 +358,11 @@ class _Mem0Source:
             self._memory.search, query, filters=dict(self._filters), top_k=self._top_k
         )
         memories = found_memories(found)
-        with_text = [
-            one
+        read = [
+            memory_block(one)
             for one in memories
             if isinstance(one, Mapping) and isinstance(one.get("memory"), str)
         ]
-        read = list(map(memory_block, with_text))
         texts, tenant = [one.text for one in read], current_scope().tenant or self.tenant
         # another part of ours may search
         ranked = best_first(read, texts, tenant, self._planner, root_of_call())
