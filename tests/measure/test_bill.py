@@ -291,6 +291,8 @@ def test_results_and_page_say_the_same(run, folder):
     assert sentence in words(shown.replace("&#34;", '"'))
     assert "The bill with anthropic(life=1h)" in shown
     assert page(stored).count("<table") == shown.count("<table")
+    with pytest.raises(InvalidRequestError, match="each of more must be a Table"):
+        page(stored, [b"text"])
     for name in ("as sent today", "retrieved, marked", "ctxreuse, online", "ctxreuse, batch"):
         assert f"<td>{name}</td>" in shown
 

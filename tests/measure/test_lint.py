@@ -270,6 +270,8 @@ def test_arguments_that_are_none_are_named():
         lint([7], CORPUS)
     with pytest.raises(InvalidRequestError, match="cache must be CacheRules"):
         lint([], CORPUS, "anthropic")
+    with pytest.raises(InvalidRequestError, match="progress must be a function"):
+        lint([], CORPUS, progress=-1)
 
 
 calls = st.builds(

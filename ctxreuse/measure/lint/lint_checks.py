@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from ctxreuse.context.checks import checked_each, checked_kind
+from ctxreuse.context.checks import check_function, checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.measure.lint.lint_report import LintFinding, LintReport, counted
 from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan, shortened
@@ -142,6 +142,7 @@ def lint(
     trace = checked_each("trace", trace, TraceRequest, "a TraceRequest")
     checked_kind("corpus", corpus, Mapping, "a dict of blocks by id; read it with read_corpus")
     checked_kind("cache", cache, CacheRules, "CacheRules")
+    check_function("progress", progress, "a function")
     sent = [
         PlannedRequest.as_recorded(replace(one, request_id=_named(number, one)))
         for number, one in enumerate(behind_fronts(trace), start=1)

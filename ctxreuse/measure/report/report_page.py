@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.context.files import make_folder, write_text
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.html_page import HtmlPage
@@ -43,7 +43,7 @@ def page(results: Results, more: Sequence[Table] = ()) -> str:
         bill_lines=[] if bill is None else list(bill_lines(bill)),
         cache=None if bill is None else profile_spec(bill.cache),
         charts=charts(results),
-        tables=[*tables(results), *more],
+        tables=[*tables(results), *checked_each("more", more, Table, "a Table")],
         remedies=REMEDIES,
     )
 
@@ -56,13 +56,11 @@ def write_report(results: Results, path: str | Path) -> None:
 def write_pictures(results: Results, folder: str | Path) -> list[Path]:
     """Write the report's charts as PNG files; return their paths."""
     _check_results(results)
-    paths = []
     make_folder(folder)
-    for chart in charts(results):
-        path = Path(folder) / f"{chart.name}.png"
+    paths = {Path(folder) / f"{chart.name}.png": chart for chart in charts(results)}
+    for path, chart in paths.items():
         chart.write(path)
-        paths.append(path)
-    return paths
+    return list(paths)
 
 
 def _check_results(results: object) -> None:
