@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
-from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
+from ctxreuse.errors import CtxreuseError, InvalidRequestError
 
+_log = logging.getLogger("ctxreuse")
 _SECRET_BYTES = 32
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -22,25 +26,40 @@ def key_path(path: Path) -> Path:
 def kept_secret(
     path: Path, secret: bytes | None = None, full: type[CtxreuseError] = InvalidRequestError
 ) -> bytes:
-    """Return the key of a file; a new one, `secret` if given, is kept if there is none."""
-    path = key_path(path)
+    """Return the key of a file; where there is none, or a damaged one, a new one, or `secret`.
+
+    A file that a damaged key belongs to is set aside.
+    """
+    key = key_path(path)
+    secret = secrets.token_bytes(_SECRET_BYTES) if secret is None else secret
     try:
-        if not path.exists():
-            _keep(path, secrets.token_bytes(_SECRET_BYTES) if secret is None else secret)
-        kept = path.read_bytes()
+        if not os.path.lexists(key):
+            _keep(key, secret)
+        check_own(key, key.lstat())
+        kept = key.read_bytes()
+        return kept if len(kept) == _SECRET_BYTES else _replaced(path, secret)
     except OSError as raised:
         has_room = raised.errno not in _NO_ROOM
         remedy = "give a path in a folder that exists and may be written"
         raise (InvalidRequestError if has_room else full)(
-            f"the key {describe(str(path))} cannot be read or written: {raised.strerror}; "
+            f"the key {key} cannot be read or written: {raised.strerror}; "
             f"{remedy if has_room else 'make room on its disk, or in the quota'}"
         ) from raised
-    if len(kept) != _SECRET_BYTES:
-        raise InvalidRequestError(
-            f"{describe(str(path))} holds {len(kept)} bytes and no key; delete it and the file "
-            "beside it, and start all processes that use them again"
-        )
-    return kept
+
+
+def check_own(path: Path, status: os.stat_result) -> None:
+    """Refuse a file that others may have written, or may read."""
+    if not stat.S_ISREG(status.st_mode):
+        fault = "is no file, or a link; name the file itself"
+    elif os.name != "posix":  # there, modes say nothing
+        return
+    elif status.st_uid != os.geteuid():
+        fault = "belongs to another user; name a file in a folder of your own"
+    elif stat.S_IMODE(status.st_mode) & 0o077:
+        fault = "may be read by others, who may know or have written it; delete it, or chmod 600"
+    else:
+        return
+    raise InvalidRequestError(f"{path} {fault}")
 
 
 def _keep(path: Path, secret: bytes) -> None:
@@ -48,8 +67,38 @@ def _keep(path: Path, secret: bytes) -> None:
     handle = os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
         with os.fdopen(handle, "wb") as one:
-            one.write(secret)
+            _write(one, secret)
         with contextlib.suppress(FileExistsError):
             os.link(written, path)  # whole, or not at all
     finally:
         written.unlink()
+
+
+def _replaced(path: Path, secret: bytes) -> bytes:
+    """Write a key in place of a damaged one, unless another process was first; return it."""
+    with key_path(path).open("r+b") as file:
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        kept = file.read()
+        if len(kept) == _SECRET_BYTES:
+            return kept
+        for ending in ("", "-wal", "-shm"):  # SQLite's files are moved together
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(f"{path}{ending}", f"{path}.damaged{ending}")
+        file.seek(0)
+        file.truncate()
+        _write(file, secret)
+    _log.warning(
+        "the key of %s was damaged, so nobody can read what it holds: it is now %s.damaged, and "
+        "there is a new key. Start all processes that use it again.",
+        *(path, path),
+    )
+    return secret
+
+
+def _write(file: BinaryIO, secret: bytes) -> None:
+    file.write(secret)
+    file.flush()
+    os.fsync(file.fileno())

@@ -13,7 +13,7 @@ from ctxreuse.context.files import read_whole, written_file
 from ctxreuse.errors import InputFileError
 from ctxreuse.memory.sent_log import SavedEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
-from ctxreuse.sharing.secret_file import kept_secret, key_path
+from ctxreuse.sharing.secret_file import check_own, key_path
 
 VERSION = 4
 _MARK = b"ctxreuse sent\n"
@@ -36,7 +36,7 @@ def write_snapshot(path: Path, secret: bytes, entries: Sequence[SavedEntry]) -> 
 def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
     """Return the key of a file that was written by `write_snapshot`, and its entries."""
     try:
-        path.stat()
+        check_own(path, path.stat())
     except FileNotFoundError:
         raise
     except OSError:
@@ -51,9 +51,11 @@ def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
             f"{path}: has version {version}, and this ctxreuse reads {VERSION}; use the version "
             "that has written it, or delete it"
         )
-    if not os.path.exists(key_path(path)):
-        raise InputFileError(f"{path}: its key {key_path(path)} is missing; {remedy}")
-    secret = kept_secret(path)
+    key = key_path(path)
+    if not os.path.lexists(key):
+        raise InputFileError(f"{path}: its key {key} is missing; {remedy}")
+    check_own(key, key.lstat())
+    secret = read_whole(key)[: hashlib.blake2b.MAX_KEY_SIZE]
     end = len(data) - _CHECK
     check = _checksum(secret)
     check.update(memoryview(data)[:end])

@@ -23,25 +23,25 @@ from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import leave_to_parent
 from ctxreuse.errors import InvalidRequestError, SharedLogError, describe
 from ctxreuse.sharing.exchange import LogRead
-from ctxreuse.sharing.secret_file import kept_secret
+from ctxreuse.sharing.secret_file import check_own, kept_secret
 
 _BUSY_S = 5.0
+_LARGEST = 2**63 - 1
 _FORK_WAITS_S = 1.0
-_APPENDS_A_CHECK = 64
-_DELETED_AT_ONCE = 2_000
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (number INTEGER PRIMARY KEY AUTOINCREMENT, entry BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS log (name TEXT NOT NULL);
 INSERT INTO log SELECT hex(randomblob(8)) WHERE NOT EXISTS (SELECT 1 FROM log);
 """
+_DROP_OLDEST = "DELETE FROM entries WHERE number <= (SELECT max(number) FROM entries) - ?"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_NAME = 64
-_POSITION = re.compile(r"(\d{1,18})-([0-9A-F]{16})", re.ASCII)
+_POSITION = re.compile(r"(\d{1,19})-([0-9A-F]{16})", re.ASCII)
 
 _REMEDIES = {
     "SQLITE_BUSY": "another program locks it",
     "SQLITE_CORRUPT": "stop all processes that use it, and delete it and its -wal and -shm files",
-    "SQLITE_FULL": "make room on its disk",
+    "SQLITE_FULL": "make room on its disk; if there is some, delete it and its -wal and -shm files",
     "SQLITE_IOERR": "make room on its disk and in the user's quota (or ulimit -f); if there is "
     "some, the disk is broken, or a network file system",
     "SQLITE_NOTADB": "delete it, or name another file",
@@ -59,7 +59,7 @@ class SQLiteLog(FixedSettings):
 
     Args:
         path: The file; its folder exists.
-        max_entries: How many entries are kept, about 250 bytes each; at times some thousands more.
+        max_entries: How many entries are kept, about 250 bytes each.
 
     Attributes:
         secret: The key.
@@ -70,9 +70,10 @@ class SQLiteLog(FixedSettings):
 
     def __init__(self, path: str | os.PathLike[str], max_entries: int = 200_000) -> None:
         self._path = checked_path("path", path).absolute()  # the process may change its folder
-        self._max_entries = checked_integer("max_entries", max_entries, 1)
+        self._max_entries = min(checked_integer("max_entries", max_entries, 1), _LARGEST)
         self.secret = kept_secret(self._path)
-        self._appends = 0
+        with contextlib.suppress(FileNotFoundError):
+            check_own(self._path, self._path.stat())
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # that it is connected to
         self._name = ""  # of what the file holds
@@ -132,9 +133,7 @@ class SQLiteLog(FixedSettings):
                 connection.executemany(
                     "INSERT INTO entries (entry) VALUES (?)", [(one,) for one in listed]
                 )
-            self._appends += 1
-            if self._appends % _APPENDS_A_CHECK == 0:
-                self._drop_oldest(connection)
+                connection.execute(_DROP_OLDEST, (self._max_entries,))
 
     def read(self, position: str, most: int) -> LogRead:
         """Return what stands behind a position; see `SharedLog.read`.
@@ -152,7 +151,7 @@ class SQLiteLog(FixedSettings):
             )
         with self._step("read"):
             connection, name = self._connected(), self._name
-            after, of = (int(parts[1]), parts[2]) if parts else (0, name)
+            after, of = (min(int(parts[1]), _LARGEST), parts[2]) if parts else (0, name)
             # another file of this name, or an earlier state of it
             is_other = after > 0 and (of != name or after > _latest(connection))
             after = 0 if is_other else after
@@ -162,24 +161,15 @@ class SQLiteLog(FixedSettings):
         entries = [one if isinstance(one, bytes) else b"" for _, one in found]
         return LogRead(f"{found[-1][0] if found else after}-{name}", entries, has_gap)
 
-    def _drop_oldest(self, connection: sqlite3.Connection) -> None:
-        [first, last] = connection.execute(
-            "SELECT min(number), max(number) FROM entries"
-        ).fetchone()
-        excess = 0 if first is None else last - first + 1 - self._max_entries
-        if excess > 0:
-            with connection:
-                connection.execute(
-                    "DELETE FROM entries WHERE number < ?", (first + min(excess, _DELETED_AT_ONCE),)
-                )
-
     def _connected(self) -> sqlite3.Connection:
         """Return the connection to the file that now has the name."""
         if self._connection is not None and self._file != _identity(self._path):
             self.close()
         if self._connection is None:
+            target = os.path.realpath(self._path)  # SQLite would make one that others can read
             with contextlib.suppress(FileExistsError):
-                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+                os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            check_own(self._path, self._path.stat())
             connection = sqlite3.connect(self._path, timeout=_BUSY_S, check_same_thread=False)
             self._connection = connection  # to be closed by whoever forks, if the rest fails
             connection.execute("PRAGMA journal_mode = WAL")
@@ -202,6 +192,7 @@ class SQLiteLog(FixedSettings):
                 _close_dropped()
                 yield
         except (sqlite3.Error, OSError) as error:
+            self.close()  # the next step makes anew what is gone, such as a table
             code: str = getattr(error, "sqlite_errorname", "")
             remedies = (remedy for kind, remedy in _REMEDIES.items() if code.startswith(kind))
             advice = next((f"; {remedy}" for remedy in remedies), "")
@@ -211,7 +202,7 @@ class SQLiteLog(FixedSettings):
 def _rows(connection: sqlite3.Connection, after: int, most: int) -> list[tuple[int, bytes]]:
     return connection.execute(
         "SELECT number, entry FROM entries WHERE number > ? ORDER BY number LIMIT ?",
-        (after, min(most, 2**62)),
+        (after, min(most, _LARGEST)),
     ).fetchall()
 
 

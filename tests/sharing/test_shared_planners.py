@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 import pickle
 import sqlite3
 import stat
@@ -196,9 +197,50 @@ def test_what_is_no_log_is_refused(log):
 def test_a_key_that_cannot_be_kept_is_an_error_at_the_start(tmp_path):
     with pytest.raises(InvalidRequestError, match="a folder that exists"):
         SQLiteLog(tmp_path / "nowhere" / "log")
-    (tmp_path / "log.key").write_bytes(b"short")
-    with pytest.raises(InvalidRequestError, match="5 bytes and no key"):
-        SQLiteLog(tmp_path / "log")
+
+
+@pytest.mark.parametrize("key", [b"", b"short", b"k" * 40])
+def test_a_damaged_key_is_replaced_once_and_its_log_set_aside(tmp_path, caplog, key):
+    path = tmp_path / "log"
+    SQLiteLog(path).append([b"before"])
+    (tmp_path / "log.key").write_bytes(key)
+    logs = [SQLiteLog(path) for _ in range(2)]
+    logs[0].append([b"after"])
+    assert logs[1].read("", 10).entries == [b"after"]
+    assert logs[0].secret == logs[1].secret == (tmp_path / "log.key").read_bytes() != key
+    [said] = [one.getMessage() for one in caplog.records]
+    assert f"it is now {path}.damaged" in said
+    connection = sqlite3.connect(f"{path}.damaged")
+    assert connection.execute("SELECT entry FROM entries").fetchall() == [(b"before",)]
+    connection.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes and owners say nothing here")
+@pytest.mark.parametrize("name", ["log", "log.key"])
+def test_files_that_others_may_have_written_are_refused_by_name(tmp_path, monkeypatch, name):
+    path = tmp_path / "log"
+    planner = ReusePlanner()
+    planner.plan(asked("abc"))
+    planner.save(path)
+    (tmp_path / name).chmod(0o640)
+    for opened in (SQLiteLog, lambda path: ReusePlanner.load(path, strict=True)):
+        with pytest.raises(InvalidRequestError, match=f"{name} may be read by others"):
+            opened(path)
+    (tmp_path / name).chmod(0o600)
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    for opened in (SQLiteLog, lambda path: ReusePlanner.load(path, strict=True)):
+        with pytest.raises(InvalidRequestError, match="belongs to another user"):
+            opened(path)
+
+
+def test_a_link_leads_to_a_log_for_its_owner_only_and_is_no_key(tmp_path):
+    (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
+    SQLiteLog(tmp_path / "log").append([b"x"])
+    assert stat.S_IMODE((tmp_path / "elsewhere").stat().st_mode) == 0o600
+    (tmp_path / "other.key").symlink_to(tmp_path / "log.key")
+    with pytest.raises(InvalidRequestError, match=r"other\.key is no file, or a link"):
+        SQLiteLog(tmp_path / "other")
 
 
 def test_a_file_that_another_program_locks_is_waited_for(log, tmp_path):

@@ -9,6 +9,7 @@ from forked import in_children
 from shared_logs import WAIT_S, asked, caught_up, order, sharing, until
 
 from ctxreuse import ReusePlanner
+from ctxreuse.errors import SharedLogError
 from ctxreuse.sharing import SharingStatistics, SQLiteLog
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -76,6 +77,26 @@ def test_what_others_write_into_the_table_is_left_out(tmp_path):
     assert (other.sharing.unreadable, other.sharing.taken_in) == (3, 2)
 
 
+def test_a_table_that_is_gone_is_made_anew_and_a_last_number_named(tmp_path):
+    log = SQLiteLog(tmp_path / "log")
+    log.append([b"before"] * 3)
+    position = log.read("", 10).position
+    connection = sqlite3.connect(tmp_path / "log")
+    connection.executescript("DROP TABLE entries; DROP TABLE log")
+    with pytest.raises(SharedLogError, match="no such table"):
+        log.append([b"lost"])
+    log.append([b"after"])
+    assert log.read(position, 10)[1:] == ([b"after"], True)
+    connection.execute("INSERT INTO entries VALUES (?, ?)", (2**63 - 1, b"last"))
+    connection.commit()
+    connection.close()
+    read = log.read(position, 10)
+    assert read.entries == [b"after", b"last"]
+    assert log.read(read.position, 10) == (read.position, [], False)
+    with pytest.raises(SharedLogError, match="if there is some, delete it"):
+        log.append([b"none"])
+
+
 @pytest.mark.parametrize("by_then", [1, 5])
 def test_a_file_that_is_deleted_is_made_anew_and_read_from_its_beginning(tmp_path, by_then):
     log = SQLiteLog(tmp_path / "log")
@@ -93,6 +114,7 @@ def test_a_file_that_is_deleted_is_made_anew_and_read_from_its_beginning(tmp_pat
 
 def test_a_file_that_cannot_be_used_is_named_with_what_to_do(tmp_path, caplog):
     (tmp_path / "log").write_bytes(b"no database" * 500)
+    (tmp_path / "log").chmod(0o600)
     planner = ReusePlanner(shared_log=SQLiteLog(tmp_path / "log"))
     planner.plan(asked("abc"))
     until(lambda: planner.sharing.faults > 1)
