@@ -33,12 +33,14 @@ _LEAST_SECRET = 16
 FIELD_MARK = b"ctxreuse-"
 """The beginning of the names of fields that hold entries; a fingerprint of the secret follows."""
 _Found = list[tuple[bytes, Mapping[bytes, bytes]]]
-_POSITION = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
+_POSITION = re.compile(r"\d{1,20}-\d{1,20}\+\d{1,20}", re.ASCII)
+"""The id of the entry that was read last, and how many the stream held: so an idle reader fetches
+nothing that it knows."""
 
 _REMEDIES = {
     "AuthenticationError": "the user or password is wrong; mend the URL",
     "AuthorizationError": "the user may not connect; mend the server's ACL",
-    "NoPermissionError": "the user may not do this; allow XADD, XRANGE and MULTI on the stream",
+    "NoPermissionError": "the user may not do this; allow XADD, XLEN, XRANGE, MULTI on the stream",
     "OutOfMemoryError": "the server is out of memory; give it more, or lower max_entries",
     "ReadOnlyError": "the server is a read-only replica; name the primary",
     "BusyLoadingError": "the server is loading its data",
@@ -162,22 +164,27 @@ class RedisLog(FixedSettings):
             raise InvalidRequestError(
                 f"position is {describe(position)}; pass what an earlier read returned, or ''"
             )
-        most = min(most, 2**31)
-        found = self._range(position or "-", most + 1)
-        if position and found and found[0][0].decode() == position:
-            del found[0]
-        elif position:  # the entry that was read last is gone
-            # without a later one the stream is an earlier state of itself, or another one
-            return self._as_read("", found[:most] or self._range("-", most), has_gap=True)
-        return self._as_read(position, found[:most])
+        last, _, length = position.partition("+")
+        size, found = self._behind(f"({last}" if last else "-", min(most, 2**31))
+        if last and size != int(length) + len(found) and not self._has(last):
+            if not found:  # the stream is an earlier state of itself, or another one
+                size, found = self._behind("-", min(most, 2**31))
+            return self._as_read("", size, found, has_gap=True)
+        return self._as_read(last, size, found)
 
-    def _range(self, start: str, most: int) -> _Found:
+    def _behind(self, start: str, most: int) -> tuple[int, _Found]:
+        """Return how many entries the stream holds, and those from a place on."""
+        with self._errors("read"), self._connected().pipeline(transaction=True) as steps:
+            size, found = steps.xlen(self._stream).xrange(self._stream, start, "+", most).execute()
+            return size, found
+
+    def _has(self, entry_id: str) -> bool:
         with self._errors("read"):
-            found: _Found = self._connected().xrange(self._stream, min=start, count=most)
-            return found
+            return bool(self._connected().xrange(self._stream, entry_id, entry_id))
 
-    def _as_read(self, position: str, found: _Found, *, has_gap: bool = False) -> LogRead:
-        position = found[-1][0].decode() if found else position
+    def _as_read(self, last: str, size: int, found: _Found, *, has_gap: bool = False) -> LogRead:
+        last = found[-1][0].decode() if found else last
+        position = f"{last}+{size}" if last else ""
         return LogRead(position, [self._entry(fields) for _, fields in found], has_gap)
 
     def _entry(self, fields: Mapping[bytes, bytes]) -> bytes:

@@ -92,7 +92,8 @@ def test_a_stream_that_loses_what_was_read_is_read_on(server, caplog, how):
     else:
         client.flushall()
     if how == "an earlier clock":  # of the machine that the server has moved to
-        client.xadd("ctxreuse", {"other": "entry"}, id="5-0")
+        for number in (5, 6):
+            client.xadd("ctxreuse", {"other": "entry"}, id=f"{number}-0")
         caught_up(other)
         assert other.sharing.gaps == 1
         client.xtrim("ctxreuse", 0, approximate=False)
@@ -103,6 +104,17 @@ def test_a_stream_that_loses_what_was_read_is_read_on(server, caplog, how):
     assert other.sharing.faults == 0
     lines = [record.getMessage() for record in caplog.records if "emptied" in record.getMessage()]
     assert len(lines) <= 2, "each planner says it once"
+
+
+def test_an_idle_planner_fetches_nothing_that_it_knows(server):
+    client = redis.Redis.from_url(server.url)
+    planners = sharing(log_at(server.url))
+    planners[0].plan(asked([f"text {number}" for number in range(5_000)]))
+    caught_up(*planners)
+    before = client.info("stats")["total_net_output_bytes"]
+    for _ in range(3):
+        caught_up(*planners)
+    assert client.info("stats")["total_net_output_bytes"] - before < 20_000  # an entry has 120,000
 
 
 def test_a_server_that_does_not_answer_keeps_no_plan(server):
@@ -201,7 +213,7 @@ def test_a_user_needs_no_other_rights_than_the_documented_ones(server):
         "planner",
         enabled=True,
         passwords=[f"+{PASSWORD}"],
-        commands=["-@all", "+xadd", "+xrange", "+multi", "+exec"],
+        commands=["-@all", "+xadd", "+xlen", "+xrange", "+multi", "+exec"],
         keys=["ctxreuse*"],
     )
     path = server.url.removeprefix("unix://")
