@@ -30,20 +30,10 @@ from langchain_ctxreuse import ReuseChatModel, format_context
 from llamaindex_ctxreuse import ReuseLLM
 
 _RANDOM = random.Random(8)
-_WORDS = [
-    "river",
-    "bridge",
-    "harbour",
-    "winter",
-    "market",
-    "engine",
-    "garden",
-    "paper",
-    "signal",
-    "valley",
-    "copper",
+_WORDS = "river bridge harbour winter market engine garden paper signal valley copper"
+TEXTS = [
+    " ".join(_RANDOM.choices(_WORDS.split(), k=60)) + f" ({name})" for name in "abcdefghijklmnop"
 ]
-TEXTS = [" ".join(_RANDOM.choices(_WORDS, k=60)) + f" ({name})" for name in "abcdefghijklmnop"]
 FOUND = [_RANDOM.sample(range(len(TEXTS)), 5) for _ in range(40)]
 
 
@@ -61,9 +51,9 @@ class Retriever(BaseRetriever):
             Document(
                 f"{moment}{TEXTS[n]}",
                 id=f"d{n}" if self.has_ids else None,
-                metadata={"at": f"2026-03-05 10:00:{number}", "score": f"0.{number}{n}"},
+                metadata={"score": f"0.{number}{n}", "rated": f"0.{9 - rank}{number % 3}"},
             )
-            for n in FOUND[number]
+            for rank, n in enumerate(FOUND[number])
         ]
 
 
@@ -137,6 +127,8 @@ APPLICATIONS = {
         langchain("", "score: {score}\n"), "score:", "document_prompt"),
     "a score above documents without ids": (
         langchain("", "score: {score}\n", has_ids=False), "score:", "document_prompt"),
+    "a score that comes again above some": (
+        langchain("", "rated: {rated}\n"), "rated:", "document_prompt"),
     "a node's metadata": (
         llamaindex("retrieved_at"), "retrieved_at:",
         'add "retrieved_at" to the nodes\' excluded_llm_metadata_keys'),

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,15 +56,11 @@ class Retriever(BaseRetriever):
 def chain(template: str, heading: str) -> Callable[[Engine, bool], None]:
     def run(engine: Engine, is_changed: bool) -> None:
         prompt = heading + "{page_content}"
-        joined = "\n\n".join
+        rendered = partial(format_context, document_prompt=prompt)
 
         def by_hand(documents: list[Document]) -> str:
-            return joined(
-                prompt.format(page_content=one.page_content, **one.metadata) for one in documents
-            )
-
-        def rendered(documents: list[Document]) -> str:
-            return format_context(documents, document_prompt=prompt)
+            shown = [prompt.format(page_content=x.page_content, **x.metadata) for x in documents]
+            return "\n\n".join(shown)
 
         model: BaseChatModel = Asked(engine=engine)
         if is_changed:
@@ -77,6 +74,15 @@ def chain(template: str, heading: str) -> Callable[[Engine, bool], None]:
             asking.invoke(f"Which is number {number}?")
 
     return run
+
+
+def by_hand(engine: Engine, is_changed: bool) -> None:
+    model: BaseChatModel = Asked(engine=engine)
+    if is_changed:
+        model = ReuseChatModel(inner=model, planner=ReusePlanner())
+    for number in range(len(FOUND)):
+        texts = [one.page_content for one in Retriever().invoke(f"number {number}")]
+        model.invoke("\n\n".join([*texts, f"Which is number {number}?"]))
 
 
 def agent(engine: Engine, is_changed: bool) -> None:
@@ -94,20 +100,27 @@ def agent(engine: Engine, is_changed: bool) -> None:
 
 
 class Nodes(NodeRetriever):
+    front: str = ""  # of each second text
+
     def _retrieve(self, query_bundle):
         chosen = FOUND[int(re.findall(r"\d+", query_bundle.query_str)[-1])]
-        return [
-            NodeWithScore(node=TextNode(id_=f"n{n}", text=TEXTS[n]), score=1 - rank / 9)
-            for rank, n in enumerate(chosen)
-        ]
+        nodes = [TextNode(id_=f"n{n}", text=self.front * (n % 2) + TEXTS[n]) for n in chosen]
+        return [NodeWithScore(node=one, score=1 - rank / 9) for rank, one in enumerate(nodes)]
+
+
+class Chunks(Nodes):
+    front = "\n"  # as splitters leave it
 
 
 def engine_of(kind: str) -> Callable[[Engine, bool], None]:
     def run(engine: Engine, is_changed: bool) -> None:
         llm = AskedLLM(engine=engine)
+        after = [ReusePostprocessor(planner=ReusePlanner())] if is_changed else []
         if kind == "citation":
-            after = [ReusePostprocessor(planner=ReusePlanner())] if is_changed else []
             asking = CitationQueryEngine(Nodes(), llm=llm, node_postprocessors=after)
+        elif kind == "chunks":
+            made = get_response_synthesizer(llm=llm)
+            asking = RetrieverQueryEngine(Chunks(), made, node_postprocessors=after)
         else:
             llm = ReuseLLM(inner=llm, planner=ReusePlanner()) if is_changed else llm
             template = PromptTemplate("{context_str}\n\nQuestion: {query_str}")
@@ -129,6 +142,7 @@ APPLICATIONS = {
         chain("{question}\n\n{context}\n\nAnswer:", ""),
         "put the question behind the documents",
     ),
+    "by hand": (by_hand, "wrap the model: ReuseChatModel"),
     "agent": (agent, "ReuseMiddleware"),
     "query engine": (engine_of("plain"), "ReuseLLM"),
     "citation": (engine_of("citation"), "ReusePostprocessor"),
@@ -169,6 +183,26 @@ def test_an_application_whose_documents_never_come_again_gains_nothing(tmp_path)
     assert said.sentence.startswith("Nothing to gain here: 30 prompts were replayed")
     assert not said.is_gain
     assert {one.front for one in read_recording(str(tmp_path))[1]} == {""}
+
+
+def test_chunks_move_as_llamaindex_shows_them(tmp_path):
+    run, changed = engine_of("chunks"), Engine()
+    plain, said = recorded(tmp_path, run), said_of(tmp_path)
+    run(changed, True)
+    assert "ReusePostprocessor" in said.next_step
+    assert said.measured["saved_share"] == pytest.approx(1 - changed.computed / plain, abs=0.05)
+
+
+def test_documents_that_no_prompt_shows_have_to_be_shown_first(tmp_path):
+    def run(engine: Engine, is_changed: bool) -> None:
+        for number in range(len(FOUND)):
+            texts = [f"“{one.page_content}”" for one in Retriever().invoke(f"number {number}")]
+            Asked(engine=engine).invoke(json.dumps(texts))
+
+    recorded(tmp_path, run)
+    said = said_of(tmp_path)
+    assert "none of 50 prompts shows a document as it was retrieved" in said.sentence
+    assert said.next_step == "put the documents in with format_context; then record again."
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ _TOKEN = 4  # characters; from a first difference on nothing is shared, so cuts 
 _TEXTS = 20_000
 _OFTEN = 0.5
 _MEMORIES = "Mem0"  # as its recorder names itself
+_UNSEEN = (_MEMORIES, "LangChain vector stores")  # by a wrapped model
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +183,9 @@ class _ReplayedPrompts:
         planning = PromptPlanner(planner, kind="", known=known)  # nobody is told
         given = set[str | int]()
         for prompt, shown in seen:
-            outside = self._requests[done : prompt.after] if is_rendered else ()
-            lists = [one for one in outside if one.request_id not in self._of_runs]
+            outside = self._requests[done : prompt.after]
+            seen_too = [one for one in outside if is_rendered or one.source not in _UNSEEN]
+            lists = [one for one in seen_too if one.request_id not in self._of_runs]
             lists += [self._named[n] for n in prompt.retrieved if n in self._named.keys() - given]
             done, given = max(done, prompt.after), given.union(prompt.retrieved)
             for found in lists:

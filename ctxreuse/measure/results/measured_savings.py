@@ -52,6 +52,8 @@ _FRONT_REMEDY = (
     "put what differs (the question, the date, the user) behind the documents: in your template, "
     "{context} must stand before {question}"
 )
+_UNKNOWN = "none of {:,} prompts shows a document as it was retrieved"
+_RENDER = "put the documents in with format_context"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +141,8 @@ def measure_savings(
         planner = partial(ReusePlanner, cache=profile, keep_best=asked.keep_best)
         size = next(iter(smaller), None)
         of_prompts = measured_ways(prompts, recorded, planner, size, changing, encoder, progress)
+        if prompts and of_prompts is None:
+            causes.append(FirstCause(_UNKNOWN.format(len(prompts)), _RENDER))
     if different is not None and of_prompts is None:
         causes.append(FirstCause(_FRONT.format(different, len(requests)), _FRONT_REMEDY))
     return results_of(

@@ -97,7 +97,7 @@ class ChangingDocuments:
         ]
 
     def _first(self, request: TraceRequest, block: ContextBlock) -> ContextBlock:
-        text = request.shown.get(block.text, block.text)
+        text = request.shown.get(block.text.strip(), block.text)
         form = self.first.get((request.tenant, text))
         return block if form is None else form.block
 
@@ -108,7 +108,8 @@ def changing_documents(trace: Sequence[TraceRequest]) -> ChangingDocuments | Non
     Documents are one if their ids are, or their words but for those with digits; not if a request
     holds both.
     """
-    documents = [one for one in _documents(trace) if one.changes]
+    every = list(_documents(trace))
+    documents = [one for one in every if one.changes]
     tokens = Counter[int]()
     for one in documents:
         tokens.update(one.computed)
@@ -127,7 +128,8 @@ def changing_documents(trace: Sequence[TraceRequest]) -> ChangingDocuments | Non
         tokens,
         {
             (one.tenant, text): next(iter(one.forms.values()))
-            for one in documents
+            for one in every
+            if one.changes or len({form.block for form in one.forms.values()}) == 1
             for text in one.forms
         },
     )
@@ -149,7 +151,9 @@ def _documents(trace: Sequence[TraceRequest]) -> Iterator[_ChangingDocument]:
         for place, (key, block) in enumerate(row.items()):
             own = [pair for name in names[key] if (pair := (request.tenant, name)) not in several]
             document = next(filter(None, map(known.get, own)), _ChangingDocument(request.tenant))
-            if own and document.add(ShownForm(block, request.shown.get(block.text, block.text))):
+            if own and document.add(
+                ShownForm(block, request.shown.get(block.text.strip(), block.text))
+            ):
                 document.computed[position] += block_tokens(block)
             # what always begins a whole prompt are the application's words
             document.is_behind |= place > 0 or request.sent is None

@@ -56,13 +56,18 @@ class DocumentPiece(NamedTuple):
 
 def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
     """Cut a text between its documents, at one separator; bare ones where that is not unique."""
-    gaps = [text[one.end : other.start] for one, other in pairwise(spans)]
-    starts, ends = [one.start for one in spans], [one.end for one in spans]
-    for separator in _SEPARATORS if len(set(gaps)) != 1 else ():
+    raw = [(one.start, one.end) for one in spans]
+    bare = [(n - len(text[m:n].lstrip()), m + len(text[m:n].rstrip())) for m, n in raw]
+    for at in (bare, raw):  # LlamaIndex shows texts stripped
+        gaps = {text[end:start] for (_, end), (start, _) in pairwise(at)}
+        if len(gaps) == 1:
+            break
+    starts, ends = [start for start, _ in at], [end for _, end in at]
+    for separator in _SEPARATORS if len(gaps) != 1 else ():
         counts = {gap.count(separator) for gap in gaps}
         if len(counts) != 1 or counts == {0}:
             continue
-        parted = [text.index(separator, one.end) for one in spans[:-1]]
+        parted = [text.index(separator, end) for end in ends[:-1]]
         inner = [end + len(separator) for end in parted]
         # around the first and the last one stand as many lines as around the others
         above = max(text.count("\n", *at) for at in zip(inner, starts[1:], strict=True))
@@ -76,8 +81,8 @@ def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
         ends = [*parted, ends[-1] + len("".join(lines).rstrip("\n"))]
         break
     return [
-        DocumentPiece(start, end, one.known.form.text, one.start)
-        for start, end, one in zip(starts, ends, spans, strict=True)
+        DocumentPiece(start, end, text[first:last], first)
+        for start, end, (first, last) in zip(starts, ends, at, strict=True)
     ]
 
 
@@ -137,7 +142,7 @@ def shown_form(text: str, piece: DocumentPiece, place: int) -> str:
     number = re.compile(rf"(?<![\w.])(?:({place})|{place + 1})(?!\.?\w)")
     before, after = text[piece.start : piece.at], text[piece.at + len(piece.document) : piece.end]
     sides = [number.sub(lambda found: _PLACES[found[1] is None], one) for one in (before, after)]
-    return piece.document.join(sides)
+    return piece.document.strip().join(sides)
 
 
 def with_place(form: str, place: int) -> str:
@@ -157,7 +162,7 @@ def with_prompts(
         for number, at in seen.pieces.items():
             for place, one in enumerate(at):
                 form = shown_form(prompt.parts[number].text, one, place)
-                shown.setdefault(one.document, form)
+                shown.setdefault(one.document.strip(), form)
         for name in prompt.retrieved if shown else ():
             told = {"front": front, "shown": shown, "framework": prompt.framework}
             found.setdefault(name, told)
