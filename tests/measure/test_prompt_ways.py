@@ -134,10 +134,7 @@ def engine_of(kind: str) -> Callable[[Engine, bool], None]:
 
 APPLICATIONS = {
     "RAG": (chain("Help.\n\n{context}\n\n{question}", ""), "wrap the model: ReuseChatModel"),
-    "headings": (
-        chain("Help.\n\n{context}\n\n{question}", "Source: {source}\n"),
-        "document_prompt",
-    ),
+    "headings": (chain("Help.\n\n{context}\n\n{question}", "File: {source}\n"), "document_prompt"),
     "question first": (
         chain("{question}\n\n{context}\n\nAnswer:", ""),
         "put the question behind the documents",
