@@ -25,7 +25,7 @@ from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 _log = logging.getLogger("ctxreuse")
 _MAX_UNTOLD = 100_000
 _AT_ONCE = 500
-_SHORTEST_POLL_S, _LONGEST_POLL_S, _SLOWER = 0.003, 1.0, 1.5
+_SHORTEST_POLL_S, _LONGEST_POLL_S, _SLOWER = 0.003, 1.0, 1.1
 _WRITERS = 10_000
 _LONGEST_PAUSE_S = 5.0
 _FLUSH_S = 1.0
@@ -140,6 +140,7 @@ class _Outbox:
     def put(self, entry: ToldEntry) -> None:
         """Have an entry appended."""
         self._waiting.append(entry)
+        self.wake.set()
         if len(self._waiting) > _MAX_UNTOLD:
             self._drop_excess()
 
