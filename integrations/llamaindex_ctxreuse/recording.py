@@ -10,12 +10,14 @@ from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
 from llama_index.core.instrumentation.span import BaseSpan
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from pydantic import PrivateAttr
@@ -33,6 +35,7 @@ class _RecordedCall:
 
     scope: RequestScope
     retrievals: list[tuple[str, Sequence[NodeWithScore]]] = field(default_factory=list)
+    waiting: list[tuple[str, Sequence[NodeWithScore]]] = field(default_factory=list)  # unrecorded
     has_synthesized: bool = False
     source: str = ""
     requests: list[int] = field(default_factory=list)
@@ -48,12 +51,13 @@ class _RecordedSpan(BaseSpan):
     _begins_call: bool = PrivateAttr(default=False)
     _is_chat: bool = PrivateAttr(default=False)
     _is_inside_model: bool = PrivateAttr(default=False)
+    _is_inside_query: bool = PrivateAttr(default=False)
 
 
 class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
     """Records the nodes that query and chat engines give to their synthesizer, and the prompts.
 
-    Of a call without a synthesizer, the outermost retrievals are recorded.
+    Of a call without a synthesizer, and of an agent's run, the outermost retrievals are recorded.
     `ctxreuse.request_context` says the conversation; without it each chat engine has conversations
     of its own, a new one after `reset`. Add the handler to the dispatcher, or use `recording`.
 
@@ -107,8 +111,12 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
         if parent is not None:
             span._is_inside_retriever = parent._is_retriever or parent._is_inside_retriever
             span._is_inside_model = parent._is_inside_model
+        of_query = isinstance(instance, _OF_QUERIES)
+        span._is_inside_query = of_query or (parent is not None and parent._is_inside_query)
         if isinstance(instance, BaseLLM) and _method(id_) in _ASKS and not span._is_inside_model:
             span._is_inside_model = True
+            if not span._is_inside_query:  # a tool or a memory has put them into the prompt
+                self._record_waiting(span._call)
             self._record_prompt(bound_args.arguments, span._call)
         nodes = bound_args.arguments.get("nodes")
         if isinstance(instance, BaseSynthesizer) and _method(id_) in _SYNTHESIZE and nodes:
@@ -130,11 +138,12 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
         is_outermost = span._is_retriever and not span._is_inside_retriever
         if is_outermost and _method(id_) in _RETRIEVE and isinstance(result, list):
             query = next(iter(bound_args.arguments.values()), "")
+            if (query, result) not in span._call.retrievals:  # as a memory asks at each step
+                span._call.waiting.append((query, result))
             span._call.retrievals.append((query, result))
         if span._begins_call or span.parent_id not in self.open_spans:
             if not span._call.has_synthesized:
-                for query, nodes in span._call.retrievals:
-                    self._record(query, nodes, span._call)
+                self._record_waiting(span._call)
             span._call.retrievals.clear()
         return span
 
@@ -168,23 +177,33 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
         )
         call.requests += [] if request_id is None else [request_id]
 
+    def _record_waiting(self, call: _RecordedCall) -> None:
+        """Record the retrievals of a call that nothing has recorded yet."""
+        for query, nodes in call.waiting:
+            self._record(query, nodes, call)
+        call.waiting.clear()
+
     def _record_shown(
         self, query: Any, nodes: Sequence[NodeWithScore], call: _RecordedCall
     ) -> None:
         """Record what a synthesizer gets; where that was made of nodes, as citations, those."""
         call.has_synthesized = True
         retrieved = {one.node_id for _, found in call.retrievals for one in found}
-        if retrieved and not any(one.node_id in retrieved for one in nodes):
-            nodes = [one for _, found in call.retrievals for one in found]
+        given = {one.node_id for one in nodes} & retrieved
+        if retrieved and not given:
+            nodes = [one for _, found in call.waiting or call.retrievals for one in found]
+        others = [one for one in call.waiting if given.isdisjoint(node.node_id for node in one[1])]
+        call.waiting = others if given else []
         self._record(query, nodes, call)
 
     def _record_prompt(self, asked: Mapping[str, Any], call: _RecordedCall) -> None:
-        text = asked.get("prompt")
+        told = {**(asked.get("kwargs") or {}), **asked}
+        text = next(iter(asked.get("args") or ()), told.get("prompt"))  # as CustomLLM names them
         self._recorder.record_prompt(
-            prompt_parts(asked.get("messages") or ())
+            prompt_parts(told.get("messages") or ())
             if text is None
             else [PromptPart("user", str(text))],
-            beside=said_beside(asked),
+            beside=said_beside(told),
             retrieved=call.requests,
             run=call.number,
             framework="llamaindex",
@@ -212,6 +231,7 @@ _SOURCES = {False: "LlamaIndex retrievers", True: "LlamaIndex query engines"}
 _ASKS = {
     f"{way}{name}" for way in ("", "a", "stream_", "astream_") for name in ("chat", "complete")
 }
+_OF_QUERIES = BaseQueryEngine, BaseNodePostprocessor, BaseSynthesizer
 _CHAT = {"chat", "achat", "stream_chat", "astream_chat"}
 _SYNTHESIZE = {"synthesize", "asynthesize"}
 _RETRIEVE = {"retrieve", "aretrieve"}

@@ -22,6 +22,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.memory import Memory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from llamaindex_helpers import LetterRetriever, ListChatStore
 from test_recording import recorded
 
@@ -32,7 +33,7 @@ from ctxreuse.measure.doctor.front_findings import check_fronts
 from ctxreuse.measure.plugins import RECORDERS, installed, registered
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
-from ctxreuse.measure.traces.recorded_prompts import read_recording
+from ctxreuse.measure.traces.recorded_prompts import read_prompts, read_recording
 from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.measure.traces.recording import recording as recording_openai
 from ctxreuse.measure.traces.trace_files import read_titles
@@ -342,6 +343,30 @@ def test_chats_and_bare_retrievals_count_too(tmp_path):
         ("cd", "c"),
     ]
     assert not handler.open_spans
+
+
+class Searching(Workflow):
+    """Searches twice as an agent's tools do, with a retriever and with a query engine."""
+
+    @step
+    async def answer(self, ev: StartEvent) -> StopEvent:
+        found = await LetterRetriever().aretrieve("ab")
+        await MockLLM().acomplete(" ".join(one.text for one in found))
+        await query_engine().aquery("cd")
+        await MockLLM().acomplete("Well?")
+        return StopEvent(found)
+
+
+def test_what_a_run_retrieves_is_recorded_before_the_prompts_that_show_it(tmp_path):
+    async def run():
+        await Searching().run()
+
+    with TraceRecorder(tmp_path) as recorder, recording_llamaindex(recorder):
+        asyncio.run(run())
+    corpus, trace = recorded(tmp_path)
+    assert asked(trace) == [("ab", ["id-a", "id-b"]), ("cd", ["id-c", "id-d"])]
+    told = [(one.after, one.retrieved) for one in read_prompts(tmp_path / "trace.jsonl", corpus)]
+    assert told == [(1, (1,)), (2, (1, 2)), (2, (1, 2))]
 
 
 def chat_engine(**options):
