@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -22,8 +23,10 @@ from langchain_core.runnables import RunnablePassthrough
 from langchain_core.tools import tool
 from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.base.base_retriever import BaseRetriever as NodeRetriever
+from llama_index.core.llms import LLM
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from prompt_programs import Asked, AskedLLM, Engine, recorded
 
 from ctxreuse import ReusePlanner
@@ -112,15 +115,37 @@ class Chunks(Nodes):
     front = "\n"  # as splitters leave it
 
 
+class Spaced(Nodes):
+    """Texts have spaces of their own, and one comes twice."""
+
+    def _retrieve(self, query_bundle):
+        found = super()._retrieve(query_bundle)
+        for one in found:
+            one.node.text = f"\n{one.node.text}{chr(10) * (len(one.node.text) % 3)}"
+        return [found[0], found[0].model_copy(update={"score": 0.99}), *found[1:]]
+
+
+class Answering(Workflow):
+    """Retrieves and asks a model in one step, as an agent's tool or memory does."""
+
+    llm: LLM
+
+    @step
+    async def answer(self, ev: StartEvent) -> StopEvent:
+        found = await Nodes().aretrieve(ev.question)
+        context = "\n\n".join(one.text for one in found)
+        return StopEvent(await self.llm.acomplete(f"{context}\n\n{ev.question}"))
+
+
 def engine_of(kind: str) -> Callable[[Engine, bool], None]:
     def run(engine: Engine, is_changed: bool) -> None:
         llm = AskedLLM(engine=engine)
         after = [ReusePostprocessor(planner=ReusePlanner())] if is_changed else []
         if kind == "citation":
             asking = CitationQueryEngine(Nodes(), llm=llm, node_postprocessors=after)
-        elif kind == "chunks":
-            made = get_response_synthesizer(llm=llm)
-            asking = RetrieverQueryEngine(Chunks(), made, node_postprocessors=after)
+        elif kind in ("chunks", "spaced"):
+            made, texts = get_response_synthesizer(llm=llm), Chunks if kind == "chunks" else Spaced
+            asking = RetrieverQueryEngine(texts(), made, node_postprocessors=after)
         else:
             llm = ReuseLLM(inner=llm, planner=ReusePlanner()) if is_changed else llm
             template = PromptTemplate("{context_str}\n\nQuestion: {query_str}")
@@ -130,6 +155,19 @@ def engine_of(kind: str) -> Callable[[Engine, bool], None]:
             asking.query(f"Which is number {number}?")
 
     return run
+
+
+def workflow(engine: Engine, is_changed: bool) -> None:
+    answering = Answering()
+    answering.llm = AskedLLM(engine=engine)
+    if is_changed:
+        answering.llm = ReuseLLM(inner=answering.llm, planner=ReusePlanner(), window_s=0)
+
+    async def ask() -> None:
+        for number in range(len(FOUND)):
+            await answering.run(question=f"Which is number {number}?")
+
+    asyncio.run(ask())
 
 
 APPLICATIONS = {
@@ -143,6 +181,8 @@ APPLICATIONS = {
     "agent": (agent, "ReuseMiddleware"),
     "query engine": (engine_of("plain"), "ReuseLLM"),
     "citation": (engine_of("citation"), "ReusePostprocessor"),
+    "nodes with spaces": (engine_of("spaced"), "ReusePostprocessor"),
+    "workflow": (workflow, "ReuseLLM"),
 }
 
 

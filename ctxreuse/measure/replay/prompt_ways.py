@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from statistics import median
 from typing import Final
 
@@ -18,6 +19,7 @@ from ctxreuse.measure.replay.prompts import Tokenizer
 from ctxreuse.measure.replay.simulate import Progress, no_progress
 from ctxreuse.measure.traces.changing_documents import ChangingDocuments
 from ctxreuse.measure.traces.recorded_prompts import (
+    DocumentPiece,
     RecordedPrompt,
     SeenPrompt,
     document_text,
@@ -25,6 +27,7 @@ from ctxreuse.measure.traces.recorded_prompts import (
     shown_form,
     with_place,
 )
+from ctxreuse.measure.traces.recording import words_at
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.pipeline.known_texts import Form, KnownTexts
 from ctxreuse.pipeline.prompt_turn import (
@@ -157,6 +160,8 @@ class _ReplayedPrompts:
         self._seen = seen
         self._requests = requests
         self._named = {one.request_id: one for one in requests}
+        texts = (document_text(block) for one in requests for block in one.blocks)
+        self._whole = {text.strip(): text for text in texts}
         self._of_runs = {n for one in seen for n in one.prompt.retrieved}
         self._capacity, self._tokens_of = capacity_tokens, tokens_of
         self._planner = partial(new_planner, capacity_tokens=capacity_tokens)
@@ -202,12 +207,13 @@ class _ReplayedPrompts:
     def ordered(self) -> Iterator[list[PromptPart]]:
         """Yield prompts with their documents in planned order, whatever puts them there."""
         planner, order = self._planner(), dict[str | int, dict[str, str]]()
+        sent = dict[tuple[str, str], str]()
         forms: dict[str, dict[str, str]] = defaultdict(dict)  # of each document, by run
         for prompt, shown in self._seen:
             for number, at in shown.items():
-                for one in at:
-                    whole = prompt.parts[number].text[one.start : one.end]
-                    forms[one.document.strip()].setdefault(prompt.run, whole)
+                text = prompt.parts[number].text
+                for one, (start, stop) in zip(at, self._extents(text, at), strict=True):
+                    forms[one.document.strip()].setdefault(prompt.run, text[start:stop])
         again = [set(one.values()) for one in forms.values() if len(one) > 1]
         # what stands on a document is of its place
         is_numbered = sum(len(one) > 1 for one in again) > _OFTEN * len(again)
@@ -222,18 +228,38 @@ class _ReplayedPrompts:
             moved = dict(pair for n in retrieved for pair in order.get(n, {}).items())
             texts = [one.text for one in prompt.parts]
             for number, at in shown.items():
-                if at[0].lasting:
-                    continue
-                text, out, end = texts[number], list[str](), 0
-                for one in at:
-                    new = moved.get(one.document.strip(), one.document.strip())
-                    start, stop = one.at, one.at + len(one.document)
-                    if not is_numbered:
-                        start, stop, new = one.start, one.end, forms[new].get(prompt.run, new)
-                    out += [text[end:start], new]
-                    end = stop
-                texts[number] = "".join([*out, text[end:]])
+                key = prompt.tenant, texts[number]  # a history shows it as it was sent
+                if key not in sent and not at[0].lasting:
+                    # repeats stand behind all others
+                    documents = list(map(str.strip, (one.document for one in at)))
+                    new = [moved.get(one, one) for one in dict.fromkeys(documents)]
+                    new += (one for n, one in enumerate(documents) if one in documents[:n])
+                    text, out, end = texts[number], list[str](), 0
+                    extents = self._extents(text, at, is_bare=is_numbered)
+                    for (start, stop), document in zip(extents, new, strict=True):
+                        if not is_numbered:
+                            document = forms[document].get(prompt.run, document)
+                        out += [text[end:start], document]
+                        end = stop
+                    sent[key] = "".join([*out, text[end:]])
+                texts[number] = sent.get(key, texts[number])
             yield _with_texts(prompt.parts, texts)
+
+    def _extents(
+        self, text: str, pieces: Sequence[DocumentPiece], *, is_bare: bool = False
+    ) -> list[tuple[int, int]]:
+        """Return where documents stand, with what is written on them, or spaces of their own."""
+        bare = [words_at(one.at, one.document) for one in pieces]
+        if is_bare or len({text[a[1] : b[0]] for a, b in pairwise(bare)}) < 2:
+            return bare
+        extents = []
+        for one, (start, end) in zip(pieces, bare, strict=True):
+            around = text[one.start : start] + text[end : one.end]
+            whole = self._whole.get(one.document.strip(), one.document)
+            start -= len(whole) - len(whole.lstrip())
+            is_whole = not around.strip() and text.startswith(whole, start)
+            extents.append((start, start + len(whole)) if is_whole else (one.start, one.end))
+        return extents
 
     def shown_once(self) -> Iterator[list[PromptPart]]:
         """Yield prompts whose tools' results leave out what their conversation shows."""
@@ -301,7 +327,14 @@ def _behind(seen: Sequence[SeenPrompt]) -> Iterator[tuple[PromptPart, ...]]:
         first = min(shown, default=-1)
         ends = {n: len(prompt.parts[n].text) for n in range(first)}
         ends |= {first: shown[first][0].start} if shown else {}
-        said = {n: end for n, end in ends.items() if prompt.parts[n].role in ("system", "user")}
+        roles = [one.role for one in prompt.parts]
+        # what stands before an answer stays: a tool's was asked for
+        answered = max((n for n in ends if roles[n] == "assistant"), default=-1)
+        said = {
+            n: end
+            for n, end in ends.items()
+            if roles[n] == "system" or (roles[n] == "user" and n > answered)
+        }
         cut = {n: prompt.parts[n].text[:end].splitlines(keepends=True) for n, end in said.items()}
         fronts.append(cut)
     often = Counter(line for some in fronts for line in {x for one in some.values() for x in one})

@@ -408,6 +408,11 @@ class TraceRecorder(OnePerProcess):
         return turn
 
 
+def words_at(start: int, text: str) -> tuple[int, int]:
+    """Return where the words of a text begin and end that stands at a place."""
+    return start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+
+
 def _written(
     text: str, spans: Sequence[KnownSpan], name_of: Callable[[str], str] | None
 ) -> list[object]:
@@ -418,13 +423,14 @@ def _written(
         return (name * len(words[0]))[: len(words[0])] or words[0]
 
     content: list[object] = []
-    ends, starts = [0, *(one.end for one in spans)], [*(one.start for one in spans), len(text)]
+    words = [words_at(one.start, text[one.start : one.end]) for one in spans]
+    ends, starts = [0, *(end for _, end in words)], [*(start for start, _ in words), len(text)]
     for number, (end, start) in enumerate(zip(ends, starts, strict=True)):
         content.append(_SAID.sub(hidden, text[end:start]))
         if number < len(spans):
             form: Any = spans[number].known.form
             name, length = form.name
-            is_bare = {"is_bare": True} if len(form.text) < length else {}
+            is_bare = {"is_bare": True} if len(form.text.strip()) < length else {}
             content.append({"block": name, **is_bare})
     return content
 
