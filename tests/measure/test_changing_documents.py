@@ -19,6 +19,7 @@ from prompt_programs import Asked, AskedLLM, Engine, recorded
 
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.measure.doctor.findings import Verdict
+from ctxreuse.measure.doctor.findings import verdict as summed_up
 from ctxreuse.measure.doctor.front_findings import check_documents
 from ctxreuse.measure.lint import lint
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
@@ -161,6 +162,13 @@ def test_what_changes_in_documents_is_named_and_what_it_costs_is_what_the_engine
     assert (problem.verdict, problem.found) == (Verdict.PROBLEM, found.found)
     assert remedy in f"{found.remedy[0].lower()}{found.remedy[1:]}"
     assert 0 < found.tokens < sum(len(one.blocks) for one in trace) * 150
+    recorded(tmp_path / "hashes", run, hash_only=True)  # which cannot tell
+    hidden = said_of(tmp_path / "hashes")
+    assert "whether documents change from request to request is not in hashes" in hidden.sentence
+    assert hidden.next_step == "record some requests without --hash-only, and estimate those."
+    unknown = list(check_documents(read_recording(str(tmp_path / "hashes"))[1]))
+    assert [one.verdict for one in unknown] == [Verdict.UNKNOWN]
+    assert "Next, documents: record some requests without --hash-only" in summed_up(unknown)
 
 
 def trace_of(*requests: Sequence[ContextBlock]) -> list[TraceRequest]:

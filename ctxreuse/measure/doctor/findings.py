@@ -78,7 +78,8 @@ def verdict(findings: Sequence[Finding]) -> str:
         first = unknown[0]
         step = printable(first.remedy or first.found)
         return f"No verdict, since {checks} found nothing to judge. Next, {first.check}: {step}"
-    return f"No problem found in {checks}{open_}. Next: nothing to mend here."
+    steps = (f"Next, {one.check}: {printable(one.remedy)}" for one in unknown if one.remedy)
+    return f"No problem found in {checks}{open_}. {next(steps, 'Next: nothing to mend here.')}"
 
 
 def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:

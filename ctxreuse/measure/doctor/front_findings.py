@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ctxreuse.measure.doctor.findings import Finding, Verdict
-from ctxreuse.measure.traces.changing_documents import changing_documents
+from ctxreuse.measure.traces.changing_documents import (
+    IN_TEXTS,
+    UNKNOWN,
+    changing_documents,
+    hides_texts,
+)
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.measure.traces.varying_fronts import (
     Variation,
@@ -43,9 +48,11 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
 
 
 def check_documents(trace: Sequence[TraceRequest]) -> Iterator[Finding]:
-    """Yield what changes in a recorded trace's documents, if anything does."""
+    """Yield what changes in a recorded trace's documents, if anything does, or may."""
     changing = changing_documents(trace)
-    if changing is not None:
+    if hides_texts(trace):
+        yield Finding("documents", Verdict.UNKNOWN, UNKNOWN, IN_TEXTS)
+    elif changing is not None:
         yield Finding("documents", Verdict.PROBLEM, str(changing), changing.remedy)
 
 

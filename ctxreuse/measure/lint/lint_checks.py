@@ -13,7 +13,13 @@ from ctxreuse.measure.lint.lint_report import LintFinding, LintReport, counted
 from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan, shortened
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.simulate import Progress, no_progress
-from ctxreuse.measure.traces.changing_documents import ChangingDocuments, changing_documents
+from ctxreuse.measure.traces.changing_documents import (
+    IN_TEXTS,
+    UNKNOWN,
+    ChangingDocuments,
+    changing_documents,
+    hides_texts,
+)
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest, block_tokens
 from ctxreuse.measure.traces.varying_fronts import (
@@ -190,8 +196,8 @@ def _unknown(trace: _CheckedTrace) -> Iterator[str]:
             f"tools, marks and history of {counted(blind)}; record whole prompts: ctxreuse "
             "record --source openai (or anthropic) -o recording app.py"
         )
-    if {block.text for one in trace.requests for block in one.traced.blocks} == {""}:
-        yield "whether documents change; record some requests without --hash-only"
+    if hides_texts(one.traced for one in trace.requests):
+        yield f"{UNKNOWN}; {IN_TEXTS}"
     if not trace.cache.lives:
         yield "marks and shortest prefix: name the provider's cache, such as --cache anthropic"
 

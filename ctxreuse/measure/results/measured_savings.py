@@ -30,7 +30,7 @@ from ctxreuse.measure.replay.prompt_ways import measured_ways
 from ctxreuse.measure.replay.simulate import Progress, Replay, load_tokenizer, no_progress
 from ctxreuse.measure.results.prices import Prices, prices_given
 from ctxreuse.measure.results.results import FirstCause, Results, results_of
-from ctxreuse.measure.traces.changing_documents import changing_documents
+from ctxreuse.measure.traces.changing_documents import changing_documents, hides_texts
 from ctxreuse.measure.traces.recorded_prompts import read_prompts, with_prompts
 from ctxreuse.measure.traces.trace_files import (
     TraceRequest,
@@ -166,6 +166,7 @@ def measure_savings(
         causes_first=tuple(causes),
         prompts=of_prompts,
         keep_best=asked.keep_best,
+        hides_texts=hides_texts(recorded),
     )
 
 

@@ -86,6 +86,7 @@ class Results:
     causes_first: tuple[FirstCause, ...] = ()
     prompts: PromptWays | None = None
     keep_best: bool = False
+    hides_texts: bool = False  # so that documents may change from request to request
 
     def part(self, name: str = POLICIES_PART) -> list[RunResult]:
         """Return the runs of a part of a benchmark."""

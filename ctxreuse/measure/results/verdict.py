@@ -21,6 +21,7 @@ from ctxreuse.measure.replay.prompt_ways import (
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results import Results
+from ctxreuse.measure.traces.changing_documents import IN_TEXTS, UNKNOWN
 from ctxreuse.planning.plan import Strategy
 from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import planner_setting, profile_spec
@@ -38,6 +39,9 @@ LONGER_STEP = (
 )
 NO_STEP = "change nothing; record again when the requests or the documents are others."
 LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
+
+_NOTHING = "Nothing to gain"
+_NOT_KNOWN = f"What is to be gained is unknown: {UNKNOWN} is not in hashes. As they are, no gain"
 
 _MODEL = {"langchain": "ReuseChatModel(inner=model)", "llamaindex": "ReuseLLM(inner=llm)"}
 _ORDERED = {
@@ -128,9 +132,9 @@ class SavingsVerdict:
 def verdict(results: Results) -> SavingsVerdict:
     """Return what results come to."""
     if results.prompts is not None:
-        of_prompts = _of_prompts(results, results.prompts)
+        of_prompts = _as_known(results, _of_prompts(results, results.prompts))
         return replace(of_prompts, also=(*of_prompts.also, *_of_documents(results)))
-    found = _of_order(results)
+    found = _as_known(results, _of_order(results))
     recurs = results.trace.reuse_bound >= LEAST_SHARE
     if not results.causes_first or found.saving is None or not recurs:
         return found
@@ -141,6 +145,15 @@ def verdict(results: Results) -> SavingsVerdict:
         next_step=_first(results, "record again."),
         is_gain=False,
     )
+
+
+def _as_known(results: Results, found: SavingsVerdict) -> SavingsVerdict:
+    """Return a verdict that does not say "nothing" where hashes may hide what would be gained."""
+    mends = (NO_STEP, LARGER_CACHE_STEP)
+    if not results.hides_texts or results.trace.requests < 2 or found.next_step not in mends:
+        return found
+    sentence = found.sentence.replace(_NOTHING, _NOT_KNOWN, 1)
+    return replace(found, sentence=sentence, next_step=f"{IN_TEXTS}, and estimate those.")
 
 
 def _causes(results: Results) -> str:
@@ -163,7 +176,7 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     }
     if best is None:
         tried = ", ".join(one.name for one in ways.ways)
-        nothing, step = "Nothing to gain here", NO_STEP
+        nothing, step = f"{_NOTHING} here", NO_STEP
         if results.causes_first:
             nothing = f"Nothing can be gained as it is: {_causes(results)}. Once that is mended"
             step = _first(results, "record again.")
@@ -297,7 +310,7 @@ def _ms(milliseconds: float) -> str:
 
 def _no_gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
     reason, step = _reason(results, saving, savings)
-    return f"Nothing to gain here, because {reason} ({_conditions(results, saving)}).", step
+    return f"{_NOTHING} here, because {reason} ({_conditions(results, saving)}).", step
 
 
 def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
@@ -441,7 +454,7 @@ def _no_lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, s
             f"too little of what is written is read again: {_policy(saving)} costs "
             f"{saving.to_uncached:.3f} times the same prompts uncached"
         )
-    return f"Nothing to gain: {reason} (cache profile {profile_spec(bill.cache)}).", step
+    return f"{_NOTHING}: {reason} (cache profile {profile_spec(bill.cache)}).", step
 
 
 def _bill_change(saving: Saving) -> str:

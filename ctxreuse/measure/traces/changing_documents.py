@@ -12,6 +12,10 @@ from ctxreuse.context.blocks import ContextBlock, text_digest
 from ctxreuse.measure.traces.trace_files import TraceRequest, block_tokens
 from ctxreuse.measure.traces.varying_fronts import parting, word_at, words_before
 
+UNKNOWN = "whether documents change from request to request"
+IN_TEXTS = "record some requests without --hash-only"
+"""What says whether documents change, of which hashes say nothing."""
+
 _LEAST_SHARE = 0.02
 """Of the block tokens; less is no cause."""
 
@@ -100,6 +104,11 @@ class ChangingDocuments:
         text = request.shown.get(block.text.strip(), block.text)
         form = self.first.get((request.tenant, text))
         return block if form is None else form.block
+
+
+def hides_texts(trace: Iterable[TraceRequest]) -> bool:
+    """Return whether no block of a trace has a text, so that it is unknown whether any changes."""
+    return {block.text for one in trace for block in one.blocks} == {""}
 
 
 def changing_documents(trace: Sequence[TraceRequest]) -> ChangingDocuments | None:
