@@ -12,7 +12,9 @@ folder that CTXREUSE_DATA names.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import atexit
+import json
 import logging
 import os
 import sys
@@ -41,9 +43,19 @@ from langchain_core.tools import BaseTool, create_retriever_tool, tool
 from langchain_core.vectorstores import InMemoryVectorStore
 from langgraph.checkpoint.memory import InMemorySaver
 from llama_index.core import get_response_synthesizer
-from llama_index.core.base.llms.types import LLMMetadata
+from llama_index.core.agent.workflow import FunctionAgent, ReActAgent
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    LLMMetadata,
+    MessageRole,
+    TextBlock,
+)
 from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.memory import BaseMemoryBlock, Memory
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
+from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from rich.console import Console
 
 from ctxreuse import ContextBlock, ReusePlanner
@@ -56,7 +68,7 @@ from ctxreuse.pipeline.known_texts import known_texts
 from ctxreuse.workflow import TfidfEmbedder
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
-from loss_programs import EngineLLM, EngineModel, Nodes, Served
+from loss_programs import EngineLLM, EngineModel, Kept, Nodes, Served, ToolLLM
 from loss_traffic import Asked
 from mem0_ctxreuse import ReuseMemory
 from shared import data_folder, new_table, read_named_trace
@@ -303,6 +315,76 @@ def chat_engine(run: Run) -> Answer:
     return answer
 
 
+class Told(ToolLLM):
+    """Asks a tool as LlamaIndex's tools of retrievers and engines are asked; thinks for ReAct."""
+
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """Call the tool, or answer."""
+        response, last = super().chat(messages, **kwargs), messages[-1].content or ""
+        message, system = response.message, messages[0].content or ""
+        for call in message.additional_kwargs.get("calls", ()):
+            call["tool_kwargs"] = {"input": last}
+        if "Action Input" in system and last.startswith("Observation:"):
+            message.blocks = [TextBlock(text=f"Thought: I can answer.\nAnswer: {message.content}")]
+        elif "Action Input" in system:
+            asked = json.dumps({"input": last})
+            message.blocks = [
+                TextBlock(text=f"Thought: Search.\nAction: search\nAction Input: {asked}")
+            ]
+        return response
+
+
+class AskedNodes(Nodes):
+    """Takes a question as LlamaIndex's tool of a retriever writes it."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        asked = query_bundle.query_str.strip().removeprefix("input is ")
+        return super()._retrieve(
+            QueryBundle(next(one for one in self._found if asked == one.strip()))
+        )
+
+
+class Recalled(BaseMemoryBlock[str]):
+    """A memory of a retriever's."""
+
+    nodes: Any
+
+    async def _aget(self, messages: list[ChatMessage] | None = None, **kwargs: Any) -> str:
+        asked = [one.content or "" for one in messages or () if one.role is MessageRole.USER]
+        return "\n\n".join(one.text for one in await self.nodes.aretrieve(asked[-1]))
+
+    async def _aput(self, messages: list[ChatMessage]) -> None:
+        """All is known."""
+
+
+def llama_agent(kind: Any, has: str) -> Any:
+    """Return LlamaIndex's agents, which keep what tools have said, or remember in a block."""
+
+    def make(run: Run) -> Answer:
+        llm, nodes = run.model(Told(engine=run.engine)), AskedNodes(run.found)
+        after, named = run.postprocessors(), {"name": "search", "description": "Finds text."}
+        inner = RetrieverQueryEngine.from_args(nodes, llm=llm, node_postprocessors=after)
+        tools: list[Any] = {
+            "retriever": [RetrieverTool.from_defaults(nodes, node_postprocessors=after, **named)],
+            "engine": [QueryEngineTool.from_defaults(inner, **named)],
+        }.get(has, [])
+        blocks = [] if tools else [Recalled(name="memories", nodes=nodes)]
+        running = kind(tools=tools, llm=llm, system_prompt=_SYSTEM, streaming=False)
+        kept: dict[str | None, Memory] = {}
+
+        async def answer(one: Asked) -> None:
+            name = one.conversation or one.question
+            if name not in kept:
+                kept[name] = Memory.from_defaults(
+                    name, chat_store=Kept(), memory_blocks=blocks, token_limit=1_000_000
+                )
+            await running.run(one.question, memory=kept[name])
+
+        return lambda one: asyncio.run(answer(one))
+
+    return make
+
+
 def mem0_memory(run: Run) -> Any:
     """Return Mem0's memory, whose store finds what a trace says."""
     folder = TemporaryDirectory(ignore_cleanup_errors=True)
@@ -406,6 +488,32 @@ APPLICATIONS = (
     Application("citation", "LlamaIndex", "mtrag_k5", query_engine("citation"), ways.ORDERED),
     Application("tree summary", "LlamaIndex", "mtrag_k5", query_engine("tree_summarize")),
     Application("chat engine", "LlamaIndex", "mtrag_k5", chat_engine),
+    Application(
+        "agent, engine",
+        "LlamaIndex",
+        "mtrag_k5",
+        llama_agent(FunctionAgent, "engine"),
+        ways.ORDERED,
+    ),
+    Application(
+        "agent, retriever",
+        "LlamaIndex",
+        "mtrag_k5",
+        llama_agent(FunctionAgent, "retriever"),
+        ways.ORDERED,
+    ),
+    Application("agent, memory", "LlamaIndex", "mtrag_k5", llama_agent(FunctionAgent, "memory")),
+    Application(
+        "ReAct, engine", "LlamaIndex", "mtrag_k5", llama_agent(ReActAgent, "engine"), ways.ORDERED
+    ),
+    Application(
+        "ReAct, retriever",
+        "LlamaIndex",
+        "mtrag_k5",
+        llama_agent(ReActAgent, "retriever"),
+        ways.ORDERED,
+    ),
+    Application("ReAct, memory", "LlamaIndex", "mtrag_k5", llama_agent(ReActAgent, "memory")),
     Application("Mem0 bullets", "Mem0", "locomo_k20", bullets, ways.ORDERED),
     Application("Mem0 tool", "Mem0", "locomo_k20", agent(recall), ways.SHOWN_ONCE),
 )
