@@ -488,32 +488,13 @@ APPLICATIONS = (
     Application("citation", "LlamaIndex", "mtrag_k5", query_engine("citation"), ways.ORDERED),
     Application("tree summary", "LlamaIndex", "mtrag_k5", query_engine("tree_summarize")),
     Application("chat engine", "LlamaIndex", "mtrag_k5", chat_engine),
-    Application(
-        "agent, engine",
-        "LlamaIndex",
-        "mtrag_k5",
-        llama_agent(FunctionAgent, "engine"),
-        ways.ORDERED,
+    *(
+        Application(
+            f"{name}, {has}", "LlamaIndex", "mtrag_k5", llama_agent(kind, has), ways.ORDERED
+        )
+        for name, kind in (("agent", FunctionAgent), ("ReAct", ReActAgent))
+        for has in ("engine", "retriever", "memory")
     ),
-    Application(
-        "agent, retriever",
-        "LlamaIndex",
-        "mtrag_k5",
-        llama_agent(FunctionAgent, "retriever"),
-        ways.ORDERED,
-    ),
-    Application("agent, memory", "LlamaIndex", "mtrag_k5", llama_agent(FunctionAgent, "memory")),
-    Application(
-        "ReAct, engine", "LlamaIndex", "mtrag_k5", llama_agent(ReActAgent, "engine"), ways.ORDERED
-    ),
-    Application(
-        "ReAct, retriever",
-        "LlamaIndex",
-        "mtrag_k5",
-        llama_agent(ReActAgent, "retriever"),
-        ways.ORDERED,
-    ),
-    Application("ReAct, memory", "LlamaIndex", "mtrag_k5", llama_agent(ReActAgent, "memory")),
     Application("Mem0 bullets", "Mem0", "locomo_k20", bullets, ways.ORDERED),
     Application("Mem0 tool", "Mem0", "locomo_k20", agent(recall), ways.SHOWN_ONCE),
 )
