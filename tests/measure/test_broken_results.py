@@ -133,7 +133,7 @@ def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
         *("part", "k", "sessions", "answers", "failures", "word_tokens"),
         *("children", "label", "bounds", "settings", "notes", "cache_tokens"),
         *("prefill_tokens_per_s", "prices", "command", "date", "python", "causes"),
-        *("causes_first", "prompts"),
+        *("causes_first", "prompts", "hides_texts"),
     ]
     assert list(others) == ["format", "request_ids", "first_token_s"]
 
