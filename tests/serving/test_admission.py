@@ -4,15 +4,7 @@ import asyncio
 from itertools import groupby
 
 import pytest
-from admission_helpers import (
-    Visits,
-    assert_is_empty,
-    assert_knows_only,
-    cancelled,
-    counting,
-    now,
-    queue_of,
-)
+from admission_helpers import assert_is_empty, assert_knows_only, cancelled, counting, now, visited
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,8 +32,7 @@ visitors = st.lists(
 @examples(80)
 @given(visitors, st.integers(1, 3), st.sampled_from((0, 0.5, 2.0)))
 def test_everybody_who_stays_gets_a_place_and_exactly_the_own_plan(visitors, places, window_s):
-    queue, planner = queue_of(places, window_s)
-    visits = Visits(queue)
+    queue, planner, visits = visited(places, window_s)
 
     async def visit(number, comes, stays, documents, is_cancelled):
         request = big_request(documents, f"query {number}")
@@ -73,9 +64,8 @@ def test_everybody_who_stays_gets_a_place_and_exactly_the_own_plan(visitors, pla
 
 @virtual_time
 async def test_who_comes_waits_for_others_even_if_there_is_a_place(monkeypatch):
-    queue, planner = queue_of(concurrency=10)
+    _, planner, visits = visited(concurrency=10)
     sizes = counting(planner, monkeypatch)
-    visits = Visits(queue)
     requests = [big_request([n], str(n)) for n in range(4)]
     times = (0.0, 0.001, 0.004, 0.006)
     await asyncio.gather(*(visits.go(one, at=at) for one, at in zip(requests, times, strict=True)))
@@ -86,9 +76,8 @@ async def test_who_comes_waits_for_others_even_if_there_is_a_place(monkeypatch):
 
 @virtual_time
 async def test_who_goes_does_not_cut_short_the_wait_of_those_who_have_just_come(monkeypatch):
-    queue, planner = queue_of(concurrency=10)
+    _, planner, visits = visited(concurrency=10)
     sizes = counting(planner, monkeypatch)
-    visits = Visits(queue)
     await asyncio.gather(
         visits.go(big_request([1]), hold_s=1.0),
         visits.go(big_request([2]), at=1.004),
@@ -100,9 +89,8 @@ async def test_who_goes_does_not_cut_short_the_wait_of_those_who_have_just_come(
 
 @virtual_time
 async def test_without_a_window_those_who_come_at_the_same_moment_are_planned_together(monkeypatch):
-    queue, planner = queue_of(concurrency=10, window_s=0)
+    _, planner, visits = visited(concurrency=10, window_s=0)
     sizes = counting(planner, monkeypatch)
-    visits = Visits(queue)
     await asyncio.gather(*(visits.go(big_request([n])) for n in range(5)))
     assert sizes == [5]
     assert visits.times == [0.0] * 5
@@ -110,9 +98,8 @@ async def test_without_a_window_those_who_come_at_the_same_moment_are_planned_to
 
 @virtual_time
 async def test_those_who_wait_together_go_grouped_by_what_they_share(monkeypatch):
-    queue, planner = queue_of()
+    _, planner, visits = visited()
     sizes = counting(planner, monkeypatch)
-    visits = Visits(queue)
 
     def texts(ids, query):
         return ContextRequest([f"{one} " * 100 for one in ids], query)
@@ -131,15 +118,13 @@ async def test_those_who_wait_together_go_grouped_by_what_they_share(monkeypatch
 
 @virtual_time
 async def test_requests_are_planned_on_top_of_what_was_sent_unless_the_strategy_is_none():
-    queue, _ = queue_of()
-    visits = Visits(queue)
+    _, _, visits = visited()
     await visits.go(big_request([1, 2, 3]))
     plan = await visits.go(big_request([9, 3, 2, 1]))
     assert sent_ids(plan) == [1, 2, 3, 9]
     assert plan.expected_cached_tokens == 300
 
-    queue, _ = queue_of(strategy="none")
-    visits = Visits(queue)
+    _, _, visits = visited(strategy="none")
     asked = [big_request(ids, str(n)) for n, ids in enumerate(([1, 2], [3], [2, 1], [3]))]
     await asyncio.gather(*(visits.go(one) for one in asked))
     assert visits.queries == ["0", "1", "2", "3"]
@@ -148,8 +133,7 @@ async def test_requests_are_planned_on_top_of_what_was_sent_unless_the_strategy_
 
 @virtual_time
 async def test_nobody_who_was_planned_is_overtaken_by_those_who_come_later():
-    queue, _ = queue_of()
-    visits = Visits(queue)
+    _, _, visits = visited()
     tasks = [visits.task(big_request([1, 2], "a")), visits.task(big_request([3, 4], "b"))]
     for late in range(5):
         await asyncio.sleep(0.5)
@@ -161,8 +145,7 @@ async def test_nobody_who_was_planned_is_overtaken_by_those_who_come_later():
 
 @virtual_time
 async def test_requests_without_blocks_take_turns_with_those_that_wait_to_be_planned():
-    queue, _ = queue_of()
-    visits = Visits(queue)
+    queue, _, visits = visited()
     first = visits.task(big_request(["a"], "first"))
     await asyncio.sleep(0.1)
     planned = [visits.task(big_request(["a"], f"line {n}")) for n in range(3)]
@@ -175,16 +158,14 @@ async def test_requests_without_blocks_take_turns_with_those_that_wait_to_be_pla
 
 @virtual_time
 async def test_a_request_without_blocks_waits_for_nobody_if_there_is_a_place():
-    queue, _ = queue_of(window_s=5)
-    visits = Visits(queue)
+    _, _, visits = visited(window_s=5)
     await visits.go(ContextRequest([], "plain"))
     assert visits.times == [0]
 
 
 @virtual_time
 async def test_a_request_without_blocks_that_is_cancelled_leaves_nothing_behind():
-    queue, planner = queue_of()
-    visits = Visits(queue)
+    queue, planner, visits = visited()
     inside = visits.task(ContextRequest([], "inside"))
     waiting = visits.task(ContextRequest([], "waiting"))
     await asyncio.sleep(0.1)
@@ -197,8 +178,7 @@ async def test_a_request_without_blocks_that_is_cancelled_leaves_nothing_behind(
 
 @virtual_time
 async def test_the_queue_says_how_many_wait_and_how_many_run():
-    queue, _ = queue_of(concurrency=2)
-    visits = Visits(queue)
+    queue, _, visits = visited(concurrency=2)
     counts = []
     tasks = [visits.task(big_request([n])) for n in range(5)]
     for seconds in (0.001, 0.5, 1.0, 1.0, 1.0):
@@ -210,8 +190,7 @@ async def test_the_queue_says_how_many_wait_and_how_many_run():
 
 @virtual_time
 async def test_a_place_is_given_back_when_what_it_is_for_fails():
-    queue, _ = queue_of()
-    visits = Visits(queue)
+    queue, _, visits = visited()
 
     async def fail():
         async with queue.slot(big_request([1])):
@@ -226,12 +205,11 @@ async def test_a_place_is_given_back_when_what_it_is_for_fails():
 
 @virtual_time
 async def test_a_plan_is_sent_as_it_is_and_recorded_by_the_queues_planner():
-    queue, planner = queue_of(concurrency=2)
+    _, planner, visits = visited(concurrency=2)
     other = ReusePlanner()
     other.plan(big_request([1, 2, 3]))
     plan = other.plan(big_request([3, 2, 1], "Why?"))
     assert plan.request_id == "request-1"
-    visits = Visits(queue)
     first = await visits.go(plan)
     requested = await visits.go(big_request([7, 1], "And?"))
     first, requested, again = first, requested, await visits.go(plan)
@@ -252,13 +230,12 @@ async def test_a_plan_is_sent_as_it_is_and_recorded_by_the_queues_planner():
 
 @virtual_time
 async def test_a_plan_of_a_later_turn_keeps_its_references():
-    queue, planner = queue_of()
+    _, planner, visits = visited()
     other = ReusePlanner()
     first = other.plan(big_request([1], history=[], conversation_id="c"))
     history = [*first.messages(), assistant("Yes.")]
     second = other.plan(big_request([2, 1], history=history, conversation_id="c"))
     assert second.references == (1,)
-    visits = Visits(queue)
     sent = [await visits.go(first), await visits.go(second)]
     assert [one.messages() for one in sent] == [first.messages(), second.messages()]
     assert_knows_only(planner, sent)
@@ -266,8 +243,7 @@ async def test_a_plan_of_a_later_turn_keeps_its_references():
 
 @virtual_time
 async def test_a_plan_that_is_cancelled_is_forgotten():
-    queue, planner = queue_of()
-    visits = Visits(queue)
+    _, planner, visits = visited()
     plan = ReusePlanner().plan(big_request([2, 1]))
     first, second = visits.task(big_request([3])), visits.task(plan)
     await asyncio.sleep(0.5)
@@ -284,10 +260,9 @@ def broken(*arguments, **more):
 
 @virtual_time
 async def test_where_planning_a_batch_fails_all_go_as_they_came(monkeypatch):
-    queue, planner = queue_of()
+    queue, planner, visits = visited()
     planner.plan(big_request([1, 2]))
     monkeypatch.setattr(planner, "plan_batch", broken)
-    visits = Visits(queue)
     asked = [big_request(ids, str(n)) for n, ids in enumerate(([2, 1], [3], [2, 1]))]
     await asyncio.gather(*(visits.go(one) for one in asked))
     assert visits.queries == ["0", "1", "2"]
@@ -301,11 +276,10 @@ async def test_where_planning_a_batch_fails_all_go_as_they_came(monkeypatch):
 async def test_where_the_planner_fails_altogether_all_go_as_they_came_and_nothing_is_recorded(
     monkeypatch,
 ):
-    queue, planner = queue_of()
+    queue, planner, visits = visited()
     plan = ReusePlanner().plan(big_request([8, 7], "plan"))
     monkeypatch.setattr(planner, "plan_batch", broken)
     monkeypatch.setattr(planner, "plan", broken)
-    visits = Visits(queue)
     asked = [big_request([2, 1], "0"), plan, big_request([3], "2", request_id="mine")]
     await asyncio.gather(*(visits.go(one) for one in asked))
     assert visits.queries == ["0", "plan", "2"]
@@ -322,8 +296,7 @@ async def test_where_the_planner_fails_altogether_all_go_as_they_came_and_nothin
 
 @virtual_time
 async def test_a_fault_with_one_plan_leaves_what_was_planned_before_it(monkeypatch):
-    queue, planner = queue_of()
-    visits = Visits(queue)
+    queue, planner, visits = visited()
     plan = ReusePlanner().plan(big_request([5]))
     calls = []
 
@@ -341,8 +314,7 @@ async def test_a_fault_with_one_plan_leaves_what_was_planned_before_it(monkeypat
 
 
 def test_an_interrupt_while_planning_is_for_one_and_the_others_hear_of_it(monkeypatch):
-    queue, planner = queue_of()
-    visits = Visits(queue)
+    queue, planner, visits = visited()
 
     def interrupted(*arguments):
         monkeypatch.undo()

@@ -6,21 +6,15 @@ import threading
 
 import pytest
 from admission_helpers import (
-    Visits,
     assert_is_empty,
     assert_knows_only,
     cancelled,
     counting,
     queue_of,
+    visited,
 )
 from planning_helpers import big_request, sent_ids
 from virtual_time import virtual_time
-
-
-def visited(**options):
-    """Return a queue, its planner, and visits to it."""
-    queue, planner = queue_of(**options)
-    return queue, planner, Visits(queue)
 
 
 def assert_nothing_is_left(queue, planner, visits):
@@ -152,8 +146,7 @@ def in_threads(*mains):
 
 
 def test_event_loops_in_several_threads_share_one_queue():
-    queue, planner = queue_of(concurrency=3, window_s=0.001)
-    visits = Visits(queue)
+    queue, planner, visits = visited(concurrency=3, window_s=0.001)
 
     def visitors(thread):
         async def main():
@@ -173,8 +166,7 @@ def test_event_loops_in_several_threads_share_one_queue():
 
 
 async def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monkeypatch):
-    queue, planner = queue_of(concurrency=200, window_s=0)
-    visits = Visits(queue)
+    queue, planner, visits = visited(concurrency=200, window_s=0)
     planning, go_on, threads = threading.Event(), threading.Event(), []
     plan_batch = planner.plan_batch
 

@@ -54,6 +54,12 @@ class Visits:
         return [plan.request.query for plan in self.plans]
 
 
+def visited(*arguments, **options):
+    """Return a queue, its planner, and visits to it."""
+    queue, planner = queue_of(*arguments, **options)
+    return queue, planner, Visits(queue)
+
+
 async def cancelled(*tasks):
     """Cancel tasks and wait until they have ended."""
     for task in tasks:
