@@ -9,11 +9,7 @@ from typing import Any, TypedDict
 
 import pytest
 from block_labels import labelled
-from chain_helpers import (
-    InTurn,
-    SaysModel,
-    question,
-)
+from chain_helpers import InTurn, SaysModel, question
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser

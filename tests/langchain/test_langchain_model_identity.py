@@ -9,10 +9,7 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_document_helpers import no_sockets
-from langchain_model_helpers import (
-    RecordingModel,
-    question,
-)
+from langchain_model_helpers import RecordingModel, question
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 

@@ -12,12 +12,7 @@ from pydantic import ValidationError
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
-from langchain_ctxreuse import (
-    ReuseChatModel,
-    ReuseCompressor,
-    ReuseRetriever,
-    format_context,
-)
+from langchain_ctxreuse import ReuseChatModel, ReuseCompressor, ReuseRetriever, format_context
 
 TEXTS = ["a says: " + "a" * 400, "b says: " + "b" * 400, "c says: " + "c" * 400]
 

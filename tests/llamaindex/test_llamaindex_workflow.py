@@ -17,13 +17,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle, TextNode
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from llamaindex_helpers import LetterRetriever, RecordingLLM
-from workflow_engines import (
-    BLOCKS,
-    engine_of,
-    plain_ids,
-    plain_search,
-    shown,
-)
+from workflow_engines import BLOCKS, engine_of, plain_ids, plain_search, shown
 
 from ctxreuse import request_context
 from ctxreuse.errors import InvalidRequestError

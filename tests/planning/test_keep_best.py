@@ -6,13 +6,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_helpers import (
-    big_request,
-    first_turns,
-    identity,
-    plan_everything,
-    sent_ids,
-)
+from planning_helpers import big_request, first_turns, identity, plan_everything, sent_ids
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError

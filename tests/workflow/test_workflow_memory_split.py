@@ -5,11 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.workflow.memory_split import (
-    MemorySplit,
-    ThroughputTable,
-    split_memory,
-)
+from ctxreuse.workflow.memory_split import MemorySplit, ThroughputTable, split_memory
 
 
 def over_memory(sizes: list[float], completed: list[float]) -> ThroughputTable:
