@@ -70,6 +70,13 @@ def tasks(folder, *lines, name="reference.jsonl", release="mtrag-human"):
     return part.parent
 
 
+@pytest.fixture
+def level(tmp_path):
+    """Return the folder of the corpora, beside which there is one task about the second."""
+    tasks(tmp_path, TASKS[1])
+    return corpora(tmp_path)
+
+
 def error_of(path):
     with pytest.raises(InputFileError) as caught:
         load("mtrag", path)
@@ -248,9 +255,7 @@ def test_a_zipped_corpus_is_read_where_it_is_not_unpacked(tmp_path):
     assert load("mtrag", tmp_path) == Dataset("mtrag", PASSAGES, QUESTIONS)
 
 
-def test_a_line_of_an_archive_is_named_with_its_fault(tmp_path):
-    level = corpora(tmp_path)
-    tasks(tmp_path, TASKS[1])
+def test_a_line_of_an_archive_is_named_with_its_fault(tmp_path, level):
     archive = zipped(level, "govt.jsonl.zip", govt__jsonl='{"_id": "a"}\n')
     assert error_of(tmp_path) == (
         f"{archive}/govt.jsonl:1: field 'text' is missing; it must be str"
@@ -267,16 +272,12 @@ def test_a_line_of_an_archive_is_named_with_its_fault(tmp_path):
         ({}, "holds 0 .jsonl files and not one; unpack it beside it"),
     ],
 )
-def test_archives_that_no_corpus_comes_in_are_refused(tmp_path, members, problem):
-    level = corpora(tmp_path)
-    tasks(tmp_path, TASKS[1])
+def test_archives_that_no_corpus_comes_in_are_refused(tmp_path, members, problem, level):
     archive = zipped(level, "govt.jsonl.zip", **members)
     assert error_of(tmp_path) == f"{archive}: {problem}"
 
 
-def test_an_archive_that_unpacks_to_far_more_than_text_does_is_refused(tmp_path):
-    level = corpora(tmp_path)
-    tasks(tmp_path, TASKS[1])
+def test_an_archive_that_unpacks_to_far_more_than_text_does_is_refused(tmp_path, level):
     archive = zipped(level, "govt.jsonl.zip", govt__jsonl=b" " * 1_000_000)
     with zipfile.ZipFile(archive) as opened:
         packed = opened.infolist()[0].compress_size
@@ -286,9 +287,7 @@ def test_an_archive_that_unpacks_to_far_more_than_text_does_is_refused(tmp_path)
     )
 
 
-def test_an_archive_is_read_no_further_than_the_size_that_it_states(tmp_path):
-    level = corpora(tmp_path)
-    tasks(tmp_path, TASKS[1])
+def test_an_archive_is_read_no_further_than_the_size_that_it_states(tmp_path, level):
     archive = zipped(level, "govt.jsonl.zip", govt__jsonl=" " * 100_000)
     stated = archive.read_bytes().replace((100_000).to_bytes(4, "little"), b"\x05\0\0\0")
     archive.write_bytes(stated)
@@ -304,9 +303,7 @@ def test_an_archive_is_read_no_further_than_the_size_that_it_states(tmp_path):
         (b"version https://git-lfs.github.com/spec/v1\n", "this is a Git LFS pointer and not"),
     ],
 )
-def test_files_that_are_no_archive_are_named(tmp_path, content, problem):
-    level = corpora(tmp_path)
-    tasks(tmp_path, TASKS[1])
+def test_files_that_are_no_archive_are_named(tmp_path, content, problem, level):
     (level / "govt.jsonl.zip").write_bytes(content)
     assert error_of(tmp_path).startswith(f"{level}/govt.jsonl.zip: {problem}")
 
@@ -326,9 +323,7 @@ def broken(archive, packer):
 @pytest.mark.parametrize(
     "packer", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
 )
-def test_whatever_is_broken_in_an_archive_is_named(tmp_path, packer):
-    level = corpora(tmp_path)
-    tasks(tmp_path, TASKS[1])
+def test_whatever_is_broken_in_an_archive_is_named(tmp_path, packer, level):
     archive = level / "govt.jsonl.zip"
     archive.write_bytes(broken(archive, packer))
     message = error_of(tmp_path)
@@ -336,9 +331,7 @@ def test_whatever_is_broken_in_an_archive_is_named(tmp_path, packer):
     assert message.endswith("; get it again, or unpack it beside it")
 
 
-def test_two_passages_of_one_id_are_named_unless_they_are_the_same(tmp_path):
-    level = corpora(tmp_path)
-    tasks(tmp_path, TASKS[1])
+def test_two_passages_of_one_id_are_named_unless_they_are_the_same(tmp_path, level):
     write_jsonl(level / "cloud.jsonl", *CLOUD, CLOUD[0])
     assert load("mtrag", tmp_path).passages == PASSAGES
     write_jsonl(level / "cloud.jsonl", *CLOUD, CLOUD[0] | {"text": "Other."})

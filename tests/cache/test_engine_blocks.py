@@ -9,6 +9,11 @@ from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 from ctxreuse.errors import InvalidRequestError
 
 
+@pytest.fixture
+def blocks():
+    return EngineBlocks()
+
+
 def told(blocks, events):
     """Tell an EngineBlocks what happened; return it."""
     for event in events:
@@ -72,8 +77,7 @@ def check(blocks):
         assert not set(tree._unknown_parents) & set(tree._blocks)
 
 
-def test_a_prompt_is_held_as_far_as_its_blocks_are():
-    blocks = EngineBlocks()
+def test_a_prompt_is_held_as_far_as_its_blocks_are(blocks):
     assert blocks.block_size == 0
     assert stored(blocks, "xyz", None, "aabbcc")
     assert [held(blocks, tokens) for tokens in ("aabbccdd", "aabbcd", "aab", "bb", "")] == [
@@ -92,8 +96,7 @@ def test_a_prompt_is_held_as_far_as_its_blocks_are():
     assert (held(blocks, "aabbcc"), len(blocks)) == (0, 0)
 
 
-def test_salts_and_adapters_are_kept_apart():
-    blocks = EngineBlocks()
+def test_salts_and_adapters_are_kept_apart(blocks):
     stored(blocks, "ab", None, "aabb", extra_keys=[("s",), None])
     stored(blocks, "cd", None, "aacc", extra_keys=[("lora",), ("lora",)])
     stored(blocks, "e", None, "aa", extra_keys=[("lora", "s")])
@@ -107,14 +110,12 @@ def test_salts_and_adapters_are_kept_apart():
     assert held(blocks, "aadd", lora="lora") == 2
 
 
-def test_an_engine_that_names_no_salts_is_not_asked_about_them():
-    blocks = EngineBlocks()
+def test_an_engine_that_names_no_salts_is_not_asked_about_them(blocks):
     stored(blocks, "x", None, "aa")
     assert held(blocks, "aa", cache_salt="s") == 2
 
 
-def test_followed_prompts_are_told_when_less_of_them_is_held():
-    blocks = EngineBlocks()
+def test_followed_prompts_are_told_when_less_of_them_is_held(blocks):
     stored(blocks, "xyz", None, "aabbcc")
     stored(blocks, "w", "y", "dd")
     names = {"p": "aabbcc", "q": "aabbdd", "r": "aaee", "s": "ff"}
@@ -133,8 +134,7 @@ def test_followed_prompts_are_told_when_less_of_them_is_held():
     check(blocks)
 
 
-def test_a_late_listener_learns_a_prompts_beginning_from_its_end():
-    blocks = EngineBlocks()
+def test_a_late_listener_learns_a_prompts_beginning_from_its_end(blocks):
     stored(blocks, "yz", "unknown", "ccdd")
     assert held(blocks, "aabbccdd") == 0  # a question alone teaches nothing
     assert follow(blocks, "p", "aabbccdde") == 8
@@ -145,8 +145,7 @@ def test_a_late_listener_learns_a_prompts_beginning_from_its_end():
     assert held(blocks, "aabbee") == 6
 
 
-def test_any_unknown_removal_takes_away_what_was_only_implied():
-    blocks = EngineBlocks()
+def test_any_unknown_removal_takes_away_what_was_only_implied(blocks):
     stored(blocks, "yz", "unknown", "ccdd")
     follow(blocks, "p", "aabbccdd")
     removed(blocks, "?")
@@ -158,15 +157,13 @@ def test_any_unknown_removal_takes_away_what_was_only_implied():
     check(blocks)
 
 
-def test_an_unknown_removal_before_the_prompt_is_known_leaves_nothing_to_imply():
-    blocks = EngineBlocks()
+def test_an_unknown_removal_before_the_prompt_is_known_leaves_nothing_to_imply(blocks):
     stored(blocks, "yz", "unknown", "ccdd")
     removed(blocks, "?")
     assert follow(blocks, "p", "aabbccdd") == 0
 
 
-def test_nothing_is_implied_by_a_prompt_that_goes_on_otherwise_or_in_two_ways():
-    blocks = EngineBlocks()
+def test_nothing_is_implied_by_a_prompt_that_goes_on_otherwise_or_in_two_ways(blocks):
     stored(blocks, "y", "unknown", "cc")
     assert follow(blocks, "p", "aabbccdd") == 0  # its last block was not stored there
     stored(blocks, "z", "another", "cc")
@@ -174,8 +171,7 @@ def test_nothing_is_implied_by_a_prompt_that_goes_on_otherwise_or_in_two_ways():
     check(blocks)
 
 
-def test_implied_blocks_become_known_when_they_are_told():
-    blocks = EngineBlocks()
+def test_implied_blocks_become_known_when_they_are_told(blocks):
     stored(blocks, "z", "unknown", "cc")
     follow(blocks, "p", "aabbcc")
     assert stored(blocks, ["x", "unknown", "z"], None, "aabbcc")
@@ -187,8 +183,7 @@ def test_implied_blocks_become_known_when_they_are_told():
     check(blocks)
 
 
-def test_the_hash_of_an_implied_block_is_learned_from_what_is_built_upon_it():
-    blocks = EngineBlocks()
+def test_the_hash_of_an_implied_block_is_learned_from_what_is_built_upon_it(blocks):
     stored(blocks, "z", "third", "dd")
     follow(blocks, "p", "aabbccdd")
     stored(blocks, "w", "second", "ee")  # the engine built another prompt on a block before
@@ -216,8 +211,7 @@ def test_only_so_many_unknown_parents_are_remembered_the_latest(monkeypatch):
     check(blocks)
 
 
-def test_blocks_that_are_told_in_a_circle_do_no_harm():
-    blocks = EngineBlocks()
+def test_blocks_that_are_told_in_a_circle_do_no_harm(blocks):
     stored(blocks, "x", "y", "aa")
     stored(blocks, "y", "x", "aa")
     stored(blocks, "z", "x", "bb")
@@ -228,8 +222,7 @@ def test_blocks_that_are_told_in_a_circle_do_no_harm():
     check(blocks)
 
 
-def test_a_cleared_cache_implies_nothing():
-    blocks = EngineBlocks()
+def test_a_cleared_cache_implies_nothing(blocks):
     stored(blocks, "z", "unknown", "cc")
     follow(blocks, "p", "aabbcc")
     stored(blocks, "y", "another", "dd")
@@ -240,8 +233,7 @@ def test_a_cleared_cache_implies_nothing():
     assert blocks.take_lowered() == {"p": 0}
 
 
-def test_blocks_of_several_sizes_are_found_the_largest_first():
-    blocks = EngineBlocks()
+def test_blocks_of_several_sizes_are_found_the_largest_first(blocks):
     blocks.stored([b"x", b"y"], None, [1, 2, 3, 4], 2)
     blocks.stored([b"z"], None, [1, 2, 3, 4, 5, 6], 6)
     blocks.stored([b"w"], b"y", [7], 1)
@@ -250,8 +242,7 @@ def test_blocks_of_several_sizes_are_found_the_largest_first():
     assert blocks.block_size == 1
 
 
-def test_groups_of_layers_must_all_hold_a_prompt():
-    blocks = EngineBlocks()
+def test_groups_of_layers_must_all_hold_a_prompt(blocks):
     stored(blocks, "xy", None, "aabb", group=0)
     stored(blocks, "xy", None, "aabb", group=1)
     follow(blocks, "p", "aabb")
@@ -263,8 +254,7 @@ def test_groups_of_layers_must_all_hold_a_prompt():
     assert held(blocks, "aabb") == 2
 
 
-def test_a_prompt_is_held_where_the_layers_that_keep_states_can_go_on():
-    blocks = EngineBlocks()
+def test_a_prompt_is_held_where_the_layers_that_keep_states_can_go_on(blocks):
     stored(blocks, "wxyz", None, "aabbccdd")
     assert held(blocks, "aabbccdd") == 8
     # a window of three tokens: two blocks in a row, or all from the beginning on
@@ -280,8 +270,7 @@ def test_a_prompt_is_held_where_the_layers_that_keep_states_can_go_on():
     check(blocks)
 
 
-def test_less_is_held_once_a_state_is_gone_and_its_last_copy_counts():
-    blocks = EngineBlocks()
+def test_less_is_held_once_a_state_is_gone_and_its_last_copy_counts(blocks):
     stored(blocks, "wxyz", None, "aabbccdd")
     for _ in range(2):
         stored(blocks, "xz", "v", "aabbccdd", group=1, whole_prompts=False)
@@ -308,16 +297,14 @@ def test_states_are_bounded_the_oldest_go_first():
     assert (blocks.take_lowered(), held(blocks, "aabb")) == ({"p": 0}, 0)
 
 
-def test_blocks_without_tokens_are_refused():
-    blocks = EngineBlocks()
+def test_blocks_without_tokens_are_refused(blocks):
     assert not blocks.stored([b"x"], None, [], 0)
     assert not blocks.stored([b"x"], None, [1, 2, 3], 2)
     assert not blocks.stored([b"x"], None, [1, 2], 2, [None, None])
     assert held_tokens(blocks, [1, 2]) == 0
 
 
-def test_only_so_many_groups_are_followed():
-    blocks = EngineBlocks()
+def test_only_so_many_groups_are_followed(blocks):
     used = [stored(blocks, "x", None, "aa", group=group) for group in range(70)]
     assert used == [True] * 64 + [False] * 6
 
@@ -379,8 +366,7 @@ def test_any_events_leave_it_consistent(steps, max_blocks, size):
             known[name] = tokens
 
 
-def test_who_goes_on_before_the_news_is_taken_is_told_only_what_is_new():
-    blocks = EngineBlocks()
+def test_who_goes_on_before_the_news_is_taken_is_told_only_what_is_new(blocks):
     stored(blocks, "xyz", None, "aabbcc")
     assert follow(blocks, "p", "aabbccdd") == 6
     removed(blocks, "z")

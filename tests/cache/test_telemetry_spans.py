@@ -35,8 +35,12 @@ class Traced:
         return [span for span in found if name in (None, span.name)]
 
 
-def test_planning_is_a_span_below_the_current_one():
-    traced = Traced()
+@pytest.fixture
+def traced():
+    return Traced()
+
+
+def test_planning_is_a_span_below_the_current_one(traced):
     first = traced.planner.plan(big_request((1, 2), history=[], conversation_id="c"))
     with traced.tracer.start_as_current_span("a request") as around:
         history = [*first.messages(), assistant("Yes.")]
@@ -55,8 +59,7 @@ def test_planning_is_a_span_below_the_current_one():
     }
 
 
-def test_a_batch_is_one_span():
-    traced = Traced()
+def test_a_batch_is_one_span(traced):
     traced.planner.plan_batch([big_request((1, 2)), big_request((2, 1))])
     [span] = traced.spans()
     assert span.attributes["ctxreuse.requests"] == 2
@@ -83,8 +86,7 @@ def usage_in(spans):
 
 
 @pytest.mark.parametrize("attribute", ["gen_ai.request.model", "openinference.span.kind"])
-def test_usage_is_left_to_a_span_of_the_model_around_the_call(attribute):
-    traced = Traced()
+def test_usage_is_left_to_a_span_of_the_model_around_the_call(attribute, traced):
     llm = model(openai_model(EmulatedEngine(block_size=4)), planner=traced.planner)
     with traced.tracer.start_as_current_span("chat emulated", attributes={attribute: "LLM"}):
         llm.invoke(question("abc"))
@@ -96,8 +98,7 @@ def test_usage_is_left_to_a_span_of_the_model_around_the_call(attribute):
 
 
 @pytest.mark.parametrize("prompt", ["Hello.", question("abc")])
-def test_each_answered_call_has_a_span_planned_or_not(prompt):
-    traced = Traced()
+def test_each_answered_call_has_a_span_planned_or_not(prompt, traced):
     llm = model(openai_model(EmulatedEngine(block_size=4)), planner=traced.planner)
     llm.invoke(prompt)
     [span] = traced.spans("ctxreuse call")
@@ -105,8 +106,7 @@ def test_each_answered_call_has_a_span_planned_or_not(prompt):
     assert span.attributes["ctxreuse.input_tokens"] > 0
 
 
-def test_an_answer_without_usage_has_a_span_without_counts():
-    traced = Traced()
+def test_an_answer_without_usage_has_a_span_without_counts(traced):
     silent = GenericFakeChatModel(messages=iter(["Yes."]))
     model(silent, planner=traced.planner).invoke(question("abc"))
     [span] = traced.spans("ctxreuse call")
@@ -136,8 +136,7 @@ def langchain_is_instrumented(monkeypatch):
     ("through", "is_theirs"),
     [("openai", False), ("", False), ("LangChain", True), ("x.Lang_Chain", True), (None, True)],
 )
-def test_a_call_that_another_instrumentation_counts_has_no_usage(through, is_theirs):
-    traced = Traced()
+def test_a_call_that_another_instrumentation_counts_has_no_usage(through, is_theirs, traced):
     traced.planner.report_usage((), 300, 100, through=through)
     [span] = traced.spans()
     assert span.attributes["ctxreuse.cache_read.input_tokens"] == 100
@@ -149,8 +148,7 @@ def test_what_a_call_went_through_is_a_text():
         Traced().planner.report_usage((), 300, through=7)
 
 
-def test_another_span_around_it_is_left_alone():
-    traced = Traced()
+def test_another_span_around_it_is_left_alone(traced):
     llm = model(openai_model(EmulatedEngine()), planner=traced.planner)
     with traced.tracer.start_as_current_span("GET /", attributes={"http.method": "GET"}):
         llm.invoke(question("abc"))
@@ -159,8 +157,7 @@ def test_another_span_around_it_is_left_alone():
     assert len(traced.spans("ctxreuse call")) == 1
 
 
-def test_no_span_holds_a_text_or_a_name():
-    traced = Traced()
+def test_no_span_holds_a_text_or_a_name(traced):
     request = big_request((1, 2), "a secret question", tenant="anna", request_id="r-17")
     traced.planner.report_usage(traced.planner.plan(request), 300, 100)
     written = "".join(span.to_json() for span in traced.spans())
@@ -168,15 +165,13 @@ def test_no_span_holds_a_text_or_a_name():
     assert not any(word in written for word in ("secret", "anna", "r-17", "text of"))
 
 
-def test_counts_that_are_unknown_are_left_out():
-    traced = Traced()
+def test_counts_that_are_unknown_are_left_out(traced):
     traced.planner.report_usage((), 300)
     [span] = traced.spans()
     assert "gen_ai.usage.cache_read.input_tokens" not in span.attributes
 
 
-def test_copies_go_on_tracing():
-    traced = Traced()
+def test_copies_go_on_tracing(traced):
     traced.planner.sibling().plan(big_request((1,)))
     copy.deepcopy(traced.planner).plan(big_request((1,)))
     assert len(traced.spans("ctxreuse plan")) == 2

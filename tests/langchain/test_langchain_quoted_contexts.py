@@ -48,6 +48,11 @@ class Application:
         return [letters_in(call.text) for call in self.inner.calls]
 
 
+@pytest.fixture
+def application():
+    return Application()
+
+
 @pytest.mark.parametrize("other", ["A", "B"])
 def test_a_document_that_poses_as_two_leaves_theirs_where_they_are_or_is_not_known(other):
     application = Application()
@@ -59,8 +64,7 @@ def test_a_document_that_poses_as_two_leaves_theirs_where_they_are_or_is_not_kno
     assert application.sent == ["ab", "ba" if other == "A" else "ab"]
 
 
-def test_no_answer_and_no_message_before_one_is_rewritten():
-    application = Application()
+def test_no_answer_and_no_message_before_one_is_rewritten(application):
     application.ask(documents("abc"), "One?", "A")
     context = format_context(documents("cab"))
     for first in (AIMessage, HumanMessage):
@@ -173,8 +177,7 @@ class TestSetUps:
         self.check(application)
 
     @pytest.mark.parametrize("is_awaited", [False, True])
-    def test_a_batch_has_a_config_each(self, is_awaited):
-        application = Application()
+    def test_a_batch_has_a_config_each(self, is_awaited, application):
         application.chain.invoke(given("abc"), configured("one"))
         asked = [given("cab"), given("bca")], [configured("two"), configured("one")]
         if is_awaited:
@@ -183,8 +186,7 @@ class TestSetUps:
             application.chain.batch(*asked)
         self.check(application)
 
-    def test_a_context_that_was_rendered_without_the_tenant_is_not_found(self):
-        application = Application()
+    def test_a_context_that_was_rendered_without_the_tenant_is_not_found(self, application):
         for letters in ("abc", "cab"):
             context = format_context(documents(letters))
             application.model.invoke(f"{context}\n\nWhich?", configured("one"))
@@ -192,8 +194,7 @@ class TestSetUps:
         assert application.model.prompt_statistics.not_found == 2
 
 
-def test_a_models_stream_serves_the_tenant_of_the_call_however_late_it_is_read():
-    application = Application()
+def test_a_models_stream_serves_the_tenant_of_the_call_however_late_it_is_read(application):
     with request_context(tenant="one"):
         streams = [
             application.model.stream(f"{format_context(documents(letters))}\n\nWhich?")
@@ -223,8 +224,7 @@ class TestHonestPrograms:
         chain.invoke(f"{format_context(documents('cab'))}\n\nQuestion: Two?")
         assert application.sent == ["abc"] * 4
 
-    def test_a_history_may_be_trimmed_from_the_front(self):
-        application = Application()
+    def test_a_history_may_be_trimmed_from_the_front(self, application):
         messages: list[BaseMessage] = []
         with request_context(tenant="A"):
             for letters in ("abc", "bad", "cab", "abd"):
@@ -235,8 +235,7 @@ class TestHonestPrograms:
         assert application.model.prompt_statistics.planned == 4
 
 
-def test_memories_and_documents_in_one_prompt_are_both_in_order():
-    application = Application()
+def test_memories_and_documents_in_one_prompt_are_both_in_order(application):
     memory = ReuseMemory(FakeMemory(lettered("xyz")), planner=application.model.planner)
     for turn, letters in enumerate(("abc", "cab")):
         memory.memory.found = lettered("zxy" if turn else "xyz")
@@ -247,8 +246,7 @@ def test_memories_and_documents_in_one_prompt_are_both_in_order():
     assert sorted(application.sent[1]) == list("abcxyz")
 
 
-def test_a_document_of_a_chain_of_agents_may_quote_a_context():
-    application = Application()
+def test_a_document_of_a_chain_of_agents_may_quote_a_context(application):
     application.ask(documents("ab"), "One?", "A")
     shown = application.ask(documents("ba"), "One?", "A").partition("\n\nQuestion")[0]
     plain = Application()

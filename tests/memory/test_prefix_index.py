@@ -1,5 +1,6 @@
 from itertools import permutations
 
+import pytest
 from example_counts import examples
 from helpers import (
     Sender,
@@ -22,16 +23,15 @@ from hypothesis import strategies as st
 from steps import steps
 
 from ctxreuse.memory import prefix_index
-from ctxreuse.memory.prefix_index import (
-    Evicted,
-    IndexStatistics,
-    PrefixIndex,
-    SearchBudget,
-)
+from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, PrefixIndex, SearchBudget
 
 
-def test_a_later_turn_cannot_be_entered_by_search_or_insert():
-    sender = Sender()
+@pytest.fixture
+def sender():
+    return Sender()
+
+
+def test_a_later_turn_cannot_be_entered_by_search_or_insert(sender):
     first = sender.send("ab", "turn 1")
     sender.extend(first.end, "cd", "turn 2")
     assert sender.search("abcd") == ("ab", 2)
@@ -40,8 +40,7 @@ def test_a_later_turn_cannot_be_entered_by_search_or_insert():
     assert shape(sender.index) == {"ab": ["turn 1"], "ab.|cd": ["turn 2"], "ab.cd": ["other"]}
 
 
-def test_splitting_a_conversations_node_keeps_what_is_behind_it():
-    sender = Sender()
+def test_splitting_a_conversations_node_keeps_what_is_behind_it(sender):
     first = sender.send("abc", "turn 1")
     sender.extend(first.end, "d", "turn 2")
     sender.send("ax", "other")
@@ -61,16 +60,14 @@ def test_a_request_id_that_is_used_again_names_the_later_request():
     check_index(sender.index)
 
 
-def test_request_ids_of_different_types_are_different_requests():
-    sender = Sender()
+def test_request_ids_of_different_types_are_different_requests(sender):
     sender.send("a", 1)
     sender.send("b", "1")
     assert sender.evict(["1"]) == Evicted(1, 1, ())
     assert shape(sender.index) == {"a": [1]}
 
 
-def test_each_later_turn_is_a_branch_of_its_own():
-    sender = Sender()
+def test_each_later_turn_is_a_branch_of_its_own(sender):
     first = sender.send("a", 0).end
     for number in (1, 2):
         turn = sender.extend(first, "b", number)
@@ -80,15 +77,13 @@ def test_each_later_turn_is_a_branch_of_its_own():
     assert sender.index.statistics() == IndexStatistics(nodes=3, tokens=3, requests=3)
 
 
-def test_a_later_turn_without_blocks_ends_where_the_turn_before_ended():
-    sender = Sender()
+def test_a_later_turn_without_blocks_ends_where_the_turn_before_ended(sender):
     first = sender.send("a", 0)
     assert sender.extend(first.end, "", 1).end == first.end
     assert shape(sender.index) == {"a": [0, 1]}
 
 
-def test_a_chain_of_five_thousand_turns_needs_no_recursion():
-    sender = Sender()
+def test_a_chain_of_five_thousand_turns_needs_no_recursion(sender):
     node = sender.send("a", 0).end
     for number in range(1, 5_000):
         node = sender.extend(node, "b", number).end
@@ -125,8 +120,7 @@ def test_evicting_requests_leaves_exactly_what_the_others_sent(sent, gone):
     check_index(sender.index)
 
 
-def test_nothing_is_left_when_all_requests_are_evicted():
-    sender = Sender()
+def test_nothing_is_left_when_all_requests_are_evicted(sender):
     first = sender.send("abc", 0, "system")
     sender.send("abd", 1, "system")
     sender.send("", 2, "another system")
@@ -136,8 +130,7 @@ def test_nothing_is_left_when_all_requests_are_evicted():
     assert nodes_of(sender.index) == []
 
 
-def test_a_root_goes_when_its_only_request_is_replaced_under_another_system_text():
-    sender = Sender()
+def test_a_root_goes_when_its_only_request_is_replaced_under_another_system_text(sender):
     sender.send("", 0, "one")
     sender.send("", 0, "two")
     assert [node.edge for node in nodes_of(sender.index)] == ["two"]
@@ -151,8 +144,7 @@ def test_whole_blocks_leave_so_a_few_tokens_more_may_go():
     assert shape(sender.index) == {"c": [1]}
 
 
-def test_a_later_turn_keeps_everything_before_it_in_use():
-    sender = Sender()
+def test_a_later_turn_keeps_everything_before_it_in_use(sender):
     first = sender.send("ab", 0)
     sender.send("c", 1)
     sender.extend(first.end, "d", 2)
@@ -160,8 +152,7 @@ def test_a_later_turn_keeps_everything_before_it_in_use():
     assert shape(sender.index) == {"ab": [0]}
 
 
-def test_of_a_later_turn_nothing_is_left_when_its_own_blocks_have_left():
-    sender = Sender()
+def test_of_a_later_turn_nothing_is_left_when_its_own_blocks_have_left(sender):
     first = sender.send("ab", 0)
     sender.extend(first.end, "cd", 1)
     assert sender.index.evict_oldest(1) == 1
@@ -255,8 +246,7 @@ def test_of_a_later_turn_its_own_blocks_are_trimmed():
     check_index(sender.index)
 
 
-def test_requests_whose_ends_come_together_again_and_again_can_all_be_forgotten():
-    sender = Sender()
+def test_requests_whose_ends_come_together_again_and_again_can_all_be_forgotten(sender):
     for number in range(40):
         for length in range(1, 5):
             sender.send("abcd"[:length], f"{number} {length}")
@@ -354,8 +344,7 @@ def test_any_operations_leave_the_index_consistent_and_within_its_bounds(
         check_index(index)
 
 
-def test_leaves_that_are_used_again_and_again_are_found_in_short_steps():
-    sender = Sender()
+def test_leaves_that_are_used_again_and_again_are_found_in_short_steps(sender):
     sender.send("z", "oldest")
     for _ in range(3):
         for number in range(500):
@@ -402,8 +391,7 @@ def test_a_path_can_be_made_to_begin_with_a_block(sent, asked, weights, first):
     assert (word(match.path), match.weight) == best_path(beginning_so, asked, weights)
 
 
-def test_system_texts_have_roots_of_their_own():
-    sender = Sender()
+def test_system_texts_have_roots_of_their_own(sender):
     sender.send("ab", 0, "one")
     sender.send("ba", 1, "two")
     assert sender.search("abc", "one") == ("ab", 2)
@@ -430,8 +418,7 @@ def test_the_sent_prefix_is_the_longest_that_any_sequence_begins_with(sent, aske
     assert prefix(Sender(*sent), asked) == expected
 
 
-def test_a_later_turn_is_no_sent_prefix():
-    sender = Sender()
+def test_a_later_turn_is_no_sent_prefix(sender):
     end = sender.send("ab", 0)
     sender.extend(end.end, "cd", 1)
     assert [prefix(sender, asked) for asked in ("abcd", "cd")] == ["ab", ""]

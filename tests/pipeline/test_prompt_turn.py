@@ -80,13 +80,17 @@ class World:
         }
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 def said(*texts: str) -> tuple[PromptPart, ...]:
     """Return messages of user and assistant, one after the other."""
     return tuple(PromptPart(("user", "assistant")[n % 2], one) for n, one in enumerate(texts))
 
 
-def test_no_prompt_and_no_message_may_be_planned():
-    world = World()
+def test_no_prompt_and_no_message_may_be_planned(world):
     assert world.prompts.plan([]) == []
     assert world.plan() == PlannedPrompt(0, ())
 
@@ -127,8 +131,7 @@ def test_a_turn_that_the_user_has_edited_is_not_referred_to():
     assert letters_in(later.texts[2]) == "bd"
 
 
-def test_a_system_message_in_front_is_planned_too():
-    world = World()
+def test_a_system_message_in_front_is_planned_too(world):
     parts = PromptPart("system", f"Facts:\n{world.context('abc')}"), PromptPart("user", "Who?")
     world.plan(*parts)
     moved = PromptPart("system", f"Facts:\n{world.context('cab')}")
@@ -138,8 +141,7 @@ def test_a_system_message_in_front_is_planned_too():
     assert again.texts[0] == planned.texts[0]
 
 
-def test_a_system_message_that_stayed_in_place_stays_for_the_conversation():
-    world = World()
+def test_a_system_message_that_stayed_in_place_stays_for_the_conversation(world):
     shown = PromptPart("system", f"Facts:\n{world.context('cab')}")
     first = world.plan(shown, *said("Which is the oldest?"))
     assert world.counts() == {"order": 1}
@@ -149,14 +151,12 @@ def test_a_system_message_that_stayed_in_place_stays_for_the_conversation():
     assert later.texts[0] == first.texts[0]
 
 
-def test_the_fronts_of_one_prompt_are_no_changing_words():
-    world = World()
+def test_the_fronts_of_one_prompt_are_no_changing_words(world):
     contexts = [world.context(letters) for letters in ("ab", "cd", "ef")]
     assert len(world.plan(*said("\n\nAlso:\n".join(contexts))).plans) == 3
 
 
-def test_words_on_the_order_stand_inside_of_tags_around():
-    world = World()
+def test_words_on_the_order_stand_inside_of_tags_around(world):
     for letters in ("abc", "cab"):
         documents = "\n".join(f"<doc>{world.context(letter)}</doc>" for letter in letters)
         sent = world.user(f"<docs>\n{documents}</docs>\nWhich?")
@@ -189,8 +189,7 @@ def ask(world, front="Facts:\n", end="\n\nWhich?", separator="\n\n") -> str:
     return outcome
 
 
-def test_a_front_that_changes_each_time_keeps_a_context_in_place():
-    world = World()
+def test_a_front_that_changes_each_time_keeps_a_context_in_place(world):
     outcomes = [ask(world, front=f"Date: {n}.\n") for n in (1, 2, 3, 4, 2)]
     assert outcomes == ["planned"] * 2 + ["behind_changing_words"] * 2 + ["planned"]
 
@@ -205,8 +204,7 @@ def test_a_users_own_words_do_not_count_once_they_are_told_apart():
         assert ask(world, "The oldest come first.\n\n", f"\n\n{question}") == "order"
 
 
-def test_words_of_documents_are_not_the_applications():
-    world = World()
+def test_words_of_documents_are_not_the_applications(world):
     dated = [f"{text} The oldest ones are sorted." for text in TEXTS.values()]
     one, other = dated[:2], dated[2:4]
     for texts in (one, other):
@@ -216,16 +214,14 @@ def test_words_of_documents_are_not_the_applications():
         assert len(world.plan(*parts, PromptPart("user", question)).plans) == 2
 
 
-def test_words_of_an_earlier_plan_keep_the_order_that_they_speak_of():
-    world = World()
+def test_words_of_an_earlier_plan_keep_the_order_that_they_speak_of(world):
     world.user(world.context("abc"))
     text = f"{world.context('cab')}\n\nRead documents 2, 3, 1 first."
     assert world.user(text) == text
     assert world.counts() == {"planned": 1, "order": 1}
 
 
-def test_prompts_that_wait_together_are_planned_together():
-    world = World()
+def test_prompts_that_wait_together_are_planned_together(world):
     texts = [
         f"{world.context(letters)}\n\nQ{number}?"
         for number, letters in enumerate(["abg", "cdh", "bfa", "edc"])
@@ -339,13 +335,11 @@ def test_breakpoints_stand_where_prompts_fork_and_are_no_more_than_a_request_may
         before = (*planned.texts, turns[-1])
 
 
-def test_caches_without_breakpoints_get_plain_texts():
-    world = World()
+def test_caches_without_breakpoints_get_plain_texts(world):
     assert world.plan(*said(f"{world.context('abc')}\n\nWhich?")).parts == ()
 
 
-def test_a_message_that_a_part_of_ours_planned_is_sent_as_it_is():
-    world = World()
+def test_a_message_that_a_part_of_ours_planned_is_sent_as_it_is(world):
     world.user(world.context("abc"))
     text = world.context("cab")
     note_planned("", "user", text)
@@ -354,8 +348,7 @@ def test_a_message_that_a_part_of_ours_planned_is_sent_as_it_is():
     assert world.plan(PromptPart("system", text)).plans, "nobody has planned this one"
 
 
-def test_a_prompt_that_was_not_sent_can_be_taken_back():
-    world = World()
+def test_a_prompt_that_was_not_sent_can_be_taken_back(world):
     planned = world.plan(*said(world.context("abc")))
     assert world.planner.statistics().requests == 1
     for _ in range(2):
@@ -443,8 +436,7 @@ def test_texts_that_are_no_unicode_are_planned_too():
     assert sent.endswith("\n\udfff")
 
 
-def test_a_copied_gateway_plans_as_before():
-    world = World()
+def test_a_copied_gateway_plans_as_before(world):
     gateway = pickle.loads(
         pickle.dumps(ModelGateway(world.planner, "reuse", 0.0, "model", "", usage_of))
     )
@@ -454,9 +446,7 @@ def test_a_copied_gateway_plans_as_before():
 
 
 @pytest.mark.usefixtures("new_objects_only")
-def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector():
-    world = World()
-
+def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector(world):
     def objects_behind(number: int) -> int:
         context = world.context("abcdefgh"[number % 3 :])
         world.user(f"{context}\n\nWhich {number}?")
@@ -470,8 +460,7 @@ def test_what_is_remembered_of_a_prompt_is_few_objects_for_the_collector():
     assert median(after - before for before, after in pairwise(counts)) <= 18
 
 
-def test_a_repeat_stays_where_nothing_else_moves():
-    world = World()
+def test_a_repeat_stays_where_nothing_else_moves(world):
     for letters in ("abbc", "abbd", "ababe"):
         shown = "\n\n".join(TEXTS[letter] for letter in letters)
         assert world.user(shown) == shown

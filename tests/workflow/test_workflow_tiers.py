@@ -42,6 +42,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def searched() -> IVFIndex:
+    return IVFIndex(shared_index("L2"))
+
+
 def rebuild(tier: HotTier) -> tuple[int, ...]:
     tier.swap(tier.build())
     return tier.clusters
@@ -105,10 +110,9 @@ def test_the_clusters_with_the_most_accesses_are_held_as_far_as_they_fit_first_o
     assert none.counters.swaps == 0
 
 
-def test_clusters_that_do_not_fit_or_are_empty_leave_their_room_to_the_next():
+def test_clusters_that_do_not_fit_or_are_empty_leave_their_room_to_the_next(searched):
     sizes = IVFIndex(shared_index("L2")).cluster_sizes
     small, large = int(np.argmin(sizes)), int(np.argmax(sizes))
-    searched = IVFIndex(shared_index("L2"))
     tier = HotTier(searched, bytes_of(searched, large) - 1)
     tier.note(np.array([large, large, small]))
     assert rebuild(tier) == (small,)
@@ -120,8 +124,7 @@ def test_clusters_that_do_not_fit_or_are_empty_leave_their_room_to_the_next():
     assert rebuild(tier) == (6,)
 
 
-def test_old_accesses_count_less_with_every_build():
-    searched = IVFIndex(shared_index("L2"))
+def test_old_accesses_count_less_with_every_build(searched):
     tier = HotTier(searched, max(bytes_of(searched, 1), bytes_of(searched, 2)), decay=0.5)
     tier.note(np.array([1, 1, 1, 1]))
     assert rebuild(tier) == (1,)
@@ -145,8 +148,7 @@ def test_a_build_is_due_after_every_so_many_sub_stages():
     assert tier.counters.swaps == 1
 
 
-def test_counters_tell_the_share_of_compared_vectors_that_was_hot():
-    searched = IVFIndex(shared_index("L2"))
+def test_counters_tell_the_share_of_compared_vectors_that_was_hot(searched):
     tier = HotTier(searched, PLENTY)
     tier.note(np.array([5, -1]))
     rebuild(tier)
@@ -311,8 +313,7 @@ def test_queries_that_are_no_numbers_are_left_to_faiss(torch, metric):
     assert certain.any(axis=1).tolist() == [True, False, False]
 
 
-def test_rows_come_back_in_the_order_in_which_they_were_asked(torch):
-    searched = IVFIndex(shared_index("L2"))
+def test_rows_come_back_in_the_order_in_which_they_were_asked(torch, searched):
     random = np.random.default_rng(0)
     rows, clusters = random.integers(0, 12, 60), random.integers(-1, NLIST, 60)
     expected = searched.scan(QUERIES, rows, clusters, 4)
@@ -320,16 +321,14 @@ def test_rows_come_back_in_the_order_in_which_they_were_asked(torch):
     assert_same(searched.scan(QUERIES, rows, clusters, 4), *expected)
 
 
-def test_many_rows_are_scored_in_blocks(torch, monkeypatch):
-    searched = IVFIndex(shared_index("L2"))
+def test_many_rows_are_scored_in_blocks(torch, monkeypatch, searched):
     expected = every_pair(searched, QUERIES, 5)
     on_device(searched, list(range(NLIST)))
     monkeypatch.setattr("ctxreuse.workflow.vector_search.gpu_tier._LARGEST_PRODUCT", 700)
     assert_same(every_pair(searched, QUERIES, 5), *expected)
 
 
-def test_products_of_less_precision_are_not_trusted(torch):
-    searched = IVFIndex(shared_index("L2"))
+def test_products_of_less_precision_are_not_trusted(torch, searched):
     tier = on_device(searched, [3])
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
@@ -349,8 +348,7 @@ def test_products_whose_precision_torch_cannot_tell_are_not_trusted(torch, monke
     assert not certain_pairs(tier, QUERIES, 5).any()
 
 
-def test_a_tier_that_holds_nothing_any_more_is_not_asked(torch):
-    searched = IVFIndex(shared_index("L2"))
+def test_a_tier_that_holds_nothing_any_more_is_not_asked(torch, searched):
     tier = on_device(searched, [3])
     tier.build()
     tier.swap(tier.build())
@@ -359,10 +357,9 @@ def test_a_tier_that_holds_nothing_any_more_is_not_asked(torch):
 
 
 @pytest.mark.parametrize("clusters", [[], [4], [3, 4], [-1], [3]])
-def test_a_scan_may_meet_no_cluster_of_the_tier(torch, clusters):
+def test_a_scan_may_meet_no_cluster_of_the_tier(torch, clusters, searched):
     rows, wanted = np.zeros(len(clusters), dtype=np.int64), np.array(clusters, dtype=np.int64)
     expected = IVFIndex(shared_index("L2")).scan(QUERIES, rows, wanted, 5)
-    searched = IVFIndex(shared_index("L2"))
     on_device(searched, [3])
     assert_same(searched.scan(QUERIES, rows, wanted, 5), *expected)
 
@@ -404,8 +401,7 @@ def test_a_device_that_is_not_there_is_named_when_the_tier_is_made(torch):
         GpuTier(IVFIndex(shared_index("L2")), PLENTY)
 
 
-def test_clusters_can_be_hot_in_both_tiers(torch):
-    searched = IVFIndex(shared_index("L2"))
+def test_clusters_can_be_hot_in_both_tiers(torch, searched):
     expected = every_pair(searched, QUERIES, 5)
     on_device(searched, [1, 2, 3])
     ram = HotTier(searched, PLENTY)
