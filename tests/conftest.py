@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from paper_words import with_paper_words
 
+from ctxreuse import ReusePlanner
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.pipeline import environment
 from ctxreuse.pipeline.known_texts import known_texts
@@ -39,6 +40,12 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test begin without what tests before it rendered, retrieved and planned."""
     known_texts().forget_all()
     monkeypatch.setattr(environment, "_planners", LRUMap())
+
+
+@pytest.fixture
+def planner() -> ReusePlanner:
+    """Return a planner that has been told nothing and has planned nothing."""
+    return ReusePlanner()
 
 
 @pytest.fixture(scope="module")

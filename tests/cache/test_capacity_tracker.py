@@ -22,8 +22,7 @@ def plan_of(planner, ids, tokens=100, **fields):
     return planner.plan(ContextRequest(blocks, "?", **fields))
 
 
-def test_the_index_keeps_the_share_of_the_capacity_that_blocks_take():
-    planner = ReusePlanner()
+def test_the_index_keeps_the_share_of_the_capacity_that_blocks_take(planner):
     tracker = CapacityTracker(planner, capacity_tokens=1_000)
     assert tracker.block_share == 1.0
     for number in range(10):
@@ -33,8 +32,7 @@ def test_the_index_keeps_the_share_of_the_capacity_that_blocks_take():
         assert planner.statistics().tokens == min(500, 100 * (number + 1))
 
 
-def test_the_least_recently_used_goes_first_over_all_tenants():
-    planner = ReusePlanner()
+def test_the_least_recently_used_goes_first_over_all_tenants(planner):
     CapacityTracker(planner, capacity_tokens=300)
     plans = []
     for number, tenant in ((1, "a"), (2, "b"), (1, "a"), (3, "b"), (4, "c")):
@@ -47,8 +45,7 @@ def test_the_least_recently_used_goes_first_over_all_tenants():
     assert unknown == [False, True, False, False, False]
 
 
-def test_the_share_is_that_of_the_requests_that_fill_the_cache():
-    planner = ReusePlanner()
+def test_the_share_is_that_of_the_requests_that_fill_the_cache(planner):
     tracker = CapacityTracker(planner, capacity_tokens=1_000)
     shares = []
     for number in range(7):
@@ -77,8 +74,7 @@ def test_tokens_are_those_of_the_index_whatever_they_are_counted_with():
     assert (planner.block_tokens(plan.blocks), tracker.block_share) == (100, 0.5)
 
 
-def test_an_engine_without_a_cache_leaves_nothing_in_the_index():
-    planner = ReusePlanner()
+def test_an_engine_without_a_cache_leaves_nothing_in_the_index(planner):
     CapacityTracker(planner, capacity_tokens=0)
     planner.report_usage(plan_of(planner, [1]), prompt_tokens=200, cached_tokens=0)
     assert planner.statistics().tokens == 0
@@ -90,9 +86,8 @@ def test_what_is_no_answered_call_is_refused():
         tracker.answered(["a"])
 
 
-def test_it_takes_its_size_from_the_engines_metrics():
+def test_it_takes_its_size_from_the_engines_metrics(planner):
     page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="101"} 1\n'
-    planner = ReusePlanner()
     for metrics in (page, PrefixCacheMetrics.parse(page)):
         assert CapacityTracker.from_metrics(planner, metrics).capacity_tokens == 1600
     with pytest.raises(InvalidRequestError, match="do not tell the size of the cache"):
@@ -149,9 +144,8 @@ def test_whether_a_tenant_has_the_same_blocks_as_another_changes_nothing(answers
 
 
 @pytest.mark.parametrize("salted", [False, True])
-def test_what_several_tenants_find_stays_in_each_ones_index(salted):
+def test_what_several_tenants_find_stays_in_each_ones_index(salted, planner):
     """Salted, the engine holds it once for each tenant; else once, and each of them finds it."""
-    planner = ReusePlanner()
     CapacityTracker(planner, capacity_tokens=2_000)
     held = set()
     for number in range(60):
@@ -164,24 +158,21 @@ def test_what_several_tenants_find_stays_in_each_ones_index(salted):
     assert planner.statistics().tokens == 600, "every tenant's"
 
 
-def test_contexts_of_one_prompt_share_its_tokens():
-    planner = ReusePlanner()
+def test_contexts_of_one_prompt_share_its_tokens(planner):
     tracker = CapacityTracker(planner, capacity_tokens=1_000)
     plans = [plan_of(planner, [1, 2]), plan_of(planner, [3])]
     planner.report_usage(plans, 500, 0, completion_tokens=100)
     assert tracker.block_share == 0.5
 
 
-def test_the_last_tracker_of_a_planner_is_the_one_that_hears():
-    planner = ReusePlanner()
+def test_the_last_tracker_of_a_planner_is_the_one_that_hears(planner):
     trackers = [CapacityTracker(planner, capacity_tokens=1_000) for _ in range(2)]
     planner.report_usage(plan_of(planner, [1]), 200, 0)
     planner.report_usage([], 700, 0)  # a prompt without a context
     assert [tracker.block_share for tracker in trackers] == [1.0, 0.5]
 
 
-def test_threads_share_it():
-    planner = ReusePlanner()
+def test_threads_share_it(planner):
     CapacityTracker(planner, capacity_tokens=3_000)
 
     def run(number):
@@ -264,8 +255,7 @@ def test_the_index_holds_roughly_what_a_simulated_engine_holds():
     assert both / len(in_engine) > 0.8
 
 
-def test_blocks_that_the_engine_had_lost_and_stored_anew_stay_in_the_index():
-    planner = ReusePlanner()
+def test_blocks_that_the_engine_had_lost_and_stored_anew_stay_in_the_index(planner):
     plan_of(planner, [1])
     tracker = CapacityTracker(planner, capacity_tokens=1_000)
     plan = plan_of(planner, [1])
@@ -278,8 +268,7 @@ NAN, INFINITE = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize("count", [-5, "ten", NAN, INFINITE, -INFINITE, True, 1.5, 10**400, [1]])
-def test_counts_that_cannot_be_right_are_unknown(count):
-    planner = ReusePlanner()
+def test_counts_that_cannot_be_right_are_unknown(count, planner):
     tracker = CapacityTracker(planner, capacity_tokens=1_000)
     for prompt, cached, completion in ((count, 0, 0), (200, count, 0), (200, 0, count)):
         planner.report_usage(plan_of(planner, [1]), prompt, cached, completion_tokens=completion)
@@ -291,8 +280,7 @@ def test_counts_that_cannot_be_right_are_unknown(count):
     assert planner.statistics().tokens == 500
 
 
-def test_what_it_looks_back_on_is_bounded_however_little_is_stored():
-    planner = ReusePlanner()
+def test_what_it_looks_back_on_is_bounded_however_little_is_stored(planner):
     tracker = CapacityTracker(planner, capacity_tokens=10**9)
     plan = plan_of(planner, [1])
     for _ in range(5_000):

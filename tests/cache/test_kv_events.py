@@ -116,6 +116,11 @@ def publisher():
         yield one
 
 
+@pytest.fixture
+def app(publisher):
+    return Application(publisher)
+
+
 def test_the_index_holds_what_the_engine_holds_after_evictions(publisher):
     app = Application(publisher, blocks=60)
     with following(app.planner, publisher) as sync:
@@ -186,8 +191,7 @@ def test_no_message_is_applied_twice_though_it_comes_live_and_replayed(publisher
     assert (stats.batches, stats.events, stats.gaps, stats.losses) == (6, 6, 1, 0)
 
 
-def test_messages_missing_for_good_empty_the_index(publisher):
-    app = Application(publisher)
+def test_messages_missing_for_good_empty_the_index(publisher, app):
     with following(app.planner, publisher, replays=False) as sync:
         app.send("ab", sync)
         caught_up(sync, publisher)
@@ -231,8 +235,7 @@ def test_a_new_engine_at_the_same_address_begins_with_an_empty_index():
 
 
 @pytest.mark.parametrize("missed", [0, 2])
-def test_numbers_that_go_back_are_a_new_engine(publisher, missed):
-    app = Application(publisher)
+def test_numbers_that_go_back_are_a_new_engine(publisher, missed, app):
     with following(app.planner, publisher) as sync:
         for context in ("ab", "cd", "ef"):
             app.send(context, sync)
@@ -252,8 +255,7 @@ def test_numbers_that_go_back_are_a_new_engine(publisher, missed):
     assert (stats.restarts, stats.losses) == (1, 0)
 
 
-def test_a_cleared_cache_empties_the_index(publisher):
-    app = Application(publisher)
+def test_a_cleared_cache_empties_the_index(publisher, app):
     with following(app.planner, publisher) as sync:
         app.send("ab", sync)
         caught_up(sync, publisher)
@@ -314,8 +316,7 @@ def test_a_request_is_not_judged_while_its_events_may_come_in_a_replay():
             assert app.index_paths() == app.held_paths() != set()
 
 
-def test_a_late_listener_without_replays_learns_from_what_is_built_upon(publisher):
-    app = Application(publisher)
+def test_a_late_listener_without_replays_learns_from_what_is_built_upon(publisher, app):
     app.send("ab", lost=True)
     with following(app.planner, publisher, replays=False) as sync:
         app.send("abc", sync)
@@ -327,8 +328,7 @@ def test_a_late_listener_without_replays_learns_from_what_is_built_upon(publishe
     assert (stats.gaps, stats.losses, stats.replays) == (0, 0, 0)
 
 
-def test_a_late_listener_that_cannot_know_takes_it_for_not_held(publisher):
-    app = Application(publisher)
+def test_a_late_listener_that_cannot_know_takes_it_for_not_held(publisher, app):
     app.send("ab", lost=True)
     with following(app.planner, publisher, replays=False) as sync:
         app.send("cd", sync)
@@ -339,8 +339,7 @@ def test_a_late_listener_that_cannot_know_takes_it_for_not_held(publisher):
         assert app.planner.statistics().tokens == 80
 
 
-def test_broken_and_unknown_messages_are_passed_over(publisher):
-    app = Application(publisher)
+def test_broken_and_unknown_messages_are_passed_over(publisher, app):
     with following(app.planner, publisher) as sync:
         app.send("ab", sync)
         for payload in (
@@ -422,8 +421,7 @@ def test_without_ends_too_few_blocks_count_as_held_rather_than_too_many(publishe
         assert app.index_paths() >= {("", tuple(block.key for block in plan.blocks))}
 
 
-def test_only_so_many_requests_are_followed_and_the_others_leave_the_index(publisher):
-    app = Application(publisher)
+def test_only_so_many_requests_are_followed_and_the_others_leave_the_index(publisher, app):
     with following(app.planner, publisher, max_requests=2) as sync:
         for context in "abcd":
             app.send(context, sync)
@@ -454,8 +452,7 @@ def test_a_sync_that_follows_nothing_says_so_once(publisher, caplog, is_known):
     assert len(told) == (not is_known)
 
 
-def test_a_request_without_blocks_of_its_own_is_not_followed(publisher):
-    app = Application(publisher)
+def test_a_request_without_blocks_of_its_own_is_not_followed(publisher, app):
     with following(app.planner, publisher) as sync:
         app.send("", sync)
         caught_up(sync, publisher)
@@ -473,8 +470,7 @@ def test_a_request_is_judged_once_its_events_must_have_come(publisher):
         assert app.planner.statistics() == NOTHING
 
 
-def test_it_can_be_started_and_stopped_again(publisher):
-    app = Application(publisher)
+def test_it_can_be_started_and_stopped_again(publisher, app):
     sync = KVEventSync(app.planner, publisher.endpoint, publisher.replay_endpoint, clock=Clock())
     sync.stop()
     for _ in range(2):
@@ -677,9 +673,7 @@ def test_an_engine_is_asked_for_so_many_replays_a_second_at_most():
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_child_follows_by_itself_from_its_first_recorded_request_on(publisher):
-    app = Application(publisher)
-
+def test_a_child_follows_by_itself_from_its_first_recorded_request_on(publisher, app):
     def child(number):
         app.publisher = None
         assert sync.stats.last_seq is None
@@ -758,8 +752,7 @@ def test_a_missing_package_names_the_extra(monkeypatch, name):
         ((None, [1], [2, 1]), "block_ends must ascend"),
     ],
 )
-def test_wrong_records_are_named(arguments, message):
-    planner = ReusePlanner()
+def test_wrong_records_are_named(arguments, message, planner):
     plan = planner.plan(ContextRequest(["a", "b"]))
     sync = KVEventSync(planner, "tcp://127.0.0.1:1")
     with pytest.raises(InvalidRequestError, match=message):

@@ -14,8 +14,7 @@ from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_mar
 pytestmark = pytest.mark.usefixtures("paper_words")
 
 
-def test_block_ends_are_where_the_rendered_prompt_says():
-    planner = ReusePlanner()
+def test_block_ends_are_where_the_rendered_prompt_says(planner):
     history = [
         {"role": "user", "content": "Hi [Doc_1] one two"},
         {"role": "assistant", "content": "?"},
@@ -171,8 +170,7 @@ def test_a_token_over_the_end_of_a_block_belongs_to_it():
         assert block_ends(plan, Offsets(*offsets), lambda m: m[0]["content"]) == [end]
 
 
-def test_a_tokenizer_makes_the_ends_exact_unless_its_template_changes_the_text():
-    planner = ReusePlanner()
+def test_a_tokenizer_makes_the_ends_exact_unless_its_template_changes_the_text(planner):
     plan = planner.plan(ContextRequest(["one two", "three"], "Which?"))
     tokens = ENGINE_TOKENIZER.ids(chat_markup(plan.messages()))
     exact = block_ends(plan, Tokenizer(chat_markup))
@@ -187,8 +185,7 @@ def test_a_tokenizer_makes_the_ends_exact_unless_its_template_changes_the_text()
         assert sync._recorded.take()[0].block_ends == ends
 
 
-def test_estimated_ends_allow_for_words_of_the_template_before_the_messages():
-    planner = ReusePlanner()
+def test_estimated_ends_allow_for_words_of_the_template_before_the_messages(planner):
     blocks = [f"{letter} " * 300 for letter in "abcd"]
     plan = planner.plan(ContextRequest(blocks, "Which?", system="Be brief."))
     for words in (0, 10, 50):

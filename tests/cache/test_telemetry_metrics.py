@@ -121,8 +121,7 @@ def test_openmetrics_takes_them_as_well():
     assert "ctxreuse_requests_total{" in page
 
 
-def test_counters_never_fall_but_where_they_are_reset():
-    planner = ReusePlanner()
+def test_counters_never_fall_but_where_they_are_reset(planner):
     before = {}
     for number in range(60):
         planner.plan(big_request((number % 7, number % 3, number % 5)))

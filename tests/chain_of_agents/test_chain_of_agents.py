@@ -339,9 +339,8 @@ def test_documents_are_read_one_a_call_or_as_many_as_an_agent_has(packing, calls
     assert len(one_each.invoke(question(6)).trace.workers) == 6
 
 
-def test_planners_of_the_callers_tell_orders_and_give_labels_or_none():
+def test_planners_of_the_callers_tell_orders_and_give_labels_or_none(planner):
     model = SaysModel()
-    planner = ReusePlanner()
     chain = ChainOfAgents(llm=model, planner=planner, workers=1, packing="packed")
     read = documents(4)
     chain.invoke(question(4, documents=read))

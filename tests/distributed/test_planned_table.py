@@ -114,9 +114,8 @@ def test_faults_of_the_user_are_the_users():
         planned([asked("ab")], planner)
 
 
-def test_what_the_planner_has_seen_changes_nothing_and_it_sees_nothing():
+def test_what_the_planner_has_seen_changes_nothing_and_it_sees_nothing(planner):
     requests = [asked("abc", "one"), asked("bcd", "two")]
-    planner = ReusePlanner()
     planner.plan(asked("cb"))
     before = planner.statistics()
     assert planned(requests, planner) == planned(requests)

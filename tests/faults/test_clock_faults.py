@@ -73,8 +73,7 @@ def test_a_jump_between_calls_changes_nothing(kind, name, jump, tmp_path, monkey
 
 @pytest.mark.parametrize("name", ["time", "monotonic"])
 @pytest.mark.parametrize("jump", JUMPS)
-def test_a_jump_while_calls_wait_for_each_other_holds_none(name, jump, monkeypatch):
-    planner = ReusePlanner()
+def test_a_jump_while_calls_wait_for_each_other_holds_none(name, jump, monkeypatch, planner):
     program = Chain(planner)
     program.with_window(0.05)
     clock = Clock(name, monkeypatch)

@@ -7,12 +7,7 @@ import httpx
 import pytest
 from langchain.agents import create_agent
 from langchain.chat_models import init_chat_model
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    HumanMessage,
-    SystemMessage,
-)
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import RunnableBinding, RunnableLambda, RunnableParallel
 from langchain_core.runnables.base import RunnableBindingBase
@@ -33,7 +28,7 @@ from langchain_openai import ChatOpenAI
 from openai_models import chat_openai
 from pydantic import BaseModel, ValidationError
 
-from ctxreuse import ReusePlanner, request_context
+from ctxreuse import request_context
 from ctxreuse.serving import EmulatedEngine, ToolCall
 from langchain_ctxreuse import ReuseChatModel
 
@@ -41,8 +36,7 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 
 
 class TestContexts:
-    def test_only_the_text_of_a_message_changes_and_not_in_the_callers(self):
-        inner = RecordingModel()
+    def test_only_the_text_of_a_message_changes_and_not_in_the_callers(self, inner):
         wrapper = model(inner)
         wrapper.invoke(question("abc"))
         text = {"type": "text", "text": question("cab")}
@@ -54,16 +48,14 @@ class TestContexts:
         assert sent == message.model_copy(update={"content": sent.content})
         assert message == before
 
-    def test_only_messages_that_change_are_others(self):
-        inner = RecordingModel()
+    def test_only_messages_that_change_are_others(self, inner):
         wrapper = model(inner)
         wrapper.invoke(question("abc"))
         kept = SystemMessage("Be brief.")
         wrapper.invoke([kept, HumanMessage(question("cab"))])
         assert inner.calls[1].messages[0] is kept
 
-    def test_text_parts_are_planned_and_other_parts_are_not_touched(self):
-        inner = RecordingModel()
+    def test_text_parts_are_planned_and_other_parts_are_not_touched(self, inner):
         wrapper = model(inner)
         parts: list[Any] = ["Look:", PIXEL, {"type": "text", "text": context("abc"), "extra": 1}]
         wrapper.invoke(
@@ -79,8 +71,7 @@ class TestContexts:
         assert sent.content[2]["extra"] == 1
         assert [*sent.content[:2], sent.content[3]] == [*moved[:2], "Which?"]
 
-    def test_other_tools_are_another_prefix(self):
-        inner = RecordingModel()
+    def test_other_tools_are_another_prefix(self, inner):
         wrapper = model(inner)
         wrapper.invoke(question("abc"), tools=[{"name": "one"}])
         wrapper.invoke(question("cab"), tools=[{"name": "other"}])
@@ -111,8 +102,7 @@ class TestArguments:
         assert inner.calls[0].arguments == {"stop": None}
 
     @pytest.mark.parametrize("tenant", ["acme", None])
-    async def test_a_tenants_salt_is_sent_on_request(self, tenant):
-        inner = RecordingModel()
+    async def test_a_tenants_salt_is_sent_on_request(self, tenant, inner):
         wrapper = model(inner, send_cache_salt=True)
         config = configured(tenant=tenant)
         wrapper.invoke("Hi", config)
@@ -341,14 +331,13 @@ class TestToolsAndStructuredOutput:
         assert "Hiding.bind_tools returned a RunnableLambda" in caplog.text
         assert "unplanned" in caplog.text
 
-    def test_an_agent_calls_the_model_through_the_wrapper(self):
+    def test_an_agent_calls_the_model_through_the_wrapper(self, planner):
         def answer_to(body: Any) -> Any:
             if body["messages"][-1]["role"] == "tool":
                 return "Seen."
             return ToolCall("look", '{"at": "x"}')
 
         engine = EmulatedEngine(answer=answer_to)
-        planner = ReusePlanner()
 
         @tool
         def look(at: str) -> str:

@@ -74,8 +74,7 @@ every_method = pytest.mark.parametrize("method", METHODS)
 
 @every_method
 @pytest.mark.parametrize("concurrency", [1, 2, None])
-def test_sent_in_the_planned_order_and_answered_in_the_callers(method, concurrency):
-    inner = RecordingModel()
+def test_sent_in_the_planned_order_and_answered_in_the_callers(method, concurrency, inner):
     answers = run(method, model(inner), prompts(), {"max_concurrency": concurrency})
     assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
     if concurrency == 1 or method.startswith("a"):
@@ -131,8 +130,7 @@ def test_each_input_keeps_its_config(method):
 
 
 @every_method
-def test_a_batch_may_serve_several_tenants(method):
-    inner = RecordingModel()
+def test_a_batch_may_serve_several_tenants(method, inner):
     wrapper = model(inner)
     for tenant, letters in (("one", "abc"), ("two", "bca")):
         wrapper.batch([question(letters, tenant=tenant)], {"configurable": {"tenant": tenant}})
@@ -148,8 +146,7 @@ def test_a_batch_may_serve_several_tenants(method):
 
 
 @every_method
-def test_equal_prompts_are_all_answered(method):
-    inner = RecordingModel()
+def test_equal_prompts_are_all_answered(method, inner):
     same = HumanMessage(question("abc", "same"))
     inputs = [[same], question("xyz", "q1"), [same], [same], question("abc", "same")]
     assert contents(run(method, model(inner), inputs, {"max_concurrency": 1})) == [
@@ -210,8 +207,7 @@ def test_inputs_that_are_no_prompts_fail_in_their_place_and_no_or_one_input_is_l
 
 @every_method
 @pytest.mark.usefixtures("global_cache")
-def test_answers_in_langchains_cache_are_not_asked_for_again(method):
-    inner = RecordingModel()
+def test_answers_in_langchains_cache_are_not_asked_for_again(method, inner):
     wrapper = model(inner)
     first = run(method, wrapper, prompts())
     assert wrapper.planner.statistics().requests == 6
@@ -222,8 +218,7 @@ def test_answers_in_langchains_cache_are_not_asked_for_again(method):
 
 
 @every_method
-def test_chains_reach_the_wrapper_with_all_prompts(method):
-    inner = RecordingModel()
+def test_chains_reach_the_wrapper_with_all_prompts(method, inner):
     chain = ChatPromptTemplate.from_template("{context}\n\n{q}") | model(inner, window_s=0.005)
     inputs = [{"context": context(letters), "q": f"q{n}"} for n, letters in enumerate(CONTEXTS)]
     answers = run(method, chain, inputs, {"max_concurrency": 1} if "as" not in method else None)
@@ -267,8 +262,7 @@ def test_only_what_failed_is_tried_again(method):
 
 
 @pytest.mark.parametrize("method", ["batch", "abatch"])
-def test_a_batch_inside_a_step_knows_the_config_around_it(method):
-    inner = RecordingModel()
+def test_a_batch_inside_a_step_knows_the_config_around_it(method, inner):
     wrapper = model(inner)
     if method == "batch":
         step = RunnableLambda(lambda texts: wrapper.batch(texts))
@@ -396,14 +390,13 @@ def test_a_subclass_that_tries_again_is_still_planned():
     assert wrapper.planner.statistics().requests == 6
 
 
-def test_another_wrapper_that_is_asked_on_the_way_does_not_take_the_plan():
+def test_another_wrapper_that_is_asked_on_the_way_does_not_take_the_plan(inner):
     other = model(window_s=0)
 
     class Asking(BaseCallbackHandler):
         def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
             other.invoke(messages[0])
 
-    inner = RecordingModel()
     wrapper = model(inner, window_s=0)
     wrapper.batch(prompts(), {"max_concurrency": 1, "callbacks": [Asking()]})
     assert inner.sent == PLANNED
@@ -411,13 +404,12 @@ def test_another_wrapper_that_is_asked_on_the_way_does_not_take_the_plan():
     assert other.planner.statistics().requests == 6
 
 
-async def test_subclasses_that_ask_something_else_first_or_block_are_still_planned():
+async def test_subclasses_that_ask_something_else_first_or_block_are_still_planned(inner):
     class Careful(ReuseChatModel):
         def invoke(self, prompt: Any, *args: Any, **kwargs: Any) -> AIMessage:
             super().invoke("May I?", *args, **kwargs)
             return super().invoke(prompt, *args, **kwargs)
 
-    inner = RecordingModel()
     wrapper = Careful(inner=inner, window_s=0)
     answers = wrapper.batch(prompts(), {"max_concurrency": 1})
     assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
@@ -468,8 +460,7 @@ class TestWindow:
         assert batches == [6]
         assert sorted(inner.sent) == sorted(PLANNED)
 
-    async def test_tenants_in_one_window_are_kept_apart(self):
-        inner = RecordingModel()
+    async def test_tenants_in_one_window_are_kept_apart(self, inner):
         wrapper = model(inner, window_s=0.005)
 
         async def ask(tenant: str, letters: str) -> None:
@@ -480,8 +471,7 @@ class TestWindow:
         sent = {call.text.rsplit("\n", 1)[-1]: letters_in(call.text) for call in inner.calls}
         assert sent == {"one abc": "abc", "two bca": "bca", "one cab": "abc"}
 
-    async def test_who_is_cancelled_behind_others_is_taken_back(self):
-        inner = RecordingModel()
+    async def test_who_is_cancelled_behind_others_is_taken_back(self, inner):
         wrapper = model(inner)
         window = wrapper._gateway._batcher
         tasks = [asyncio.create_task(wrapper.ainvoke(prompt)) for prompt in prompts()]
@@ -533,13 +523,12 @@ def in_time(work: Callable[[], Any]) -> Any:
 @every_method
 @pytest.mark.parametrize("bound", [1, 2, 3, None])
 @pytest.mark.parametrize("cache", ["openai", "anthropic"])
-def test_a_batch_whose_calls_wait_for_each_others_answers_ends(method, bound, cache):
+def test_a_batch_whose_calls_wait_for_each_others_answers_ends(method, bound, cache, inner):
     chooses = random.Random(0)
     inputs = [
         question("".join(chooses.sample("abcdefghijkl", chooses.choice([1, 3, 5]))), f"q{number}")
         for number in range(30)
     ]
-    inner = RecordingModel()
     planner = ReusePlanner(cache=cache, token_counter=lambda text: 700)
     wrapper = model(inner, planner=planner)
     config = None if bound is None else {"max_concurrency": bound}

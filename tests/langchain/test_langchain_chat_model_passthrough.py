@@ -8,10 +8,7 @@ from adapter_conformance import FaultyPlanner
 from langchain_core.caches import InMemoryCache
 from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.load import dumps
-from langchain_core.messages import (
-    BaseMessage,
-    HumanMessage,
-)
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
@@ -93,8 +90,7 @@ class TestCallbacks:
 
 class TestCaching:
     @pytest.mark.usefixtures("global_cache")
-    async def test_cached_answers_do_not_reach_the_model_and_cost_no_plan(self):
-        inner = RecordingModel()
+    async def test_cached_answers_do_not_reach_the_model_and_cost_no_plan(self, inner):
         wrapper = model(inner)
         for letters in ("abc", "cab", "abc", "cab"):
             assert wrapper.invoke(question(letters)).content == "Which?"
@@ -317,12 +313,11 @@ class TestFaults:
         assert "ReuseChatModel: planning failed with RuntimeError" in caplog.text
         assert "Which" not in caplog.text
 
-    def test_a_message_that_cannot_be_read_is_sent_as_it_is(self):
+    def test_a_message_that_cannot_be_read_is_sent_as_it_is(self, inner):
         class Unreadable(dict[str, Any]):
             def get(self, *_: Any) -> Any:
                 raise AttributeError
 
-        inner = RecordingModel()
         wrapper = model(inner)
         odd = HumanMessage("x").model_copy(update={"content": [Unreadable()]})
         with pytest.raises(AttributeError):

@@ -6,15 +6,10 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-    HumanMessage,
-)
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_document_helpers import documents
-from langchain_model_helpers import RecordingModel, letters_in, model
+from langchain_model_helpers import letters_in, model
 from pydantic import PrivateAttr
 
 from ctxreuse import PAPER_TEMPLATES, ReusePlanner, Templates
@@ -101,8 +96,7 @@ async def test_a_streamed_answer_is_the_inner_models_own_too(step):
 
 @pytest.mark.parametrize("letters", ["abc", "cab", "dcab", "ccab"])
 @pytest.mark.parametrize("templates", [DEFAULT_TEMPLATES, PAPER_TEMPLATES, BY_ID])
-def test_a_label_names_its_document_in_whatever_order_the_model_sees_it(letters, templates):
-    inner = RecordingModel()
+def test_a_label_names_its_document_in_whatever_order_the_model_sees_it(letters, templates, inner):
     wrapper = model(inner, planner=ReusePlanner(templates=templates))
     for one in ("abc", letters):
         wrapper.invoke(prompt(one, templates))
@@ -122,8 +116,7 @@ def test_all_documents_with_a_label_are_cited_by_it():
     assert cited_documents(A, twice) == [twice[0], twice[2]]
 
 
-def test_a_source_of_an_earlier_turn_is_no_document_of_this_one():
-    inner = RecordingModel()
+def test_a_source_of_an_earlier_turn_is_no_document_of_this_one(inner):
     wrapper = model(inner, planner=ReusePlanner(labels=True))
     first, answer = HumanMessage(prompt("cab")), AIMessage(f"It is so {A}.")
     config: Any = {"configurable": {"thread_id": "t"}}

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.prompts import PromptTemplate
-from langchain_document_helpers import (
-    LetterRetriever,
-    document,
-    documents,
-    no_sockets,
-    text_of,
-)
+from langchain_document_helpers import LetterRetriever, document, documents, no_sockets, text_of
 from langchain_model_helpers import RecordingModel, letters_in, model
 
 from ctxreuse import PAPER_TEMPLATES, ReusePlanner, Templates
@@ -85,8 +79,7 @@ def test_the_model_gets_every_document_with_what_is_written_on_it(shape, words):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_is_planned(shape):
-    inner = RecordingModel()
+def test_every_shape_is_planned(shape, inner):
     wrapped = model(inner)
     for word in ("abc", "cab"):
         wrapped.invoke(f"{format_context(documents(word), **SHAPES[shape])}\n\nWhich?")
@@ -95,8 +88,7 @@ def test_every_shape_is_planned(shape):
 
 
 @pytest.mark.parametrize("templates", [PAPER_TEMPLATES, Templates(label="[Doc_{id}]")])
-def test_the_planners_words_are_found(templates):
-    inner = RecordingModel()
+def test_the_planners_words_are_found(templates, inner):
     wrapped = model(inner, planner=ReusePlanner(templates=templates))
     for word in ("abc", "cab"):
         shown = format_context(documents(word), labels=True, templates=templates)
@@ -138,8 +130,7 @@ def test_wrong_options_are_named(options, said):
     assert "secret" not in str(refusal.value)
 
 
-def test_what_only_format_context_puts_in_is_planned_on_demand():
-    inner = RecordingModel()
+def test_what_only_format_context_puts_in_is_planned_on_demand(inner):
     wrapped = ReuseChatModel(inner=inner, window_s=0, find_retrieved=False)
     LetterRetriever().invoke("abcxyz")
     for word in ("abc", "cab"):

@@ -36,13 +36,7 @@ from langchain_core.messages import (
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, tool
-from langchain_document_helpers import (
-    LetterRetriever,
-    document,
-    documents,
-    no_sockets,
-    text_of,
-)
+from langchain_document_helpers import LetterRetriever, document, documents, no_sockets, text_of
 from langchain_model_helpers import letters_in
 from langgraph.checkpoint.memory import InMemorySaver
 from planning_helpers import location_words, order_words
@@ -273,8 +267,7 @@ def test_artifacts_and_results_stay_as_they_are_and_metadata_says_how_they_are_s
     assert "says" not in json.dumps(carried[0]), "no text"
 
 
-def test_a_result_of_a_reuse_retriever_keeps_the_order_in_which_it_came():
-    planner = ReusePlanner()
+def test_a_result_of_a_reuse_retriever_keeps_the_order_in_which_it_came(planner):
     retriever = ReuseRetriever(planner=planner, retriever=LetterRetriever())
     retriever.invoke("abc")
     script = [calls("cba"), calls("ca"), done()]

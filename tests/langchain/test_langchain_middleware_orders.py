@@ -60,16 +60,11 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
-from langchain_document_helpers import (
-    LetterRetriever,
-    no_sockets,
-    text_of,
-)
+from langchain_document_helpers import LetterRetriever, no_sockets, text_of
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import PrivateAttr
 
-from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import text_digest
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware
 
@@ -263,10 +258,9 @@ def test_any_process_sends_the_same_bytes_from_the_checkpoint_of_another():
     assert another.pointers == [sum(len(found(n)) for n in range(SEARCHES)) - len(DOCUMENTS)]
 
 
-def test_a_wrapped_model_points_too_and_plans_nothing_again():
+def test_a_wrapped_model_points_too_and_plans_nothing_again(planner):
     plain = strict()
     inner = Strict(responses=plain.responses, seen=[], pointers=[])
-    planner = ReusePlanner()
     run(plain, [ReuseMiddleware()])
     wrapped = ReuseChatModel(inner=inner, planner=planner, window_s=0)
     run(wrapped, [ReuseMiddleware(planner=planner)])

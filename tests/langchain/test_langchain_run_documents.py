@@ -25,9 +25,7 @@ from langchain_classic.chains.combine_documents import create_stuff_documents_ch
 from langchain_classic.retrievers import EnsembleRetriever
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
-from langchain_core.messages import (
-    HumanMessage,
-)
+from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
@@ -107,8 +105,7 @@ PROGRAMS = pytest.mark.parametrize(
 
 
 @PROGRAMS
-def test_documents_that_a_chain_joins_itself_are_planned(program):
-    inner = RecordingModel()
+def test_documents_that_a_chain_joins_itself_are_planned(program, inner):
     model = wrapped(inner)
     chain = program(model, LetterRetriever())
     for letters in ("abc", "cab"):
@@ -142,9 +139,8 @@ def test_batches_streams_and_event_loops_are_planned_and_leave_no_run(program):
 
 
 @pytest.mark.parametrize("run_id", [None, uuid4(), "text"])
-def test_ids_of_runs_may_be_of_any_type(run_id):
+def test_ids_of_runs_may_be_of_any_type(run_id, inner):
     """LangChain takes a text, and passes it on as it is."""
-    inner = RecordingModel()
     model = wrapped(inner)
     chain = with_lcel(model, LetterRetriever())
     for number, letters in enumerate(("abc", "cab")):
@@ -164,7 +160,7 @@ def test_ids_of_runs_may_be_of_any_type(run_id):
     assert handler.parts["runs"].entries == 0
 
 
-def test_observers_see_and_return_what_they_would_without_us():
+def test_observers_see_and_return_what_they_would_without_us(inner):
     class Kept(BaseCallbackHandler):
         seen: list[Any]
 
@@ -174,7 +170,6 @@ def test_observers_see_and_return_what_they_would_without_us():
     kept, found = Kept(), documents("abc")
     kept.seen = []
     before = copy.deepcopy(found)
-    inner = RecordingModel()
     with_lcel(wrapped(inner), Fixed(found=found)).invoke("?", {"callbacks": [kept]})
     assert kept.seen == [before]
     assert found == before
@@ -212,8 +207,7 @@ def test_what_is_done_with_a_planned_retrievers_documents_keeps_their_ranking(ch
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_a_retrievers_plan_is_made_anew_where_the_prompt_is_seen(is_shared):
-    planner = ReusePlanner()
+def test_a_retrievers_plan_is_made_anew_where_the_prompt_is_seen(is_shared, planner):
     model = wrapped(RecordingModel(), planner=planner)
     retriever = ReuseRetriever(
         retriever=LetterRetriever(), planner=planner if is_shared else ReusePlanner()
@@ -226,8 +220,7 @@ def test_a_retrievers_plan_is_made_anew_where_the_prompt_is_seen(is_shared):
     assert planner.savings.requests == 3
 
 
-def test_documents_that_were_retrieved_for_another_tenant_are_not_known():
-    inner = RecordingModel()
+def test_documents_that_were_retrieved_for_another_tenant_are_not_known(inner):
     model = wrapped(inner)
 
     def other(text: str) -> Any:
@@ -243,11 +236,10 @@ def test_documents_that_were_retrieved_for_another_tenant_are_not_known():
 
 
 @pytest.mark.parametrize("ids", [("1", "2", "3", "4"), (None,) * 4, ("1", "1", "3", "4")])
-def test_a_document_that_is_retrieved_twice_stays_as_often_as_it_came(ids):
+def test_a_document_that_is_retrieved_twice_stays_as_often_as_it_came(ids, inner):
     a, again, b, c = (
         Document(text_of(letter), id=one) for letter, one in zip("aabc", ids, strict=True)
     )
-    inner = RecordingModel()
     model = wrapped(inner)
     for found in ([a, b], [a, again, b], [c, a, again, b], [again, b, a]):
         with_lcel(model, Fixed(found=found)).invoke("Which?")
@@ -258,12 +250,11 @@ def test_a_document_that_is_retrieved_twice_stays_as_often_as_it_came(ids):
     assert model.prompt_statistics.in_place == {"twice": 2}
 
 
-def test_parts_of_one_text_in_reading_order_stay_in_it():
+def test_parts_of_one_text_in_reading_order_stay_in_it(inner):
     parts = [
         Document(text_of(letter), metadata={"source": "a.txt", "start_index": 410 * n})
         for n, letter in enumerate("abc")
     ]
-    inner = RecordingModel()
     model = wrapped(inner)
     for found in (parts[::-1], parts):
         with_lcel(model, Fixed(found=found)).invoke("Which?")
@@ -328,8 +319,7 @@ def test_runs_that_fail_are_left_or_cancelled_keep_nothing_but_an_id():
     assert run_documents().parts["runs"].entries <= 1
 
 
-def test_many_threads_find_each_their_own():
-    inner = RecordingModel()
+def test_many_threads_find_each_their_own(inner):
     model = wrapped(inner)
     chain = with_function(model, LetterRetriever())
     with ThreadPoolExecutor(8) as pool:
@@ -340,8 +330,7 @@ def test_many_threads_find_each_their_own():
         assert sorted(letters_in(call.text)) == sorted(asked)
 
 
-def test_chains_that_hand_callbacks_over_instead_of_a_config_are_planned():
-    inner = RecordingModel()
+def test_chains_that_hand_callbacks_over_instead_of_a_config_are_planned(inner):
     model = wrapped(inner)
     for letters in ("abc", "cab"):
         RetrievalQA.from_chain_type(model, retriever=LetterRetriever()).invoke(letters)
@@ -358,11 +347,10 @@ def test_copies_may_switch_it_on_and_share_the_handler():
     assert pickle.loads(pickle.dumps(handler)) is handler
 
 
-def test_a_fault_of_the_handler_reaches_nobody_and_shows_no_text(monkeypatch, caplog):
+def test_a_fault_of_the_handler_reaches_nobody_and_shows_no_text(monkeypatch, caplog, inner):
     def broken(*_: Any) -> Any:
         raise RuntimeError(text_of("a"))
 
-    inner = RecordingModel()
     chain = with_lcel(wrapped(inner), LetterRetriever())
     for name in ("_start", "_see", "root_of"):
         monkeypatch.setattr(run_documents(), name, broken)

@@ -4,6 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 import pytest_socket
+from llamaindex_helpers import RecordingLLM
+
+from llamaindex_ctxreuse import ReuseLLM
 
 
 @pytest.fixture(autouse=True)
@@ -26,3 +29,15 @@ def _with_a_loop_that_is_closed(
     yield
     asyncio.set_event_loop(None)
     loop.close()
+
+
+@pytest.fixture
+def inner() -> RecordingLLM:
+    """Return an LLM that keeps what it was sent, to be wrapped."""
+    return RecordingLLM()
+
+
+@pytest.fixture
+def llm(inner: RecordingLLM) -> ReuseLLM:
+    """Return a wrapper of `inner` that waits for no other calls."""
+    return ReuseLLM(inner=inner, window_s=0)

@@ -95,8 +95,7 @@ async def test_tenants_do_not_wait_for_each_other_and_are_planned_apart(ours):
 
 
 @pytest.mark.parametrize("ours", ["Postprocessor", "Retriever"])
-async def test_a_query_that_is_given_up_is_taken_back_and_holds_up_nobody(ours):
-    planner = ReusePlanner()
+async def test_a_query_that_is_given_up_is_taken_back_and_holds_up_nobody(ours, planner):
     inner, engine = set_up(ours, planner)
     first, second = (asyncio.create_task(engine.aquery(f"{w} which?")) for w in ("abc", "cab"))
     await asyncio.sleep(0)

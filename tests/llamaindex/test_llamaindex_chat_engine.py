@@ -10,13 +10,7 @@ from block_labels import label
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.llms import MockLLM
-from llama_index.core.schema import (
-    ImageNode,
-    MetadataMode,
-    NodeWithScore,
-    QueryBundle,
-    TextNode,
-)
+from llama_index.core.schema import ImageNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 from llamaindex_helpers import (
     CountingPlanner,
     LetterRetriever,
@@ -67,8 +61,7 @@ async def ask(way: str, chat: ReuseChatEngine, message: str) -> str:
 
 class TestPrompts:
     @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
-    async def test_a_conversation_is_sent_in_full(self, way):
-        inner = RecordingLLM()
+    async def test_a_conversation_is_sent_in_full(self, way, inner):
         chat = engine(inner, system_prompt="Be brief.")
         answers = [await ask(way, chat, message) for message in ("ab one?", "cb two?")]
         assert [str(answer) for answer in answers] == ["answer 1", "answer 2"]
@@ -101,8 +94,7 @@ class TestPrompts:
         text = f"source: a.txt\n\n{letter_text('a')}"
         assert f"{label(text)} {text}" in inner.prompts[0]
 
-    def test_a_cache_serves_all_of_the_turn_before(self):
-        inner = RecordingLLM()
+    def test_a_cache_serves_all_of_the_turn_before(self, inner):
         chat = engine(inner, system_prompt="Be brief.")
         cache = PrefixCacheSimulator(None, 16)
         cached = []
@@ -152,8 +144,7 @@ class TestPrompts:
 
 
 class TestHistory:
-    async def test_it_is_what_was_sent(self):
-        inner = RecordingLLM()
+    async def test_it_is_what_was_sent(self, inner):
         chat = engine(inner, system_prompt="Be brief.")
         chat.chat("ab one?")
         assert [message.role.value for message in chat.chat_history] == ["user", "assistant"]
@@ -161,8 +152,7 @@ class TestHistory:
         assert [message.content for message in chat.said] == ["ab one?", "answer 1"]
 
     @pytest.mark.parametrize("shown", ["chat_history", "said"])
-    def test_handed_in_again_it_is_replayed_as_it_was_sent(self, shown):
-        inner = RecordingLLM()
+    def test_handed_in_again_it_is_replayed_as_it_was_sent(self, shown, inner):
         chat = engine(inner)
         chat.chat("ab one?")
         chat.chat("cb two?", chat_history=getattr(chat, shown))
@@ -179,8 +169,7 @@ class TestHistory:
         assert grow(inner.prompts)
         assert inner.prompts[1].endswith(f"<user>{located('b')}\n\nb two?</>")
 
-    def test_what_the_caller_does_to_a_history_changes_nothing(self):
-        inner = RecordingLLM()
+    def test_what_the_caller_does_to_a_history_changes_nothing(self, inner):
         chat = engine(inner)
         chat.chat("ab one?")
         for message in (*chat.chat_history, *chat.said):
@@ -372,8 +361,7 @@ class TestResponses:
 
 class TestRetrieval:
     @pytest.mark.parametrize("way", ["chat", "achat"])
-    async def test_a_follow_up_can_be_condensed(self, way):
-        inner = RecordingLLM()
+    async def test_a_follow_up_can_be_condensed(self, way, inner):
         retriever = LetterRetriever()
         chat = engine(
             inner,
@@ -404,7 +392,7 @@ class TestRetrieval:
         assert inner.prompts[0].endswith("ab one?</>")
         assert chat.said[0].content == "ab one?"
 
-    def test_only_texts_are_shown_and_each_once(self):
+    def test_only_texts_are_shown_and_each_once(self, inner):
         class Retriever(LetterRetriever):
             def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
                 a, b = super()._retrieve(query_bundle)
@@ -412,13 +400,11 @@ class TestRetrieval:
                 image = NodeWithScore(node=ImageNode(image_url="http://i", text=""), score=0.4)
                 return [image, a, copy, b]
 
-        inner = RecordingLLM()
         response = engine(inner, retriever=Retriever()).chat("ab one?")
         assert inner.prompts[0] == f"<user>{labelled('ab')}\n\nab one?</>"
         assert len(response.source_nodes) == 4
 
-    def test_a_planning_fault_sends_the_texts_as_retrieved(self, caplog):
-        inner = RecordingLLM()
+    def test_a_planning_fault_sends_the_texts_as_retrieved(self, caplog, inner):
         chat = engine(inner, planner=FaultyPlanner())
         with caplog.at_level(logging.WARNING, "ctxreuse"):
             response = chat.chat("ba one?")

@@ -124,8 +124,7 @@ class TestChatEngine:
         assert texts(llm.prompts[0]) == "a"
 
     @pytest.mark.parametrize("is_wrapped", [True, False])
-    def test_planned_nodes_and_models_fit_in(self, kind, is_wrapped):
-        inner = RecordingLLM()
+    def test_planned_nodes_and_models_fit_in(self, kind, is_wrapped, inner):
         llm = ReuseLLM(inner=inner, window_s=0) if is_wrapped else inner
         chat = engine(
             kind,

@@ -13,15 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage, TextBlock, ToolCallBlo
 from llama_index.core.memory import ChatMemoryBuffer, Memory
 from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.core.tools import FunctionTool
-from llamaindex_helpers import (
-    ListChatStore,
-    RecordingLLM,
-    as_prompt,
-    labelled,
-    letter_nodes,
-    letter_text,
-    ranked,
-)
+from llamaindex_helpers import ListChatStore, as_prompt, labelled, letter_nodes, letter_text, ranked
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from openai_models import clients_of, openai_like
 
@@ -98,8 +90,7 @@ class TestFormatContext:
 
 
 class TestPrompts:
-    def test_it_can_be_had_for_rendered_nodes_alone(self):
-        inner = RecordingLLM()
+    def test_it_can_be_had_for_rendered_nodes_alone(self, inner):
         llm = ReuseLLM(inner=inner, window_s=0, find_retrieved=False)
         for letters in ("abc", "cba"):
             llm.complete(format_context(letter_nodes(letters), metadata_mode=PLAIN, labels=True))
@@ -123,7 +114,7 @@ def call(form: str) -> dict[str, Any]:
 class TestHistory:
     @pytest.mark.parametrize("before", ["block", "object", "dict"])
     @pytest.mark.parametrize("later", ["block", "object", "dict"])
-    def test_a_message_is_the_same_by_what_goes_over_the_wire(self, before, later):
+    def test_a_message_is_the_same_by_what_goes_over_the_wire(self, before, later, inner, llm):
         def chat(form: str) -> list[ChatMessage]:
             return [
                 ChatMessage(role="user", content=f"{shown}\n\nWhich?"),
@@ -131,8 +122,6 @@ class TestHistory:
                 ChatMessage(role="tool", content="found", additional_kwargs={"tool_call_id": "c"}),
             ]
 
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
         llm.complete(f"{format_context(letter_nodes('abc'))}\n\nWhich?")
         shown = format_context(letter_nodes("cba"))
         llm.chat(chat(before)[:1])

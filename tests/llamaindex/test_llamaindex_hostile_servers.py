@@ -172,11 +172,10 @@ def test_a_chat_engine_forgets_a_turn_that_was_not_answered(say, is_wrapped, ste
 
 
 @pytest.mark.parametrize("count", [*COUNTS, "1e308", "[" * 500 + "]" * 500])
-def test_no_usage_gets_into_what_the_planner_counts(count):
+def test_no_usage_gets_into_what_the_planner_counts(count, planner):
     stream = usage_of(count)
     told = stream.split(b'"usage": ')[1].split(b"\n")[0][:-1]
     said = b'{"choices": [{"message": {"role": "assistant", "content": "Hi"}}], "usage": '
-    planner = ReusePlanner()
     plain = plain_model(replying((stream, said + told + b"}")))
     llm = ReuseLLM(inner=plain, planner=planner, window_s=0)
     for call in ("chat", "stream_chat", "complete", "astream_chat"):

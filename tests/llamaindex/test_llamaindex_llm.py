@@ -58,9 +58,7 @@ WAYS: dict[str, Way] = {**CHATS, **COMPLETIONS}
 
 class TestEachWayToCallAModel:
     @pytest.mark.parametrize("way", CHATS)
-    def test_contexts_in_chats_are_planned(self, way):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
+    def test_contexts_in_chats_are_planned(self, way, inner, llm):
         assert [CHATS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
         assert inner.prompts == [
             f"<system>Be brief.</><user>{labelled('abc')}\n\nWhich?</>",
@@ -68,9 +66,7 @@ class TestEachWayToCallAModel:
         ]
 
     @pytest.mark.parametrize("way", COMPLETIONS)
-    def test_contexts_in_completion_prompts_are_planned(self, way):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
+    def test_contexts_in_completion_prompts_are_planned(self, way, inner, llm):
         assert [COMPLETIONS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
         assert inner.prompts == [
             f"{labelled('abc')}\n\nWhich?",
@@ -93,8 +89,7 @@ class TestEachWayToCallAModel:
         assert len([name for name in seen.names if name.endswith("EndEvent")]) == 1
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_a_planning_fault_sends_the_prompt_as_given(self, way):
-        inner = RecordingLLM()
+    def test_a_planning_fault_sends_the_prompt_as_given(self, way, inner):
         llm = ReuseLLM(inner=inner, planner=FaultyPlanner(), window_s=0)
         assert [WAYS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
         assert sent_words(inner) == ["abc", "cba"]
@@ -111,9 +106,8 @@ class TestEachWayToCallAModel:
     @pytest.mark.parametrize("way", ["stream_chat", "astream_chat", "astream_complete"])
     @pytest.mark.parametrize(("breaks_after", "kept"), [(0, 0), (1, 1)])
     def test_a_stream_that_breaks_is_taken_back_only_if_nothing_has_come(
-        self, way, breaks_after, kept
+        self, way, breaks_after, kept, planner
     ):
-        planner = ReusePlanner()
         inner = RecordingLLM(breaks_after=breaks_after)
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
         with pytest.raises(ConnectionError):
@@ -164,9 +158,7 @@ class TestStreamsThatNobodyReads:
         assert planner.statistics().requests == 0
         assert inner.prompts == []
 
-    def test_one_is_of_the_tenant_for_whom_it_was_asked(self):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
+    def test_one_is_of_the_tenant_for_whom_it_was_asked(self, inner, llm):
         with request_context(tenant="acme"):
             stream = llm.stream_complete(context("abc"))
         list(stream)
@@ -204,8 +196,7 @@ class Seen(BaseEventHandler):
 
 
 class TestMessages:
-    def test_the_callers_messages_and_what_is_no_context_are_not_changed(self):
-        inner = RecordingLLM()
+    def test_the_callers_messages_and_what_is_no_context_are_not_changed(self, inner):
         llm = ReuseLLM(inner=inner, window_s=0)
         llm.chat(question("ab"))
         for text in (
@@ -223,9 +214,7 @@ class TestMessages:
         llm.chat(messages)
         assert messages == copies
 
-    def test_other_parts_than_text_are_untouched(self):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
+    def test_other_parts_than_text_are_untouched(self, inner, llm):
         image = ImageBlock(url="http://x/a.png")
         thinking = ThinkingBlock(content="hm")
         first = ChatMessage(role="user", blocks=[thinking, TextBlock(text=context("abc"))])
@@ -342,8 +331,7 @@ class TestWhatTheEngineIsTold:
         llm.chat(question("a"))
         assert inner.options == [{}]
 
-    async def test_salt_and_session_go_with_every_kind_of_call(self):
-        inner = RecordingLLM()
+    async def test_salt_and_session_go_with_every_kind_of_call(self, inner):
         llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True, send_session_id=True)
         with request_context(tenant="one", conversation_id="c"):
             llm.chat(question("a"), extra_headers={"X-Mine": "1"})
@@ -386,8 +374,7 @@ class TestWhatTheEngineIsTold:
         assert llm._model.prompts[1].count(planned("abc", "cba")) == 1
         assert llm.faults == 2
 
-    def test_the_key_changes_the_salt_and_is_not_shown(self):
-        inner = RecordingLLM()
+    def test_the_key_changes_the_salt_and_is_not_shown(self, inner):
         for key in ("", "secret"):
             llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True, salt_key=key)
             with request_context(tenant="one"):

@@ -213,7 +213,7 @@ class TestTools:
             assert call.tool_kwargs["city"] == "Rome"
 
     @pytest.mark.parametrize("form", ["blocks", "additional_kwargs"])
-    def test_what_an_answer_of_tool_calls_alone_followed_is_sent_again_as_it_was(self, form):
+    def test_what_an_answer_of_tool_calls_alone_followed_is_sent_again_as_it_was(self, form, inner):
         def search(number: int, word: str) -> list[ChatMessage]:
             call = ToolCallBlock(tool_call_id=str(number), tool_name="search", tool_kwargs={})
             asked = ChatMessage(role="assistant", blocks=[call])
@@ -223,7 +223,6 @@ class TestTools:
                 )
             return [asked, ChatMessage(role="tool", content=context(word))]
 
-        inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0)
         messages = [ChatMessage(role="user", content="Which?")]
         with request_context(conversation_id="c"):
@@ -276,8 +275,7 @@ class TestConcurrentCalls:
                 one.result()
         assert sizes == [4]
 
-    async def test_a_cancelled_call_is_taken_back_and_holds_up_nobody(self):
-        planner = ReusePlanner()
+    async def test_a_cancelled_call_is_taken_back_and_holds_up_nobody(self, planner):
         llm = ReuseLLM(inner=RecordingLLM(), planner=planner, window_s=0.01)
         first = asyncio.create_task(llm.achat(question("abc")))
         second = asyncio.create_task(llm.achat(question("xyz")))
@@ -288,8 +286,7 @@ class TestConcurrentCalls:
             await first
         assert planner.statistics().requests == 1
 
-    async def test_each_task_keeps_its_own_tenant_in_a_shared_window(self):
-        inner = RecordingLLM()
+    async def test_each_task_keeps_its_own_tenant_in_a_shared_window(self, inner):
         llm = ReuseLLM(inner=inner, window_s=0.02, send_cache_salt=True)
 
         async def ask(tenant: str, word: str) -> None:
@@ -303,8 +300,8 @@ class TestConcurrentCalls:
 
     async def test_threads_that_copy_the_context_keep_the_tenant_and_sync_calls_wait_for_no_loop(
         self,
+        inner,
     ):
-        inner = RecordingLLM()
         llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True)
         with request_context(tenant="one"), ThreadPoolExecutor(1) as pool:
             pool.submit(copy_context().run, llm.chat, question("abc")).result()
@@ -318,8 +315,7 @@ class TestConcurrentCalls:
 
 
 class TestBatches:
-    async def test_a_batch_is_sent_in_the_planned_order_and_answered_in_the_callers(self):
-        inner = RecordingLLM()
+    async def test_a_batch_is_sent_in_the_planned_order_and_answered_in_the_callers(self, inner):
         llm = ReuseLLM(inner=inner)
         words = ["abc", "xyz", "cab", "zyx", "bca"]
         answers = await llm.achat_batch([question(word, word) for word in words], workers=1)
@@ -329,8 +325,7 @@ class TestBatches:
             assert inner.prompts[number - 1].endswith(f"{word}</>")
 
     @pytest.mark.parametrize("workers", [1, 3, 100])
-    def test_without_an_event_loop_batches_work_too(self, workers):
-        inner = RecordingLLM()
+    def test_without_an_event_loop_batches_work_too(self, workers, inner):
         llm = ReuseLLM(inner=inner)
         prompts = [f"{context(word)}\n\n{word}?" for word in ("abc", "xyz", "cab")]
         texts = [one.text for one in llm.complete_batch(prompts, workers=workers, stop="x")]
@@ -340,8 +335,7 @@ class TestBatches:
         chats = llm.chat_batch([question("abc"), question("cba")], workers=workers)
         assert [one.message.content for one in chats] == ["answer 4", "answer 5"]
 
-    async def test_with_a_progress_bar_it_starts_in_the_planned_order_too(self, capsys):
-        inner = RecordingLLM()
+    async def test_with_a_progress_bar_it_starts_in_the_planned_order_too(self, capsys, inner):
         words = ["".join(random.Random(n).sample("abcdef", 4)) for n in range(20)]
         llm, reference = ReuseLLM(inner=inner), ReuseLLM(inner=RecordingLLM())
         await llm.achat_batch([question(word) for word in words], show_progress=True, workers=2)
@@ -379,9 +373,7 @@ class TestBatches:
         assert planner.statistics().requests == 0
 
     @pytest.mark.parametrize("chat", [5, None, object()])
-    async def test_what_is_no_chat_fails_alone(self, chat):
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, window_s=0)
+    async def test_what_is_no_chat_fails_alone(self, chat, inner, llm):
         batch = [question("abc"), chat, question("cba")]
         first, error, last = await llm.achat_batch(batch, return_exceptions=True)
         assert isinstance(error, TypeError)
@@ -416,8 +408,7 @@ class TestBatches:
         assert current_thread() not in threads
         assert sorted(map(sorted, sent_words(inner))) == sorted(map(sorted, words))
 
-    async def test_a_planning_fault_sends_the_batch_as_given(self):
-        inner = RecordingLLM()
+    async def test_a_planning_fault_sends_the_batch_as_given(self, inner):
         llm = ReuseLLM(inner=inner, planner=FaultyPlanner())
         await llm.achat_batch([question(word) for word in ("abc", "xyz", "cab")], workers=1)
         assert sent_words(inner) == ["abc", "xyz", "cab"]

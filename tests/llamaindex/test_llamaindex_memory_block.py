@@ -10,12 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.schema import ImageNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores.simple import SimpleVectorStore
-from llamaindex_helpers import (
-    CountingPlanner,
-    LetterRetriever,
-    letter_nodes,
-    letter_text,
-)
+from llamaindex_helpers import CountingPlanner, LetterRetriever, letter_nodes, letter_text
 from llamaindex_llm_helpers import FaultyPlanner
 from llamaindex_memory_helpers import (
     FailingMemory,
@@ -31,10 +26,7 @@ from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, mem0_
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.context.tokens import estimate_tokens
-from llamaindex_ctxreuse import (
-    ReuseMemoryBlock,
-    ReuseRetriever,
-)
+from llamaindex_ctxreuse import ReuseMemoryBlock, ReuseRetriever
 from llamaindex_ctxreuse.llm.planned_prompts import message_text
 from llamaindex_ctxreuse.memory import memory_block
 from mem0_ctxreuse import ReuseMemory
@@ -123,8 +115,7 @@ class TestReuseMemoryBlock:
         block = ReuseMemoryBlock(memory=LetterRetriever(), metadata_mode=MetadataMode.LLM)
         assert (await block.aget([user("a")])).startswith("[Doc_id-a] source: a.txt\n\na says")
 
-    async def test_what_was_planned_before_goes_back_to_its_ranking_first(self):
-        planner = ReusePlanner()
+    async def test_what_was_planned_before_goes_back_to_its_ranking_first(self, planner):
         searched = ReuseMemory(mem0 := FakeMemory(lettered("abc")), planner=planner)
         block = ReuseMemoryBlock(memory=searched, planner=planner)
         retriever = ReuseRetriever(LetterRetriever(), planner=planner)
@@ -137,9 +128,7 @@ class TestReuseMemoryBlock:
             assert "[Doc_id-c] > [Doc_id-b] > [Doc_id-a]" in shown
         assert planner.statistics().requests == 4, "each search is one prompt"
 
-    async def test_each_users_memories_are_a_tenant_unless_told_otherwise(self):
-        planner = ReusePlanner()
-
+    async def test_each_users_memories_are_a_tenant_unless_told_otherwise(self, planner):
         async def order(user_id: str, word: str) -> str:
             filters = {"user_id": user_id}
             memory = FakeMemory(lettered(word))
@@ -298,8 +287,7 @@ class TestReuseMemoryBlock:
         assert await block.atruncate(content, too_long) == labelled("ab")
         assert planner.previews <= 5, "the logarithm of 26"
 
-    async def test_truncating_takes_the_lowest_ranked_away(self):
-        planner = ReusePlanner()
+    async def test_truncating_takes_the_lowest_ranked_away(self, planner):
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
         await block.aget([user("abc")])
         content = await block.aget([user("cba")])
@@ -347,8 +335,7 @@ class TestReuseMemoryBlock:
         with request_context(tenant="quiet"):
             assert await block.atruncate(content, 50) == labelled("ab")
 
-    async def test_a_user_is_the_tenant_that_mem0_ctxreuse_makes_of_them(self):
-        planner = ReusePlanner()
+    async def test_a_user_is_the_tenant_that_mem0_ctxreuse_makes_of_them(self, planner):
         filters = {"AND": [{"user_id": "alice"}, {"run_id": "r1"}]}
         ReuseMemory(FakeMemory(lettered("abc")), planner=planner).context(
             "q", filters={"user_id": " alice "}

@@ -91,8 +91,7 @@ class Asking(Workflow):
 
 
 class TestWorkflow:
-    async def test_steps_plan_in_their_requests_name(self):
-        inner = RecordingLLM()
+    async def test_steps_plan_in_their_requests_name(self, inner):
         workflow = Asking(ReuseLLM(inner=inner, window_s=0, send_cache_salt=True), ReusePlanner())
         for tenant, query in (("one", "abc"), ("two", "cba"), ("one", "cba")):
             with request_context(tenant=tenant):

@@ -8,7 +8,7 @@ from llama_index.core import PromptTemplate
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.schema import MetadataMode
-from llamaindex_helpers import RecordingLLM, letter_nodes
+from llamaindex_helpers import letter_nodes
 from llamaindex_llm_helpers import sent_words
 
 from ctxreuse import request_context
@@ -54,9 +54,7 @@ class Asking(CustomQueryEngine):
 
 
 @pytest.mark.parametrize("call", [chat, stream, awaited, complete, batch, predict])
-def test_every_call_plans_the_contexts_of_its_tenant(call):
-    inner = RecordingLLM()
-    llm = ReuseLLM(inner=inner, window_s=0)
+def test_every_call_plans_the_contexts_of_its_tenant(call, inner, llm):
     for tenant, word in (("one", "abc"), ("two", "cab"), ("one", "bca")):
         with request_context(tenant=tenant):
             context = format_context(
@@ -67,8 +65,7 @@ def test_every_call_plans_the_contexts_of_its_tenant(call):
     assert llm.prompt_statistics.planned == 3
 
 
-def test_a_query_engine_plans_no_quotation():
-    inner = RecordingLLM()
+def test_a_query_engine_plans_no_quotation(inner):
     engine = Asking(llm=ReuseLLM(inner=inner, window_s=0))
     with request_context(tenant="two"):
         engine.query("cab Which?")

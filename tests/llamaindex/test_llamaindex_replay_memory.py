@@ -11,14 +11,7 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory import InsertMethod, Memory, VectorMemoryBlock
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
-from llamaindex_helpers import (
-    LetterRetriever,
-    ListChatStore,
-    RecordingLLM,
-    as_prompt,
-    grow,
-    letter_text,
-)
+from llamaindex_helpers import LetterRetriever, ListChatStore, as_prompt, grow, letter_text
 from llamaindex_memory_helpers import (
     LetterMemory,
     ListVectorStore,
@@ -35,12 +28,7 @@ from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, request_contex
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.emulation.openai_replies import ToolCall
-from llamaindex_ctxreuse import (
-    ReplayMemory,
-    ReuseLLM,
-    ReuseMemoryBlock,
-    ReusePostprocessor,
-)
+from llamaindex_ctxreuse import ReplayMemory, ReuseLLM, ReuseMemoryBlock, ReusePostprocessor
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -77,8 +65,7 @@ class TestReplayMemory:
         )
         assert not grow(await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"]))
 
-    async def test_two_blocks_refer_to_the_same_labels(self):
-        planner = ReusePlanner()
+    async def test_two_blocks_refer_to_the_same_labels(self, planner):
         memory = plain_memory(
             ReuseMemoryBlock(memory=LetterMemory(), planner=planner, name="One"),
             ReuseMemoryBlock(memory=LetterRetriever(), planner=planner, name="Two"),
@@ -164,8 +151,7 @@ class TestReplayMemory:
         assert "a says" in sent.content
         assert "d says" not in sent.content
 
-    async def test_the_conversation_is_the_session_unless_told_otherwise(self):
-        planner = ReusePlanner()
+    async def test_the_conversation_is_the_session_unless_told_otherwise(self, planner):
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
         memory = plain_memory(block, session_id="s")
         await memory.aput(user("abc one?"))
@@ -277,12 +263,11 @@ class FactMemory:
 
 
 class TestOutdatedMemories:
-    async def test_what_mem0_has_no_longer_is_not_shown_as_valid(self):
+    async def test_what_mem0_has_no_longer_is_not_shown_as_valid(self, inner):
         mem0 = FactMemory(home="Alice lives in Porto.", pin="The PIN is 4711.")
         planner = ReusePlanner(templates=PAPER_TEMPLATES)
         block = ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice"}, planner=planner)
         memory = plain_memory(block)
-        inner = RecordingLLM()
         porto, pin, lisbon = (
             PAPER_TEMPLATES.label_of(ContextBlock(text=text))
             for text in (*mem0.facts.values(), "Alice lives in Lisbon.")
@@ -304,18 +289,16 @@ class TestOutdatedMemories:
         assert f"{pin} (removed)" in inner.prompts[3]
         assert "Alice lives in Porto." in inner.prompts[3]
 
-    async def test_all_that_was_deleted_is_said_to_be(self):
+    async def test_all_that_was_deleted_is_said_to_be(self, inner):
         mem0 = FactMemory(pin="The PIN is 4711.")
         prompts_memory = plain_memory(ReuseMemoryBlock(memory=mem0))
-        inner = RecordingLLM()
         engine = SimpleChatEngine.from_defaults(llm=inner, memory=prompts_memory)
         await engine.achat("Where?")
         mem0.facts = {}
         await engine.achat("And now?")
         assert "[Doc_pin] no longer holds" in inner.prompts[1].removeprefix(inner.prompts[0])
 
-    async def test_what_another_block_has_shown_is_not_looked_up(self):
-        planner = ReusePlanner()
+    async def test_what_another_block_has_shown_is_not_looked_up(self, planner):
         mem0 = FactMemory(pin="The PIN is 4711.")
         memory = plain_memory(
             ReuseMemoryBlock(memory=LetterRetriever(), planner=planner, name="Letters"),

@@ -315,8 +315,7 @@ class TestTenants:
 class TestOnePlan:
     @pytest.mark.parametrize("way", ["postprocessor", "retriever"])
     @pytest.mark.parametrize("is_shared", [True, False])
-    def test_the_models_plan_stands_in_place_of_the_one_before_it(self, way, is_shared):
-        planner = ReusePlanner()
+    def test_the_models_plan_stands_in_place_of_the_one_before_it(self, way, is_shared, planner):
         inner, model = reusing(planner=planner)
         options = {"planner": planner if is_shared else None}
         retriever: Any = LetterRetriever()

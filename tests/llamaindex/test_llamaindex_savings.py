@@ -112,7 +112,7 @@ OPENAI = {
         {"usage": {"prompt_tokens": 1_000, "prompt_cache_hit_tokens": 600}},
     ],
 )
-def test_a_query_engines_answers_tell_what_was_cached_in_the_words_of_any_provider(raw):
+def test_a_query_engines_answers_tell_what_was_cached_in_the_words_of_any_provider(raw, planner):
     class Model(CustomLLM):
         @property
         def metadata(self):
@@ -127,7 +127,6 @@ def test_a_query_engines_answers_tell_what_was_cached_in_the_words_of_any_provid
         def stream_complete(self, prompt, formatted=False, **_):
             raise NotImplementedError
 
-    planner = ReusePlanner()
     nodes = [TextNode(text=f"The {name} flows on. " * 60) for name in ("Seine", "Loire", "Po")]
     llm = ReuseLLM(inner=Model(), planner=planner)
     SummaryIndex(nodes).as_query_engine(llm=llm).query("Which?")
@@ -163,12 +162,11 @@ def test_usage_that_cannot_be_right_is_none(raw):
     assert reported_usage("a structured answer") is None
 
 
-def test_usage_that_cannot_be_read_loses_no_answer():
+def test_usage_that_cannot_be_read_loses_no_answer(planner):
     class Model(type(Served().bare)):
         def chat(self, messages, **kwargs):
             return ChatResponse(message=ChatMessage("So."), raw=Odd())
 
-    planner = ReusePlanner()
     llm = ReuseLLM(inner=Model(**Served().bare.model_dump()), planner=planner, window_s=0)
     assert llm.chat(question("abc")).message.content == "So."
     assert planner.savings.planning_failures == 1

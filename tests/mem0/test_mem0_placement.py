@@ -130,8 +130,7 @@ async def test_faults_and_awaited_memories_keep_to_the_place(placement):
     assert await awaited.messages("q?", history=[], system="Be brief.") == plainly
 
 
-def test_places_share_no_order_and_there_is_no_other():
-    planner = ReusePlanner()
+def test_places_share_no_order_and_there_is_no_other(planner):
     before = ReuseMemory(FakeMemory(), planner=planner)
     within = ReuseMemory(FakeMemory(), planner=planner, placement="system")
     asked(before, "abc", None)

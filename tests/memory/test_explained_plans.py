@@ -76,8 +76,7 @@ def test_a_prompt_is_not_among_those_before_it_while_another_thread_plans(monkey
     assert log.before(10**9) == [other] * size
 
 
-def test_prompts_of_two_threads_each_have_their_own_place():
-    planner = ReusePlanner()
+def test_prompts_of_two_threads_each_have_their_own_place(planner):
     plans = []
 
     def serve():
@@ -92,8 +91,7 @@ def test_prompts_of_two_threads_each_have_their_own_place():
     assert places == list(range(100))
 
 
-def test_a_plan_explains_itself():
-    planner = ReusePlanner()
+def test_a_plan_explains_itself(planner):
     first = planner.plan(big_request((1, 2, 3), request_id="a"))
     second = planner.plan(big_request((2, 9, 1), request_id="b"))
     assert first.explain().cause is Cause.new_blocks
@@ -130,16 +128,14 @@ def test_evictions_are_explained(evict):
 
 
 @pytest.mark.parametrize(("one", "other"), [("A", "B"), (None, ""), ("\ud800", "\ud801")])
-def test_other_system_texts_are_explained(one, other):
-    planner = ReusePlanner()
+def test_other_system_texts_are_explained(one, other, planner):
     planner.plan(big_request((1, 2), request_id="a", system=one))
     explanation = planner.plan(big_request((1, 2), system=other)).explain()
     assert (explanation.cause, explanation.closest) == (Cause.other_system, "a")
     assert planner.plan(big_request((1, 2), system=one)).explain().cause is Cause.hit
 
 
-def test_a_record_holds_a_digest_instead_of_the_system_text():
-    planner = ReusePlanner()
+def test_a_record_holds_a_digest_instead_of_the_system_text(planner):
     systems = [None, "", "a secret system", "a secret system", "\ud800"]
     plans = [planner.plan(big_request((1, 2), system=system)) for system in systems]
     digests = [plan.logged.prompt.system for plan in plans]
@@ -163,8 +159,7 @@ def reachable_prompts(thing):
     return found
 
 
-def test_other_tenants_prompts_cannot_be_reached_from_a_plan():
-    planner = ReusePlanner()
+def test_other_tenants_prompts_cannot_be_reached_from_a_plan(planner):
     plans = [
         planner.plan(big_request((1, 2), tenant=tenant, system="S"))
         for tenant in ("own", "theirs", "own", "theirs", "")
@@ -178,8 +173,7 @@ def test_other_tenants_prompts_cannot_be_reached_from_a_plan():
     assert plans[2].logged.log.before(10**6) == [plans[0].logged.prompt, plans[2].logged.prompt]
 
 
-def test_later_turns_are_explained_by_what_they_send_themselves():
-    planner = ReusePlanner()
+def test_later_turns_are_explained_by_what_they_send_themselves(planner):
     first = planner.plan(big_request((1, 2), "?", history=[], conversation_id="c", request_id="a"))
     history = [user(first.content), assistant("Yes.")]
     planner.plan(big_request((1, 2), request_id="other"))
@@ -237,8 +231,7 @@ HUGE = 10**5000  # more digits than Python turns into decimals
 
 
 @all_strategies
-def test_huge_ids_and_token_counts_are_explained_too(strategy):
-    planner = ReusePlanner()
+def test_huge_ids_and_token_counts_are_explained_too(strategy, planner):
     blocks = [ContextBlock(id=HUGE + n, text=f"text of {n}", tokens=HUGE) for n in range(3)]
     first = planner.plan(ContextRequest(blocks, request_id=HUGE), strategy)
     again = planner.plan(ContextRequest([*blocks[:2], block(1, 100)]), strategy)
@@ -254,8 +247,7 @@ def test_huge_ids_and_token_counts_are_explained_too(strategy):
     )
 
 
-def test_an_explanation_does_not_change_with_what_is_planned_later():
-    planner = ReusePlanner()
+def test_an_explanation_does_not_change_with_what_is_planned_later(planner):
     plans = [planner.plan(big_request(ids), "none") for ids in ((1, 2), (2, 1), (1, 2, 3), (3,))]
     before = [plan.explain() for plan in plans]
     assert [explanation.cause for explanation in before] == [
@@ -269,8 +261,7 @@ def test_an_explanation_does_not_change_with_what_is_planned_later():
     assert [plan.explain() for plan in plans] == before
 
 
-def test_a_prompt_is_compared_with_the_256_of_its_tenant_before_it():
-    planner = ReusePlanner()
+def test_a_prompt_is_compared_with_the_256_of_its_tenant_before_it(planner):
     planner.plan(big_request((1, 2), request_id="old"), "none")
     for number in range(255):
         planner.plan(big_request((10 + number,)), "none")
@@ -280,8 +271,7 @@ def test_a_prompt_is_compared_with_the_256_of_its_tenant_before_it():
     assert "old" not in {one.request_id for one in plans[1].logged.earlier()}
 
 
-def test_what_an_older_prompt_left_in_the_cache_is_explained_when_that_is_forgotten():
-    planner = ReusePlanner()
+def test_what_an_older_prompt_left_in_the_cache_is_explained_when_that_is_forgotten(planner):
     planner.plan(big_request((1, 2)), "none")
     for number in range(256):
         planner.plan(big_request((10 + number,)), "none")
@@ -292,8 +282,7 @@ def test_what_an_older_prompt_left_in_the_cache_is_explained_when_that_is_forgot
     assert (whole.cause, whole.closest, whole.shared_tokens) == (Cause.hit, None, 200)
 
 
-def test_a_copied_plan_is_explained_as_the_original():
-    planner = ReusePlanner()
+def test_a_copied_plan_is_explained_as_the_original(planner):
     planner.plan(big_request((1, 2), request_id="a"), "none")
     plan = planner.plan(big_request((2, 1), history=[]), "none")
     for copied in (copy.deepcopy(plan), copy.copy(plan), dataclasses.replace(plan)):
@@ -307,8 +296,7 @@ def test_a_copied_plan_is_explained_as_the_original():
     assert [one.request_id for one in plan.logged.log.before(4)] == ["a", "request-0", "request-1"]
 
 
-def test_an_unpickled_plan_takes_no_other_prompt_along():
-    planner = ReusePlanner()
+def test_an_unpickled_plan_takes_no_other_prompt_along(planner):
     planner.plan(big_request((1, 2), request_id="a secret name"), "none")
     for ids, cause in (((2, 1), Cause.new_blocks), ((1, 2), Cause.hit)):
         plan = planner.plan(big_request(ids), "none")
@@ -335,8 +323,7 @@ def test_a_plan_made_by_hand_cannot_be_explained():
 
 
 @all_strategies
-def test_no_text_of_documents_questions_system_or_history_is_told(strategy):
-    planner = ReusePlanner()
+def test_no_text_of_documents_questions_system_or_history_is_told(strategy, planner):
     texts = [f"a secret {number} {text}" for number, text in enumerate(ODD_TEXTS)]
     told = []
     history = [user("a secret answer")]

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from ctxreuse.pipeline.document_turn import (
-    DocumentPlanner,
-    ItemKind,
-    RetrievedItems,
-)
+from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, RetrievedItems
 from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.prompt_turn import PromptPart, PromptPlanner, ScopedPrompt
 from virtual_clock import run_in_virtual_time
@@ -95,8 +91,7 @@ def test_items_that_do_not_come_best_first_are_ranked_as_they_say():
     assert names_of(planned) == "bcaRead documents 3, 1, 2 first."
 
 
-def test_a_plan_is_provisional_and_saves_nothing():
-    planner = ReusePlanner()
+def test_a_plan_is_provisional_and_saves_nothing(planner):
     made = documents(planner)
     for names in ("abc", "cab"):
         plan(made, names)
@@ -105,8 +100,7 @@ def test_a_plan_is_provisional_and_saves_nothing():
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_the_wrapper_of_the_model_plans_the_same_texts_anew(is_own):
-    planner = ReusePlanner()
+def test_the_wrapper_of_the_model_plans_the_same_texts_anew(is_own, planner):
     made = documents(planner)
     plan(made, "abc")
     model = planner if is_own else ReusePlanner()

@@ -478,8 +478,7 @@ def test_who_does_not_see_the_prompt_only_orders(kind):
 @holds(
     "A wrapped model that finds their texts plans anew in their place, and ranks them as retrieved."
 )
-def test_a_model_plans_anew_what_a_retriever_has_put_in_order():
-    planner = ReusePlanner()
+def test_a_model_plans_anew_what_a_retriever_has_put_in_order(planner):
     application = Chat(planner=planner)
     found_by("retriever", documents("abc"), planner=planner)
     words = "\n\nRead documents 3, 1, 2 first."

@@ -34,8 +34,7 @@ def test_later_turns_belong_where_the_first_turn_was():
     assert chat.plan([block("b")], "two?").affinity_id() == first == key("a")
 
 
-def test_turns_whose_blocks_have_no_labels_belong_to_their_conversation():
-    planner = ReusePlanner()
+def test_turns_whose_blocks_have_no_labels_belong_to_their_conversation(planner):
     ids = set()
     for name in ("c1", "c2"):
         chat = planner.conversation(name)

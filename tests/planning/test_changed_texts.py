@@ -33,15 +33,13 @@ def test_texts_that_change_are_counted_and_said_once(caplog):
     assert planner.savings.changed_texts == 0
 
 
-def test_texts_that_stay_are_not_counted():
-    planner = ReusePlanner()
+def test_texts_that_stay_are_not_counted(planner):
     assert asked(planner, 3, 3, 4, 3, 4) == 3
     assert asked(ReusePlanner(), *[7] * 200) == 0
     assert asked(ReusePlanner(), 1, tenant="a") == 0
 
 
-def test_tenants_and_chunks_of_one_document_are_several():
-    planner = ReusePlanner()
+def test_tenants_and_chunks_of_one_document_are_several(planner):
     assert asked(planner, 1, tenant="a") == asked(planner, 2, tenant="b") == 0
     chunks = [ContextBlock(id="book", text=f"{TEXT} {n}") for n in range(9)]
     for n in range(6):

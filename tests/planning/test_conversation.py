@@ -44,8 +44,7 @@ def test_a_conversation_replays_its_messages_byte_for_byte():
     assert third.labels == {f"[Doc_{n}]": n for n in (1, 2, 4, 5, 6)}
 
 
-def test_the_first_turn_is_ordered_and_its_annotation_stays_in_the_history():
-    planner = ReusePlanner()
+def test_the_first_turn_is_ordered_and_its_annotation_stays_in_the_history(planner):
     planner.plan(big_request((1, 2)))
     chat = planner.conversation("c")
     first = chat.plan(big_request((2, 1)).blocks, "First?")
@@ -80,8 +79,7 @@ def test_after_compaction_blocks_that_are_no_longer_shown_are_sent_again():
     )
 
 
-def test_two_conversations_of_one_name_never_refer_to_each_others_messages():
-    planner = ReusePlanner()
+def test_two_conversations_of_one_name_never_refer_to_each_others_messages(planner):
     one, two = planner.conversation("c"), planner.conversation("c")
     one.plan(blocks(1), "First?")
     two.plan(blocks(2), "First?")
@@ -154,8 +152,7 @@ def test_an_answer_or_summary_that_is_no_text_is_refused(text):
     assert chat.messages() == [user("[Doc_1] text of 1\n\nFirst?")]
 
 
-def test_a_planner_keeps_no_text_of_documents_or_histories():
-    planner = ReusePlanner()
+def test_a_planner_keeps_no_text_of_documents_or_histories(planner):
     said = [f"Only these words, 7f3a, are looked for: {number}." for number in range(3)]
     history = []
     for text in said:

@@ -74,8 +74,7 @@ def test_what_no_message_shows_is_not_spoken_of():
     assert "no longer" not in chat.plan([CATS], outdated=[PIN]).content
 
 
-def test_shown_blocks_are_those_that_really_stand_there():
-    planner = ReusePlanner()
+def test_shown_blocks_are_those_that_really_stand_there(planner):
     chat = planner.conversation("c")
     first = chat.plan([PIN, CATS])
     history = [{"role": "user", "content": first.content.replace("cats", "dogs")}]
@@ -86,8 +85,7 @@ def test_shown_blocks_are_those_that_really_stand_there():
         planner.shown_blocks("c")
 
 
-def test_a_forgotten_block_leaves_the_history():
-    planner = ReusePlanner()
+def test_a_forgotten_block_leaves_the_history(planner):
     chat = planner.conversation("c", "t", "Be brief.")
     chat.plan([PIN, CATS], query="Which?")
     chat.record("The PIN is 4711.")
@@ -116,8 +114,7 @@ def test_of_blocks_of_one_text_and_label_it_is_all_the_same_which_was_shown():
     assert PIN.text not in str(chat.messages())
 
 
-def test_multi_part_messages_are_cleaned_and_the_given_ones_stay():
-    planner = ReusePlanner()
+def test_multi_part_messages_are_cleaned_and_the_given_ones_stay(planner):
     chat = planner.conversation("c")
     text = chat.plan([PIN, CATS]).content
     given_messages = [{"role": "user", "content": [{"type": "text", "text": text}, {"type": "x"}]}]
@@ -129,8 +126,7 @@ def test_multi_part_messages_are_cleaned_and_the_given_ones_stay():
         planner.without_blocks(given_messages, "pin", "c")
 
 
-def test_a_history_that_takes_too_much_work_is_not_called_clean():
-    planner = ReusePlanner()
+def test_a_history_that_takes_too_much_work_is_not_called_clean(planner):
     chat = planner.conversation("c")
     text = "x" * 100_000
     label = "[Doc_pin] "

@@ -41,8 +41,7 @@ def test_a_prompt_is_system_then_blocks_then_question(strategy):
     assert plan.labels == {"[Doc_3]": 3, "[Doc_1]": 1}
 
 
-def test_moved_blocks_are_announced_before_the_question():
-    planner = ReusePlanner()
+def test_moved_blocks_are_announced_before_the_question(planner):
     planner.plan(big_request((1, 2, 3)))
     plan = planner.plan(big_request((3, 9, 1, 2), "Why?"))
 
@@ -55,8 +54,7 @@ def test_moved_blocks_are_announced_before_the_question():
     assert plan.expected_cached_tokens == 300
 
 
-def test_strategy_none_keeps_the_retrievers_order_and_still_records_what_is_sent():
-    planner = ReusePlanner()
+def test_strategy_none_keeps_the_retrievers_order_and_still_records_what_is_sent(planner):
     planner.plan(big_request((1, 2)), "none")
     assert sent_ids(planner.plan(big_request((2, 1)), "none")) == [2, 1]
     assert planner.plan(big_request((2, 1, 3)), "none").expected_cached_tokens == 200
@@ -93,16 +91,14 @@ def test_a_block_counts_once_and_its_identity_is_id_type_and_text(strategy):
         (["\ud800"], "\udfff", "[Doc_1] \ud800\n\n\udfff"),
     ],
 )
-def test_odd_contexts_are_legal(strategy, texts, query, content):
-    planner = ReusePlanner()
+def test_odd_contexts_are_legal(strategy, texts, query, content, planner):
     blocks = [ContextBlock(id=n, text=text) for n, text in enumerate(texts, 1)]
     asked = ContextRequest(blocks, query)
     assert planner.plan(asked, strategy).messages() == [user(content)]
     assert planner.plan_batch([asked], strategy).plans[0].messages() == [user(content)]
 
 
-def test_request_ids_are_given_back_and_otherwise_counted():
-    planner = ReusePlanner()
+def test_request_ids_are_given_back_and_otherwise_counted(planner):
     asked = (None, "engine-7", None, 7, None)
     assert [planner.plan(request((1,), request_id=name)).request_id for name in asked] == [
         "request-0",
@@ -113,8 +109,7 @@ def test_request_ids_are_given_back_and_otherwise_counted():
     ]
 
 
-def test_a_counted_request_id_is_never_one_that_was_given():
-    planner = ReusePlanner()
+def test_a_counted_request_id_is_never_one_that_was_given(planner):
     given = planner.plan(request((1,), request_id="request-0")).request_id
     counted = planner.plan(request((2,))).request_id
     assert given == "request-0"
@@ -301,8 +296,7 @@ def test_a_planner_that_annotates_nothing_still_refers_to_what_was_shown():
         ),
     ],
 )
-def test_errors_name_the_value_and_the_remedy(call, message):
-    planner = ReusePlanner()
+def test_errors_name_the_value_and_the_remedy(call, message, planner):
     with pytest.raises(InvalidRequestError) as caught:
         call(planner)
     assert str(caught.value) == message
@@ -310,8 +304,7 @@ def test_errors_name_the_value_and_the_remedy(call, message):
 
 
 @pytest.mark.parametrize("strategy", ["Reuse", "", None, 1, ["reuse"]])
-def test_an_unknown_strategy_is_refused(strategy):
-    planner = ReusePlanner()
+def test_an_unknown_strategy_is_refused(strategy, planner):
     for call in (
         lambda: planner.plan(request((1,)), strategy=strategy),
         lambda: planner.plan_batch([request((1,))], strategy=strategy),
@@ -332,8 +325,7 @@ def test_strategy_none_runs_a_batch_as_it_is():
     assert [sent_ids(plan) for plan in batch.plans] == [[2, 1], [3], [1, 2]]
 
 
-def test_a_batch_goes_behind_what_is_cached_already():
-    planner = ReusePlanner()
+def test_a_batch_goes_behind_what_is_cached_already(planner):
     planner.plan(big_request((1, 2)))
     batch = planner.plan_batch([big_request(ids) for ids in ((3, 4, 1), (4, 3, 2, 1), (5, 3, 4))])
     assert [sent_ids(plan) for plan in batch.in_input_order()] == [
@@ -345,8 +337,7 @@ def test_a_batch_goes_behind_what_is_cached_already():
 
 
 @all_strategies
-def test_turns_of_one_conversation_keep_their_order_in_a_batch(strategy):
-    planner = ReusePlanner()
+def test_turns_of_one_conversation_keep_their_order_in_a_batch(strategy, planner):
     turns = [
         big_request((1,), "1", history=[], conversation_id="c"),
         big_request((9,), "x"),
@@ -362,8 +353,7 @@ def test_turns_of_one_conversation_keep_their_order_in_a_batch(strategy):
     assert sorted(batch.order) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_later_turn_in_a_batch_refers_to_what_its_history_shows():
-    planner = ReusePlanner()
+def test_a_later_turn_in_a_batch_refers_to_what_its_history_shows(planner):
     _, history = first_turn(planner, (1, 2))
     batch = planner.plan_batch(
         [request((5, 6)), request((2, 5), "Then?", history=history, conversation_id="c")]
@@ -395,10 +385,9 @@ def test_an_odd_request_is_planned_at_every_position_of_a_batch(strategy):
 
 
 @all_strategies
-def test_token_counts_of_any_size_are_planned(strategy):
+def test_token_counts_of_any_size_are_planned(strategy, planner):
     huge = [ContextBlock(id=i, text=f"text {i}", tokens=10**30 + i) for i in range(4)]
     contexts = [[huge[i] for i in ids] for ids in ((0, 1, 2), (2, 1), (3, 0), (1, 2, 3))]
-    planner = ReusePlanner()
     for plan in planner.plan_batch([ContextRequest(blocks) for blocks in contexts], strategy).plans:
         assert_keeps_the_promises(plan)
     assert sent_ids(planner.plan(ContextRequest(huge), "none")) == [0, 1, 2, 3]
@@ -416,10 +405,9 @@ def test_token_counts_of_any_size_are_planned(strategy):
     ],
     ids=["disjoint", "identical", "one shared", "a chain", "nested", "long"],
 )
-def test_extreme_batches_are_planned_without_trouble(contexts):
+def test_extreme_batches_are_planned_without_trouble(contexts, planner):
     blocks = {i: block(i, 20) for context in contexts for i in context}
     requests = [ContextRequest([blocks[i] for i in context]) for context in contexts]
-    planner = ReusePlanner()
     batch = planner.plan_batch(requests)
     assert sorted(batch.order) == list(range(len(contexts)))
     for plan in batch.plans:
@@ -438,8 +426,7 @@ def limits(planner):
     return planner.statistics().limits_reached["cached_paths"]
 
 
-def test_the_look_ups_of_a_batch_share_a_bound_on_their_work_which_is_counted(monkeypatch):
-    planner = ReusePlanner()
+def test_the_look_ups_of_a_batch_share_a_bound_on_their_work_which_is_counted(monkeypatch, planner):
     many_orders(planner)
     planner.plan_batch([big_request((4, 3, 2, 0, 1)) for _ in range(50)])
     assert limits(planner) == 0

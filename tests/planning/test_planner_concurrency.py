@@ -56,9 +56,7 @@ def evict_everything(planner, plans):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_eight_threads_plan_single_requests(strategy):
-    planner = ReusePlanner()
-
+def test_eight_threads_plan_single_requests(strategy, planner):
     def work(thread):
         return [
             planner.plan(big_request(context(thread, number), "Why?"), strategy)
@@ -136,8 +134,7 @@ def test_threads_of_other_tenants_do_not_change_a_tenants_plans():
     assert results[0] == alone
 
 
-def test_threads_share_one_conversation_without_losing_a_turn():
-    planner = ReusePlanner()
+def test_threads_share_one_conversation_without_losing_a_turn(planner):
     chat = planner.conversation("c")
 
     def work(thread):
@@ -173,9 +170,7 @@ def test_threads_that_plan_and_record_in_one_conversation_keep_it_whole():
     assert len(set(shown)) == len(shown) == 9
 
 
-def test_tasks_of_one_event_loop_share_a_planner():
-    planner = ReusePlanner()
-
+def test_tasks_of_one_event_loop_share_a_planner(planner):
     async def conversation(name):
         chat = planner.conversation(name)
         turns = []

@@ -24,8 +24,7 @@ from ctxreuse.memory.prefix_index import IndexStatistics
 pytestmark = pytest.mark.usefixtures("paper_words")
 
 
-def test_a_block_that_stands_under_another_label_now_is_sent_again():
-    planner = ReusePlanner()
+def test_a_block_that_stands_under_another_label_now_is_sent_again(planner):
     _, history = first_turn(planner, (1, 2))
     edited = [user(history[0]["content"].replace("[Doc_1] ", "[Doc_7] ")), history[1]]
     plan = later_turn(planner, (2, 1), edited)
@@ -33,8 +32,7 @@ def test_a_block_that_stands_under_another_label_now_is_sent_again():
     assert plan.labels == {"[Doc_2]": 2, "[Doc_1]": 1}
 
 
-def test_a_block_that_moved_within_the_history_is_found_where_it_stands():
-    planner = ReusePlanner()
+def test_a_block_that_moved_within_the_history_is_found_where_it_stands(planner):
     first_turn(planner, (1, 2))
     moved = [user("So:\n[Doc_2] text of 2"), assistant("Yes."), user("So?\n[Doc_1] text of 1")]
     assert later_turn(planner, (1, 2), moved).references == (1, 2)
@@ -43,8 +41,7 @@ def test_a_block_that_moved_within_the_history_is_found_where_it_stands():
     assert later_turn(planner, (1, 2), said).references == (2,), "an answer shows nothing"
 
 
-def test_a_history_of_messages_in_parts_is_read_and_sent_as_it_is():
-    planner = ReusePlanner()
+def test_a_history_of_messages_in_parts_is_read_and_sent_as_it_is(planner):
     plan, _ = first_turn(planner, (1, 2))
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     history = [
@@ -59,16 +56,14 @@ def test_a_history_of_messages_in_parts_is_read_and_sent_as_it_is():
     ]
 
 
-def test_a_foreign_history_without_our_record_is_read():
-    planner = ReusePlanner()
+def test_a_foreign_history_without_our_record_is_read(planner):
     _, history = first_turn(planner, (1, 2))
     for conversation_id in (None, "other", 0):
         plan = later_turn(planner, (1, 3), history, conversation_id=conversation_id)
         assert plan.content == f"{location_words(1)}\n\n[Doc_3] text of 3\n\nThen?"
 
 
-def test_conversations_are_told_apart_by_tenant_and_by_the_type_of_their_id():
-    planner = ReusePlanner()
+def test_conversations_are_told_apart_by_tenant_and_by_the_type_of_their_id(planner):
     _, history = first_turn(planner, (1,), conversation_id=1, tenant="a")
     asked = [(1, "a"), ("1", "a"), (1, "b"), (1, "")]
     requests = [
@@ -119,8 +114,7 @@ def test_one_call_may_leave_out_repeated_blocks_or_not(default, batch, strategy,
         assert plans[0].labels == {"[Doc_1]": 1, "[Doc_2]": 2, "[Doc_3]": 3}
 
 
-def test_a_call_that_repeats_blocks_changes_nothing_for_the_next_one():
-    planner = ReusePlanner()
+def test_a_call_that_repeats_blocks_changes_nothing_for_the_next_one(planner):
     _, history = first_turn(planner, (1, 2))
     asked = request((2, 1), "Then?", history=history, conversation_id="c")
     repeated = planner.plan(asked, deduplicate=False)
@@ -132,8 +126,7 @@ def test_a_call_that_repeats_blocks_changes_nothing_for_the_next_one():
     )
 
 
-def test_an_evicted_request_is_no_longer_expected_in_the_cache():
-    planner = ReusePlanner()
+def test_an_evicted_request_is_no_longer_expected_in_the_cache(planner):
     planner.plan(big_request((1, 2, 3), request_id="a"))
     planner.plan(big_request((1, 2, 4), request_id="b"))
     assert planner.statistics() == IndexStatistics(nodes=3, tokens=400, requests=2)
@@ -145,8 +138,7 @@ def test_an_evicted_request_is_no_longer_expected_in_the_cache():
     assert planner.evict([]) == Evicted(0, 0, ())
 
 
-def test_a_trimmed_request_is_expected_in_the_cache_up_to_the_cut():
-    planner = ReusePlanner()
+def test_a_trimmed_request_is_expected_in_the_cache_up_to_the_cut(planner):
     planner.plan(big_request((1, 2, 3), request_id="a"))
     planner.plan(big_request((1, 2, 4), request_id="b", tenant="t"))
     assert planner.trim("a", 3) == Evicted(1, 0, ())
@@ -166,8 +158,7 @@ def test_the_tokens_of_blocks_are_those_that_the_index_counts():
     assert planner.block_tokens([]) == 0
 
 
-def test_token_evictions_take_whole_blocks_from_the_end_of_the_least_recently_used():
-    planner = ReusePlanner()
+def test_token_evictions_take_whole_blocks_from_the_end_of_the_least_recently_used(planner):
     planner.plan(big_request((1, 2)), "none")
     planner.plan(big_request((3, 4)), "none")
     assert planner.evict_tokens(0) == Evicted(0, 0, ())
@@ -178,8 +169,7 @@ def test_token_evictions_take_whole_blocks_from_the_end_of_the_least_recently_us
     assert planner.statistics() == IndexStatistics(0, 0, 0)
 
 
-def test_token_evictions_take_from_all_tenants_for_the_engines_cache_is_one():
-    planner = ReusePlanner()
+def test_token_evictions_take_from_all_tenants_for_the_engines_cache_is_one(planner):
     planner.plan(big_request((1,), tenant="a"))
     planner.plan(big_request((1,), tenant="b"))
     planner.plan(big_request((2,), tenant="a"))
@@ -224,8 +214,7 @@ def test_cached_tokens_are_those_that_planning_finds_and_recording_none(sent, as
     assert twin.cached_tokens(new, in_order=True) == 100 * len(asked)
 
 
-def test_cached_tokens_count_the_best_order_or_the_one_given():
-    planner = ReusePlanner()
+def test_cached_tokens_count_the_best_order_or_the_one_given(planner):
     planner.plan(big_request((1, 2, 3)))
     reordered = big_request((2, 9, 1))
     assert planner.cached_tokens(reordered) == 200
@@ -235,8 +224,7 @@ def test_cached_tokens_count_the_best_order_or_the_one_given():
     assert planner.cached_tokens(big_request(())) == 0
 
 
-def test_cached_tokens_are_none_for_another_tenant_or_system_text_and_make_nobody_known():
-    planner = ReusePlanner()
+def test_cached_tokens_are_none_for_another_tenant_or_system_text_and_make_nobody_known(planner):
     planner.plan(big_request((1, 2), tenant="a", system="s"))
     for other in (big_request((1, 2), system="s"), big_request((1, 2), tenant="a")):
         assert planner.cached_tokens(other) == planner.cached_tokens(other, in_order=True) == 0
@@ -244,8 +232,7 @@ def test_cached_tokens_are_none_for_another_tenant_or_system_text_and_make_nobod
     assert planner.cached_tokens(big_request((2, 1), tenant="a", system="s")) == 200
 
 
-def test_a_later_turn_has_no_cached_tokens_and_a_first_one_has():
-    planner = ReusePlanner()
+def test_a_later_turn_has_no_cached_tokens_and_a_first_one_has(planner):
     planner.plan(big_request((1, 2)))
     assert planner.cached_tokens(big_request((1, 2), history=[], conversation_id="c")) == 200
     later = big_request((1, 2), history=[user("Hello.")], conversation_id="c")

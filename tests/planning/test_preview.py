@@ -31,8 +31,7 @@ def test_a_preview_shows_what_a_plan_would_and_changes_no_later_plan(settings, c
     assert planner.statistics() == plain.statistics()
 
 
-def test_a_preview_has_no_request_id_and_expects_nothing_in_the_cache():
-    planner = ReusePlanner()
+def test_a_preview_has_no_request_id_and_expects_nothing_in_the_cache(planner):
     planner.plan(big_request((1, 2)))
     preview = planner.preview(big_request((1, 2), request_id="mine"))
     assert (preview.request_id, preview.expected_cached_tokens) == ("", 0)

@@ -37,8 +37,7 @@ def tables(numbers: range) -> list[ContextBlock]:
     return [ContextBlock(id=one, text=table(one, 5 + one % 17)) for one in numbers]
 
 
-def test_tables_are_thought_to_be_as_long_as_the_engine_says():
-    planner = ReusePlanner()
+def test_tables_are_thought_to_be_as_long_as_the_engine_says(planner):
     for first in range(0, 200, 4):
         ask(planner, tables(range(first, first + 2 + first % 3)), "You read tables.")
     again = tables(range(1_000, 1_004))
@@ -49,8 +48,7 @@ def test_tables_are_thought_to_be_as_long_as_the_engine_says():
     assert expected == pytest.approx(really, rel=0.15)
 
 
-def test_prose_behind_another_system_text_is_not_thought_to_be_longer():
-    planner = ReusePlanner()
+def test_prose_behind_another_system_text_is_not_thought_to_be_longer(planner):
     for first in range(0, 200, 4):
         ask(planner, tables(range(first, first + 2 + first % 3)), "You read tables.")
     prose = [ContextBlock(text="Porto lies in the north of Portugal, on the river Douro. " * 5)]
@@ -100,8 +98,7 @@ def test_whatever_is_reported_the_ratio_stays_within_its_bounds(prompts):
         assert 0.25 <= ratio.value <= 4.0
 
 
-def test_the_ratios_of_a_tenant_are_bounded():
-    planner = ReusePlanner()
+def test_the_ratios_of_a_tenant_are_bounded(planner):
     for number in range(50):
         for length in range(1, 20):
             ask(planner, tables(range(length)), f"system {number}")

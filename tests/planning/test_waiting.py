@@ -203,8 +203,7 @@ HELD_WITHOUT_A_LOCK = {
 
 
 @pytest.mark.parametrize("place", HELD_WITHOUT_A_LOCK)
-def test_not_even_the_own_tenant_waits_for_what_takes_long(monkeypatch, place):
-    planner = ReusePlanner()
+def test_not_even_the_own_tenant_waits_for_what_takes_long(monkeypatch, place, planner):
     planner.plan(big_request(range(100)))
     owner, name, work = HELD_WITHOUT_A_LOCK[place]
     held = Held(monkeypatch, owner, name)
@@ -359,8 +358,7 @@ def limits(planner):
     return {name: number for name, number in planner.statistics().limits_reached.items() if number}
 
 
-def test_each_bound_on_the_work_is_counted_by_its_name(monkeypatch):
-    planner = ReusePlanner()
+def test_each_bound_on_the_work_is_counted_by_its_name(monkeypatch, planner):
     planner.plan(big_request(range(64)), "none")
     assert limits(planner) == {}
     monkeypatch.setattr(paper, "_STEPS", -10_000)

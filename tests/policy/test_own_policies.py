@@ -42,8 +42,7 @@ def test_a_policy_of_ones_own_orders_requests_and_batches(tmp_path, cache, is_sh
     assert [sent_ids(one) for one in batch.plans] == [["c", "x", "y"], ["c", "x", "y"], ["a", "b"]]
 
 
-def test_an_order_that_loses_a_block_is_refused_and_nothing_is_recorded():
-    planner = ReusePlanner()
+def test_an_order_that_loses_a_block_is_refused_and_nothing_is_recorded(planner):
     with pytest.raises(InvalidRequestError, match="'losing' returned an order of 2 keys"):
         planner.plan(big_request("abc"), Losing())
     with pytest.raises(InvalidRequestError, match="no permutation of the 3 blocks"):

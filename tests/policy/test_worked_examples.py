@@ -1,13 +1,7 @@
 """The papers' worked examples, through the public door."""
 
 import pytest
-from planning_helpers import (
-    big_request,
-    block,
-    order_words,
-    request,
-    sent_ids,
-)
+from planning_helpers import big_request, block, order_words, request, sent_ids
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache
@@ -59,8 +53,7 @@ def test_the_papers_batch_is_ordered_by_what_its_contexts_share(strategy, make):
 
 @both_strategies
 @any_length
-def test_contexts_that_arrive_after_the_batch_follow_its_cached_paths(strategy, make):
-    planner = ReusePlanner()
+def test_contexts_that_arrive_after_the_batch_follow_its_cached_paths(strategy, make, planner):
     planner.plan_batch([ask(entry, make) for entry in BATCH], strategy)
 
     arriving = [(2, 1, 4), (5, 7, 8), (1, 2, 9)]

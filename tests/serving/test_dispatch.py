@@ -73,8 +73,7 @@ class Gate:
         return self.arrived[:]
 
 
-async def test_a_batch_runs_in_the_planned_order_and_answers_in_the_callers():
-    planner = ReusePlanner()
+async def test_a_batch_runs_in_the_planned_order_and_answers_in_the_callers(planner):
     words = ["ab", "cd", "abe", "cdf", "abg"]
     batch = planner.plan_batch([request(word) for word in words])
     engine = EmulatedEngine(answer=echo)
@@ -108,8 +107,7 @@ async def test_no_more_requests_than_allowed_are_under_way():
     assert [outcome.completion.text for outcome in outcomes] == list("abcde")
 
 
-async def test_a_failed_request_does_not_stop_the_others_and_is_told_to_the_planner():
-    planner = ReusePlanner()
+async def test_a_failed_request_does_not_stop_the_others_and_is_told_to_the_planner(planner):
     batch = planner.plan_batch([request(word) for word in "abc"])
     engine = EmulatedEngine(
         answer=echo, fail=lambda number, body: 400 if query_of(body) == "b" else None
@@ -124,8 +122,7 @@ async def test_a_failed_request_does_not_stop_the_others_and_is_told_to_the_plan
     assert planner.evict([plan.request_id for plan in batch.plans]).requests == 2
 
 
-async def test_each_request_is_answered_once_though_the_engine_breaks_in_between():
-    planner = ReusePlanner()
+async def test_each_request_is_answered_once_though_the_engine_breaks_in_between(planner):
     plans = [planner.plan(request(word)) for word in "abcdefgh"]
     breaking = set("cde")  # each once, whichever comes first
 
@@ -158,8 +155,7 @@ async def test_cancelling_cancels_all_and_tells_the_planner():
     )
 
 
-async def test_a_wrong_argument_stops_everything_and_tells_the_planner():
-    planner = ReusePlanner()
+async def test_a_wrong_argument_stops_everything_and_tells_the_planner(planner):
     plans = [planner.plan(request(word)) for word in "abc"]
     engine = EmulatedEngine()
     with pytest.raises(InvalidRequestError, match="n must be 1"):

@@ -21,9 +21,8 @@ from ctxreuse.serving.client.connection import waiting
 pytestmark = pytest.mark.usefixtures("paper_words")
 
 
-async def test_a_completion_says_what_the_request_cost():
+async def test_a_completion_says_what_the_request_cost(planner):
     engine = EmulatedEngine(block_size=4, answer="In France.")
-    planner = ReusePlanner()
     ticks = itertools.count(10)
     async with connected(engine, clock=lambda: next(ticks), planner=planner) as client:
         first = await client.complete(planned(planner))
@@ -160,9 +159,8 @@ async def test_prompts_on_their_way_together_are_no_reason_to_warn(caplog):
 
 
 @pytest.mark.parametrize("failure", [408, 409, 429, 500, 503, "refuse", "break"])
-async def test_a_failure_that_passes_is_tried_again(failure):
+async def test_a_failure_that_passes_is_tried_again(failure, planner):
     engine = EmulatedEngine(answer="once only", fail=[failure, failure])
-    planner = ReusePlanner()
     completion = await completed(engine, planned(planner), {"planner": planner})
     assert (completion.text, completion.attempts) == ("once only", 3)
     assert len(engine.requests) == 3
@@ -170,9 +168,8 @@ async def test_a_failure_that_passes_is_tried_again(failure):
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
-async def test_a_refusal_is_not_tried_again_and_the_planner_hears_of_it(status):
+async def test_a_refusal_is_not_tried_again_and_the_planner_hears_of_it(status, planner):
     engine = EmulatedEngine(fail=[status])
-    planner = ReusePlanner()
     with pytest.raises(EngineError, match=f"status {status}") as caught:
         await completed(engine, planned(planner), {"planner": planner})
     assert (caught.value.status, caught.value.attempts) == (status, 1)
@@ -181,9 +178,8 @@ async def test_a_refusal_is_not_tried_again_and_the_planner_hears_of_it(status):
 
 
 @pytest.mark.parametrize("failure", [503, "refuse", "break"])
-async def test_a_failure_that_stays_is_reported_without_the_prompt(failure):
+async def test_a_failure_that_stays_is_reported_without_the_prompt(failure, planner):
     engine = EmulatedEngine(fail=lambda number, body: failure)
-    planner = ReusePlanner()
     with pytest.raises(EngineError, match="attempts: 2; the cause says more") as caught:
         await completed(engine, planned(planner), {"planner": planner, "retries": 1})
     assert caught.value.status == (503 if failure == 503 else None)
@@ -192,14 +188,13 @@ async def test_a_failure_that_stays_is_reported_without_the_prompt(failure):
     assert planner.statistics() == NOTHING
 
 
-async def test_a_cancelled_request_is_told_to_the_planner():
+async def test_a_cancelled_request_is_told_to_the_planner(planner):
     begun = asyncio.Event()
 
     async def never(body):
         begun.set()
         await asyncio.Event().wait()
 
-    planner = ReusePlanner()
     async with connected(EmulatedEngine(answer=never), planner=planner) as client:
         task = asyncio.create_task(client.complete(planned(planner)))
         await begun.wait()
@@ -210,9 +205,8 @@ async def test_a_cancelled_request_is_told_to_the_planner():
     assert planner.statistics() == NOTHING
 
 
-async def test_a_stream_gives_pieces_and_then_the_completion():
+async def test_a_stream_gives_pieces_and_then_the_completion(planner):
     engine = EmulatedEngine(answer="In France it is.", fail=[503, "refuse"])
-    planner = ReusePlanner()
     async with (
         connected(engine, planner=planner) as client,
         client.stream(planned(planner), max_tokens=9) as stream,
@@ -226,9 +220,8 @@ async def test_a_stream_gives_pieces_and_then_the_completion():
     assert planner.statistics().requests == 1
 
 
-async def test_a_stream_is_not_sent_again_once_a_piece_is_out():
+async def test_a_stream_is_not_sent_again_once_a_piece_is_out(planner):
     engine = EmulatedEngine(answer="In France.", fail=["break"])
-    planner = ReusePlanner()
     async with connected(engine, planner=planner) as client:
         stream = client.stream(planned(planner))
         assert await anext(stream) == "In"
@@ -238,8 +231,7 @@ async def test_a_stream_is_not_sent_again_once_a_piece_is_out():
     assert planner.statistics() == NOTHING
 
 
-async def test_a_stream_that_is_left_early_is_told_to_the_planner():
-    planner = ReusePlanner()
+async def test_a_stream_that_is_left_early_is_told_to_the_planner(planner):
     async with connected(EmulatedEngine(answer="In France."), planner=planner) as client:
         async with client.stream(planned(planner)) as stream:
             assert await anext(stream) == "In"
@@ -326,9 +318,8 @@ async def test_tool_calls_in_pieces_are_put_together():
     assert completion.tool_calls == (ToolCall("find", '{"q": 1}', id="a"),)
 
 
-async def test_metrics_and_tokens_are_the_engines():
+async def test_metrics_and_tokens_are_the_engines(planner):
     engine = EmulatedEngine(block_size=4, capacity_tokens=400)
-    planner = ReusePlanner()
     plan = planned(planner)
     async with connected(engine) as client:
         await client.complete(MESSAGES)

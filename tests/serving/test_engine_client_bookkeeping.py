@@ -18,8 +18,7 @@ from ctxreuse.serving import EmulatedEngine, EngineClient
 pytestmark = pytest.mark.usefixtures("paper_words")
 
 
-async def test_the_tracker_hears_of_answers_and_failures():
-    planner = ReusePlanner()
+async def test_the_tracker_hears_of_answers_and_failures(planner):
     tracker = CapacityTracker(planner, capacity_tokens=25)
     engine = EmulatedEngine(fail=[None, None, 400])
     async with connected(engine, planner=planner) as client:
@@ -32,8 +31,7 @@ async def test_the_tracker_hears_of_answers_and_failures():
     assert planner.statistics().tokens == 4
 
 
-async def test_a_failed_call_of_one_tenant_leaves_anothers_request_of_the_same_id_alone():
-    planner = ReusePlanner()
+async def test_a_failed_call_of_one_tenant_leaves_anothers_request_of_the_same_id_alone(planner):
     ours = planned(planner, tenant="a")
     engine = EmulatedEngine(fail=[400])
     async with connected(engine, planner=planner) as client:
@@ -207,8 +205,7 @@ async def test_the_request_id_goes_out_as_a_header_and_to_sglang_as_a_field(requ
     assert [body.get("rid") for body in engine.requests] == [None, sent]
 
 
-async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog, monkeypatch):
-    planner = ReusePlanner()
+async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog, monkeypatch, planner):
     monkeypatch.setattr(planner, "report_usage", None)
     async with connected(EmulatedEngine(), planner=planner) as client:
         assert client.faults == 0

@@ -119,9 +119,8 @@ async def test_a_given_model_is_not_asked_for_and_an_engine_without_one_is_said_
         await completed(page)
 
 
-async def test_tenants_get_their_own_salt_and_the_default_tenant_none():
+async def test_tenants_get_their_own_salt_and_the_default_tenant_none(planner):
     engine = EmulatedEngine(block_size=4)
-    planner = ReusePlanner()
     async with connected(engine, cache_salt="tenant", salt_key="secret") as client:
         for tenant in ("a@b/c\\\0", "", "b", "b"):
             await client.complete(planned(planner, tenant=tenant))
@@ -165,13 +164,12 @@ def test_a_conversations_session_is_its_own():
     assert len({conversation_session(*one) for one in identities}) == len(identities)
 
 
-async def test_sessions_are_sent_as_a_header_if_asked_for():
+async def test_sessions_are_sent_as_a_header_if_asked_for(planner):
     sessions = []
 
     async def note(request):
         sessions.append(request.headers.get("X-Session-ID"))
 
-    planner = ReusePlanner()
     hooks = {"request": [note]}
     transport = EmulatedEngine().transport()
     async with httpx.AsyncClient(transport=transport, event_hooks=hooks) as http:

@@ -291,8 +291,7 @@ def is_right(plan: Any) -> bool:
     )
 
 
-def test_children_that_are_forked_while_threads_plan_plan_rightly_under_ids_of_their_own():
-    planner = ReusePlanner()
+def test_children_that_are_forked_while_threads_plan_plan_rightly_under_ids_of_their_own(planner):
     conversation = planner.conversation("c", system="Be brief.")
     randoms = [random.Random(number) for number in range(4)]
 
@@ -332,14 +331,13 @@ def test_shadow_mode_goes_on_in_children():
     assert all(in_children(30, child, lambda number: planner.plan(some_request(randoms[number]))))
 
 
-def test_children_dispatch_to_an_emulated_engine():
+def test_children_dispatch_to_an_emulated_engine(planner):
     engine = EmulatedEngine(answer="In France.")
     transport = engine.transport()
 
     def client() -> EngineClient:
         return EngineClient("http://engine", http_client=httpx.AsyncClient(transport=transport))
 
-    planner = ReusePlanner()
     pool = EnginePool({"a": client, "b": client}, planner=planner, concurrency=2)
     randoms = [random.Random(number) for number in range(4)]
 

@@ -27,7 +27,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool_helpers import asking
 
-from ctxreuse import ReusePlanner
 from ctxreuse.cache import CapacityTracker
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EngineClient, EnginePool, dispatch
@@ -35,8 +34,7 @@ from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader
 
 
 @pytest.mark.parametrize("reply", CASES, ids=lambda reply: repr(reply[:50]))
-async def test_a_malformed_reply_is_the_documented_error(reply):
-    planner = ReusePlanner()
+async def test_a_malformed_reply_is_the_documented_error(reply, planner):
     with pytest.raises(EngineError, match="did not answer: BrokenReplyError") as caught:
         await completed(
             raw_replies(reply), planned(planner), {"planner": planner, "model": "m", "retries": 0}
@@ -94,8 +92,7 @@ def test_any_bytes_are_a_typed_reply_or_broken(parts):
 
 
 @pytest.mark.parametrize("count", COUNTS)
-async def test_counts_that_cannot_be_right_are_unknown_and_that_is_seen(count, caplog):
-    planner = ReusePlanner()
+async def test_counts_that_cannot_be_right_are_unknown_and_that_is_seen(count, caplog, planner):
     tracker = CapacityTracker(planner, 1_000)
     transport = raw_replies(usage_of(count), usage(prompt_tokens=100, prompt_tokens_details=None))
     async with httpx.AsyncClient(transport=transport) as http:
@@ -116,9 +113,8 @@ async def test_more_cached_tokens_than_the_prompt_has_are_unknown():
     assert (completion.prompt_tokens, completion.cached_tokens) == (10, None)
 
 
-async def test_one_bad_reply_of_a_dispatch_is_one_failed_outcome():
+async def test_one_bad_reply_of_a_dispatch_is_one_failed_outcome(planner):
     replies = [event(END), event({"choices": 5}), event(delta(content=["Hi"])), event(END)]
-    planner = ReusePlanner()
     plans = [planned(planner, f"Text {number}.") for number in range(4)]
     async with httpx.AsyncClient(transport=raw_replies(*replies)) as http:
         client = EngineClient("http://engine", "m", planner=planner, retries=0, http_client=http)
@@ -169,8 +165,7 @@ async def read_stream(client, prompt):
 
 
 @pytest.mark.parametrize("kind", slow_unless(DRIPPING, "events", "nothing"))
-async def test_a_dripping_reply_ends_when_its_time_is_over(kind):
-    planner = ReusePlanner()
+async def test_a_dripping_reply_ends_when_its_time_is_over(kind, planner):
     async with (
         listening(DRIPPING[kind]) as [server],
         EngineClient(server.url, "m", planner=planner, timeout_s=0.3) as client,

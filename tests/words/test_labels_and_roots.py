@@ -24,8 +24,7 @@ def opening(letters: str, conversation_id: str = "c", **fields: Any) -> ContextR
     return alone(letters, history=[], conversation_id=conversation_id, **fields)
 
 
-def test_labels_stand_where_later_turns_point_to_them():
-    planner = ReusePlanner()
+def test_labels_stand_where_later_turns_point_to_them(planner):
     assert not planner.plan(alone("ab")).is_labelled
     assert planner.plan(opening("cd")).is_labelled
     assert not planner.plan(opening("ef", labels=False)).is_labelled
@@ -34,15 +33,13 @@ def test_labels_stand_where_later_turns_point_to_them():
     assert not ReusePlanner(deduplicate=False).plan(opening("ab")).is_labelled
 
 
-def test_labels_alone_explain_why_blocks_are_computed_again():
-    planner = ReusePlanner()
+def test_labels_alone_explain_why_blocks_are_computed_again(planner):
     planner.plan(alone("ab"))
     explained = planner.plan(opening("ab")).explain()
     assert (explained.cause, explained.lost_tokens) == (Cause.other_labels, 2_000)
 
 
-def test_a_planner_that_starts_from_a_file_knows_which_prompts_had_labels(tmp_path):
-    planner = ReusePlanner()
+def test_a_planner_that_starts_from_a_file_knows_which_prompts_had_labels(tmp_path, planner):
     asked = [opening("ab"), alone("cd", labels=False), alone("ba"), alone("dc", labels=False)]
     for one in asked:
         planner.plan(one)

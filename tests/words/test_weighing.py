@@ -33,8 +33,7 @@ def test_a_cached_block_comes_first_where_it_saves_more_than_the_words_cost(toke
     assert (plan.order_annotation is None) == (sent == "edcba")
 
 
-def test_what_is_cached_in_the_retrievers_order_stays_in_it():
-    planner = ReusePlanner()
+def test_what_is_cached_in_the_retrievers_order_stays_in_it(planner):
     planner.plan(asked("ab", 100))
     planner.plan(asked("cd", 100))
     plan = planner.plan(asked("abdc", 100))

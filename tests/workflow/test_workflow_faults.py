@@ -39,7 +39,6 @@ from workflow_engines import (
 )
 from workflow_interpreter import interpret
 
-from ctxreuse import ReusePlanner
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.errors import (
     DeadlineError,
@@ -346,8 +345,7 @@ async def test_a_block_that_cannot_be_read_fails_only_runs_that_find_it():
 
 
 @virtual_time
-async def test_a_planner_that_fails_leaves_the_documents_as_retrieved(monkeypatch):
-    planner = ReusePlanner()
+async def test_a_planner_that_fails_leaves_the_documents_as_retrieved(monkeypatch, planner):
     monkeypatch.setattr(planner, "plan", raising(RuntimeError("no plan")))
     plain = WorkflowOptions(speculation="off")
     async with engine_over(planner=planner, options=plain) as engine:

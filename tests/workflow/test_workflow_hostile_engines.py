@@ -61,9 +61,8 @@ def engine_of(llm: Any, planner: ReusePlanner | None = None, **options: Any) -> 
 
 @pytest.mark.parametrize("kind", REPLIES)
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_reply_fails_its_own_run_alone_and_the_planner_forgets_it(model, kind):
+async def test_a_reply_fails_its_own_run_alone_and_the_planner_forgets_it(model, kind, planner):
     hosts = Hosts(REPLIES[kind], hostile_to=HOSTILE)
-    planner = ReusePlanner()
     jobs = [(graph(), text) for graph in (one_shot, hyde, irg) for text in ("Which?", HOSTILE)]
     async with engine_of(MODELS[model](hosts), planner) as engine:
         async with asyncio.timeout(60):
@@ -91,9 +90,8 @@ async def test_a_reply_fails_its_own_run_alone_and_the_planner_forgets_it(model,
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("model", MODELS)
-async def test_counts_that_cannot_be_right_reach_no_statistics(model, count):
+async def test_counts_that_cannot_be_right_reach_no_statistics(model, count, planner):
     hosts = Hosts(usage_of(count))
-    planner = ReusePlanner()
     async with engine_of(MODELS[model](hosts), planner) as engine:
         results = await engine.arun_batch([(one_shot(), "Which?")] * 3, return_exceptions=True)
         metrics = engine.metrics()

@@ -9,7 +9,7 @@ import pytest
 from pool_helpers import until
 from virtual_time import virtual_time
 
-from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse import ContextRequest
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient
@@ -101,9 +101,8 @@ async def test_a_slow_reader_gets_what_has_come_meanwhile_in_one_piece():
 
 
 @virtual_time
-async def test_usage_counts_prompts_what_was_cached_of_them_and_answers():
+async def test_usage_counts_prompts_what_was_cached_of_them_and_answers(planner):
     llm = emulated("In France.")
-    planner = ReusePlanner()
     plan = planner.plan(ContextRequest(["Paris is in France. " * 20], "Where is Paris?"))
     length = len(ENGINE_TOKENIZER.ids(chat_markup(plan.messages())))
     await read(llm, plan)
@@ -385,9 +384,8 @@ async def test_closing_a_stream_early_closes_the_connection(way):
 
 
 @pytest.mark.parametrize("parts", [[], [event({"content": "In"})]])
-async def test_a_cancelled_reader_closes_the_connection_and_the_planner_hears_of_it(parts):
+async def test_a_cancelled_reader_closes_the_connection_and_the_planner_hears_of_it(parts, planner):
     stream = Events(*parts)
-    planner = ReusePlanner()
     got = []
 
     async def reading(llm):

@@ -79,8 +79,7 @@ async def test_a_vector_store_is_asked_for_k_documents_whatever_its_search_kwarg
     assert ids(await stage.retrieve("a", 1)) == ["a"]
 
 
-async def test_what_reuse_retrievers_planned_comes_back_as_it_was_retrieved():
-    planner = ReusePlanner()
+async def test_what_reuse_retrievers_planned_comes_back_as_it_was_retrieved(planner):
     letters = langchain_helpers.LetterRetriever()
     planned = LangChainReuse(retriever=letters, planner=planner)
     await planned.ainvoke("abc")
