@@ -7,7 +7,7 @@ computed again. Counted in block tokens; labels, questions and annotations are l
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
 from typing import NamedTuple
@@ -84,8 +84,9 @@ class Explanation:
         block: The id of the prompt's own block where the two part; None at its end.
         other_block: The id of the earlier prompt's block there; None at its end.
         lost_tokens: Tokens of blocks that the closest prompt has, too, and that are computed again.
-        words: All this as a sentence.
+        words: All this in words.
         reported: What the provider says of it; None if that is not known.
+        why: The beginning of the words, without where the two part.
     """
 
     request_id: str | int
@@ -98,6 +99,7 @@ class Explanation:
     lost_tokens: int
     words: str
     reported: ReportedMiss | None = None
+    why: str = field(default="", compare=False)
 
     @property
     def reason(self) -> MissReason | None:
@@ -281,27 +283,26 @@ def _compared(
         parts = f"{'This' if own is None else 'The earlier'} prompt ends there."
     if evicted > max(moved, unread):
         cause = Cause.evicted
-        words = f"{begins}, but {evicted:,} of these tokens have left the cache since. {parts}"
+        begins += f", but {evicted:,} of these tokens have left the cache since"
     elif kept.cause is not None and unread + in_front > moved:
         cause = kept.cause
-        words = f"{begins}, but {_unread(cause, unread, cache)}. {parts}"
+        begins += f", but {_unread(cause, unread, cache)}"
     elif own is None:
-        cause, words = Cause.hit, f"{begins}: all of it can be served. {parts}"
+        cause = Cause.hit
+        begins += ": all of it can be served"
     elif moved:
         cause = Cause.other_order
-        words = (
-            f"{begins}. {parts} From there on blocks with {moved:,} tokens stand in the earlier "
-            "prompt, too, but in another order or place: they are computed again."
+        parts += (
+            f" From there on blocks with {moved:,} tokens stand in the earlier prompt, too, but in "
+            "another order or place: they are computed again."
         )
     elif (changed := _changed(prompt, blocks, before)) is not None:
         cause = Cause.other_text
-        words = (
-            f"{begins}. {parts} Block {_named(changed)} had another text when it was sent before."
-        )
+        parts += f" Block {_named(changed)} had another text when it was sent before."
     else:
         cause = Cause.new_blocks
-        words = f"{begins}. {parts} No block from there on stands in that prompt."
-    return _explained(prompt, cause, words, closest.own_id, blocks, other, lost)
+        parts += " No block from there on stands in that prompt."
+    return _explained(prompt, cause, f"{begins}.", closest.own_id, blocks, other, lost, parts)
 
 
 def _unread(cause: Cause, tokens: int, cache: CacheRules) -> str:
@@ -409,11 +410,12 @@ def _apart(prompt: SentEntry, other: SentEntry, cause: Cause | None) -> Explanat
 def _explained(
     prompt: SentEntry,
     cause: Cause,
-    words: str,
+    why: str,
     closest: str | int | None = None,
     shared_blocks: int = 0,
     other_block: BlockId | None = None,
     lost_tokens: int = 0,
+    where: str = "",
 ) -> Explanation:
     return Explanation(
         prompt.own_id,
@@ -424,7 +426,8 @@ def _explained(
         prompt.ids[shared_blocks] if shared_blocks < len(prompt.ids) else None,
         other_block,
         lost_tokens,
-        words,
+        f"{why} {where}".rstrip(),
+        why=why,
     )
 
 

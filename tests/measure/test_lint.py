@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.lint import LintReport, lint
+from ctxreuse.measure.replay.explain_plan import REMEDIES
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.memory.explanations import Cause
 from ctxreuse.rules.cache_rules import READY_PROFILES, anthropic, cache_profile, openai, vllm
 
 HELP = "You help people with questions about rivers. " * 100  # 1,125 tokens
@@ -62,8 +64,7 @@ def test_times_ids_and_counters_in_front_are_found_with_the_request_and_the_cost
     trace = [traced(n, "ab", system=f"{value(n)} {HELP}", **MARKED) for n in range(5)]
     one = the_finding(trace)
     assert (one.check, one.requests) == ("volatile text in front", 4)
-    assert one.number in range(2, 6)
-    assert one.label == f"Question {one.request_id}?"
+    assert one.label == f"Question {one.number - 1}?" == f"Question {one.request_id}?"
     assert f"it begins with “{value(0)}” and with “{value(1)}”" in one.found
     assert one.remedy == "Say it behind the documents, such as in the question."
     # the rest of the system text, and both documents
@@ -114,6 +115,7 @@ def test_tools_in_another_order_are_found():
     assert (one.check, one.request_id, one.requests) == ("tools in changing order", 2, 1)
     assert one.tokens == 2_000 + 2 + 600  # the system text and a document, too
     assert one.found == "1 request has the same tools as earlier ones in another order"
+    assert one.remedy.startswith("Sort the tools by name")
 
 
 def test_tools_that_are_others_each_time_are_found_and_two_sets_of_many_requests_are_not():
@@ -121,7 +123,9 @@ def test_tools_that_are_others_each_time_are_found_and_two_sets_of_many_requests
     others = [
         traced(n, "a", marks=(1,), sent={**sent, "tools": (f"search#{n}",)}) for n in range(5)
     ]
-    assert [one[0] for one in found(others)] == ["tools that change"]
+    one = the_finding(others)
+    assert (one.check, one.remedy) == ("tools that change", REMEDIES[Cause.other_tools])
+    assert one.found == "5 sets of tools in 5 requests with tools"
     two = [
         traced(n, "a", marks=(1,), sent={**sent, "tools": TOOLS[: 1 + n % 2]}) for n in range(30)
     ]
@@ -156,6 +160,7 @@ def test_progress_is_told_and_requests_are_named_by_their_questions_not_by_their
     assert tasks == [("comparing", 30)]
     assert len(steps) == 30
     [one] = report.findings
+    assert (one.check, one.remedy) == ("another system text", REMEDIES[Cause.other_system])
     assert one.request_id == "op-1"
     assert "1 “Where is 0?”" in one.found
     assert not any(code in one.found for code in ("op-", "part at block"))
@@ -168,8 +173,9 @@ def test_marks_that_vanish_are_found(system):
     trace = [traced(n, "ab", system=system, **marked) for n in range(3)]
     trace.append(traced(3, "ab", system=system, sent={"system_tokens": tokens}))
     one = the_finding(trace)
-    assert (one.check, one.request_id, one.requests) == ("lost marks", 3, 1)
-    assert one.tokens == tokens + 1_200
+    assert (one.check, one.request_id, one.tokens) == ("lost marks", 3, tokens + 1_200)
+    assert one.found == "1 request has no mark where an earlier one has some"
+    assert one.remedy.startswith("Set the same marks in every request")
 
 
 def test_prompts_without_marks_or_with_marks_that_nothing_looks_back_for_are_found():
@@ -180,7 +186,9 @@ def test_prompts_without_marks_or_with_marks_that_nothing_looks_back_for_are_fou
     assert found(trace, anthropic()) == []
     trace = [traced(n, "ab", system=HELP, sent={"system_tokens": 1_125}) for n in range(3)]
     assert found(trace) == [("no mark where prompts fork", 1, 2, 2 * 2_325)]
-    assert the_finding(trace).cost_tokens == round(0.9 * 2 * 2_325)
+    one = the_finding(trace)
+    assert (one.cost_tokens, one.remedy) == (4_185, REMEDIES[Cause.never_written])
+    assert one.found == "2 requests have no mark behind what earlier ones begin with, too"
 
 
 @pytest.mark.parametrize(
@@ -198,14 +206,20 @@ def test_more_marks_than_the_provider_takes_are_found_first(cache, words):
     assert one.found == (
         f"2 requests have more marks than {cache.name} takes, 5 instead of 4; {words}"
     )
+    assert one.remedy.startswith("Let one place alone set marks")
 
 
 def test_a_mark_behind_a_question_is_paid_in_vain_unless_the_conversation_goes_on():
     sent = {"marks": {"turn": 1}, "system_tokens": 2}
     alone = [traced(n, letters, sent=sent) for n, letters in enumerate(("ab", "cd"))]
     one = the_finding(alone)
-    assert (one.check, one.requests) == ("mark behind the question", 2)
+    assert one.check == "mark behind the question"
     assert one.cost_tokens == round(0.25 * one.tokens)
+    assert one.found == (
+        "2 requests have a mark behind a question that no later turn repeats: it is written at "
+        "1.25 times the price and never read"
+    )
+    assert one.remedy.startswith("Mark the documents that come again and not the question")
     assert one.tokens == 2 * (1_200 + 2 + 3)
     talk = [replace(request, conversation_id="c") for request in alone]
     later = [traced(0, "ab", sent={**sent, "history": 2})]
@@ -225,15 +239,32 @@ def test_prompts_just_under_the_minimum_are_found(minimum, checks):
     assert [one.check for one in report.findings] == checks
     for one in report.findings:
         assert (one.requests, one.tokens) == (2, 2 * 1_202)
+        assert one.found == (
+            "2 requests have 1,205 to 1,205 tokens in all or in common with earlier ones; "
+            "anthropic keeps prefixes from 1,220 tokens on"
+        )
         assert "until it has 1,220 tokens" in one.remedy
 
 
 def test_what_was_sent_too_late_and_what_asked_another_model_are_found():
-    late = [traced(n, "ab", timestamp_ms=n * 400_000.0, **MARKED) for n in range(3)]
-    assert [one[0] for one in found(late)] == ["sent too late"]
+    late = [
+        traced(n, names, timestamp_ms=n * 400_000.0, **MARKED | {"marks": (0, 1)})
+        for n, names in enumerate(("ab", "ac"))
+    ]
+    one = the_finding(late)
+    assert (one.check, one.remedy) == ("sent too late", REMEDIES[Cause.expired])
+    assert one.found == (
+        "It begins as request '1 “Question 0?”' does, for 1 of its 2 blocks (600 of 1,200 block "
+        "tokens), but 600 of these tokens were sent more than 300 seconds before, and the cache "
+        "(anthropic) keeps them no longer."
+    )
     models = [traced(n, "ab", **MARKED) for n in range(2)]
     models[1] = replace(models[1], sent=replace(models[1].sent, model="another"))
-    assert [one[0] for one in found(models)] == ["another model"]
+    one = the_finding(models)
+    assert (one.check, one.remedy) == ("another model", REMEDIES[Cause.other_model])
+    assert one.found.endswith(
+        "another model was asked, whose cache is another one; they are computed again."
+    )
 
 
 def test_a_conversation_whose_tools_change_computes_its_history_again():

@@ -296,7 +296,7 @@ def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
     for cause, tally in tallies.items():
         assert tally.worst is not None, "it has requests"
         worst = tally.worst.explanation
-        found = worst.words.partition(" They part at block")[0]
+        found = worst.why
         if cause is Cause.other_order:
             found = (
                 f"{_counted(tally)} documents of an earlier one in another order or place; this "

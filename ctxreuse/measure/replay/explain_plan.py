@@ -136,7 +136,7 @@ def in_words(explanation: Explanation) -> str:
 def explanation_json(explanation: Explanation, *, with_reason: bool = False) -> dict[str, Any]:
     """Return the explanation of one request as a JSON object."""
     told, reported = asdict(explanation), explanation.reported
-    told.pop("reported")
+    del told["reported"], told["why"]
     if not with_reason:
         return told
     return told | {
