@@ -12,9 +12,12 @@ from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.prompt_ways import WRAPPED, MeasuredWay, PromptWays
 from ctxreuse.measure.replay.run_result import RunResult
+from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results import FirstCause, results_of
+from ctxreuse.measure.results.tables import estimate_output
 from ctxreuse.measure.results.verdict import verdict
+from ctxreuse.rules.cache_rules import anthropic
 
 __all__ = ["run"]
 
@@ -43,89 +46,6 @@ def results(*runs, repeated=900, **more):
     return replace(measured, prefill_tokens_per_s=more.get("prefill_tokens_per_s", 1_000.0))
 
 
-def test_a_saving_names_policy_cache_seconds_and_money():
-    said = verdict(
-        results(
-            of("as retrieved", 20),
-            of("ctxreuse, online", 60),
-            of("ctxreuse, batch", 70),
-            prices=Prices(**PRICES),
-        )
-    )
-    assert list(said.lines()) == [
-        "50% fewer prompt tokens to compute with ctxreuse, online (one worker, an unlimited "
-        "cache): 40 ms less prefill a request and 0.06 EUR less per 1,000 requests (at 1,000 "
-        "tokens a second; prices of 2026-11-01 from our contract).",
-        "Next: wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex); in your "
-        "template, {context} must stand before {question}. Or plan with ReusePlanner(); "
-        'ReusePlanner(mode="shadow") counts first and changes nothing.',
-        "Worth trying; it shows most where prompts are long and answers short.",
-        "Planned together, all requests as one batch: 62% fewer.",
-    ]
-    assert said.as_json()["seconds_per_1000_requests"] == 40.0
-    assert said.as_json()["money_per_1000_requests"] == 0.06
-
-
-def test_what_order_and_de_duplication_save_is_said_for_a_small_cache_too():
-    runs = [of("as retrieved", 20), of("ctxreuse, online", 40)]
-    runs += [of("ctxreuse, online", 60, deduplicated=True)]
-    runs += [
-        replace(run, cached_tokens=(15 + 5 * n,) * 10, capacity_tokens=50)
-        for n, run in enumerate(runs)
-    ]
-    runs += [replace(run, capacity_tokens=500) for run in runs[:3]]
-    also = verdict(results(*runs)).also
-    assert also[:2] == (
-        "With an unlimited cache: 50% fewer, 400 tokens for 800; the order -25%, de-duplication "
-        "-25%.",
-        "With a cache of 50 tokens: 12% fewer, 750 tokens for 850; the order -6%, de-duplication "
-        "-6%.",
-    )
-
-
-@pytest.mark.parametrize(
-    ("policy", "more", "said"),
-    [
-        (
-            "papers' order, online",
-            {},
-            'papers\' order, online, 62% fewer, 300 tokens (strategy="paper")',
-        ),
-        (
-            "papers' order, online",
-            {"deduplicated": True},
-            'papers\' order, online, de-duplicated, 62% fewer, 300 tokens (strategy="paper")',
-        ),
-        (
-            "as retrieved",
-            {"deduplicated": True},
-            'as retrieved, de-duplicated, 62% fewer, 300 tokens (strategy="none")',
-        ),
-        ("papers' order, batch", {}, None),  # it knows all requests beforehand
-        ("ctxreuse, batch", {}, None),
-    ],
-)
-def test_an_order_that_does_better_than_ours_is_named_with_its_setting(policy, more, said):
-    runs = [of("as retrieved", 20), of("ctxreuse, online", 60), of(policy, 70, **more)]
-    also = verdict(results(*runs)).also
-    named = f"With an unlimited cache: 50% fewer, 400 tokens for 800; better: {said}."
-    assert [line for line in also if "better" in line] == [named] * (said is not None)
-
-
-def test_a_batch_that_does_better_than_ours_is_named_beside_ours():
-    runs = [of("as retrieved", 20), of("ctxreuse, online", 60), of("ctxreuse, batch", 70)]
-    also = verdict(results(*runs, of("papers' order, batch", 72))).also
-    assert also[-1] == (
-        "Planned together, all requests as one batch: 62% fewer; better: papers' order, batch, 65% "
-        'fewer, 280 tokens (strategy="paper").'
-    )
-
-
-def test_the_retrievers_order_is_named_where_ours_computes_more():
-    also = verdict(results(of("as retrieved", 20), of("ctxreuse, online", 18))).also
-    assert also[0].endswith('better: as retrieved, 0% fewer, 800 tokens (strategy="none").')
-
-
 @pytest.mark.parametrize("cached", [70, 50])
 def test_of_whole_prompts_an_order_that_does_better_on_the_documents_alone_is_named(cached):
     runs = [of("as retrieved", 20), of("ctxreuse, online", 60), of("papers' order, online", cached)]
@@ -148,86 +68,144 @@ def test_what_differs_in_front_comes_first():
     assert not said.is_gain
 
 
-def test_the_cache_that_was_asked_for_decides():
-    runs = (
-        of("as retrieved", 20),
-        of("as retrieved", 10, 500),
-        of("ctxreuse, online", 60),
-        of("ctxreuse, online", 19, 500),
-    )
-    said = verdict(results(*runs, cache_tokens=500))
-    assert said.sentence.startswith(
-        "10% fewer prompt tokens to compute with ctxreuse, online (one worker, a cache of 500 "
-        "tokens): 9 ms less"
-    )
+SENTENCES = {
+    "online": "prompt tokens to compute with ctxreuse, online",
+    "batch": "prompt tokens to compute with ctxreuse, batch",
+    "wrap": "Next: wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex",
+    "planner": "with planner=ReusePlanner(",
+    "prime": ", prime=True)",
+    "collect": "plan_batch(requests).",
+    "collect_primed": "plan_batch(requests, primes=True).",
+    "large": "Worth trying; it shows most",
+    "small": "Small: probably not worth it.",
+    "words": "Words that ctxreuse adds: about",
+    "together": "Planned together, all requests as one batch:",
+    "parts": "the order -24%, de-duplication -37%",
+    "smaller_cache": "\nWith a cache of 300 tokens: 0% fewer",
+    "papers_order": 'better: papers\' order, online, 32% fewer, 409 tokens (strategy="paper").',
+    "papers_batch": "24% fewer; better: papers' order, batch, 24% fewer, 2,418 tokens (",
+    "as_retrieved": "2% more, 409 tokens for 400; better: as retrieved, 0% fewer",
+    "no_request": "there is no request",
+    "one_request": "there is one request",
+    "nothing_again": "hardly any block comes again: 0.0% of the block tokens",
+    "lost": "the cache has lost blocks before they come again",
+    "larger_cache": "Next: give the engine's cache more memory",
+    "served": "the retriever's order already has",
+    "apart": "requests share blocks but not enough of them together: ",
+    "stay": "Next: change nothing;",
+    "front": "Nothing can be gained as it is: in 3 of 3 prompts something that differs",
+    "front_first": "Next: put what differs (",
+    "bill": "lower input bill than as sent today with",
+    "bill_unmarked": "lower input bill than as retrieved with",
+    "body": "and send plan.body()",
+    "blocks": 'and send plan.body("anthropic")',
+    "no_body": ", alone or in ReuseChatModel",
+    "in_order": "and send the plans in their order.",
+    "unread_marks": "lower without planning: the provider's own mark",
+    "long": "Only 3 of 7 prompts reach the minimum of",
+    "too_short": "prompts are shorter than the minimum of",
+    "longer": "Next: bring prompts above the minimum",
+    "read_already": "too little is read that is not read already: ",
+    "free": "times an uncached token, writing nothing extra.",
+    "paid": "it pays if a written token is read 0.28 times on average; a single mark, if",
+    "never_pays": "times an uncached token, reading 1: it never pays.",
+    "since": "Request from which all so far cost less than uncached: ",
+    "no_time": "No request has a timestamp",
+    "times": "2 of 5 requests have no timestamp: they count as sent",
+    "no_answer": "no request says how long its answer is",
+    "answers": "only 1 of 5 requests say how long its answer is",
+}  # words by which to know each sentence of an estimate without whole prompts
+
+SHUFFLED = "abcd dcba badc"
+FORKED = "ab ac ad ae ba"
+MIXED = f"{SHUFFLED} a b c d"
+STATES = "vllm(states=junctions)"
+NEVER_CHEAPER = replace(anthropic(), read_factor=1.0)
 
 
-def test_where_only_a_batch_saves_the_verdict_is_about_it():
-    said = verdict(
-        results(of("as retrieved", 20), of("ctxreuse, online", 20), of("ctxreuse, batch", 40))
-    )
-    assert said.sentence.startswith("25% fewer prompt tokens to compute with ctxreuse, batch (one")
-    assert "plan_batch" in said.next_step
+def system(number):
+    return {"system": f"Now {number} help all people here."}
 
 
-def test_of_a_small_saving_it_is_said_that_it_is_small():
-    small = verdict(results(of("as retrieved", 20), of("ctxreuse, online", 23)))
-    assert small.also[0] == "Small: probably not worth it."
-    large = verdict(results(of("as retrieved", 20), of("ctxreuse, batch", 70)))
-    assert large.also[0].startswith("Worth trying; ")
+def turn(number):
+    return {"conversation_id": number // 2, "turn": number % 2}
 
 
-def test_words_that_are_added_are_named():
-    ours = of("ctxreuse, online", 60, word_tokens=1_234)
-    also = verdict(results(of("as retrieved", 20), ours)).also
-    assert also[1] == "Words that ctxreuse adds: about 1,234 tokens in 10 requests, counted."
+def always(number):
+    return {"timestamp": 1_000, "output_tokens": 3}
+
+
+def often(number):
+    return {"timestamp": 1_000} if number > 1 else {"output_tokens": 3} if number else {}
 
 
 @pytest.mark.parametrize(
-    ("cached", "more", "reason"),
+    ("rows", "tokens", "more", "cache", "wanted"),
     [
-        ((0, 0), {"repeated": 0}, "hardly any block comes again: 0.0% of the block tokens"),
+        ("abc cba bac", 100, None, (), "online wrap large words"),
+        ("ab cd ba dc", 100, None, (200,), "batch collect large words"),
+        ("ai ga", 400, None, (300,), "lost larger_cache"),
+        ("ai ga", 400, None, (800, 300), "online wrap large words smaller_cache"),
+        ("", 100, None, (), "no_request stay"),
+        ("abc", 100, None, (), "one_request stay"),
+        ("ab cd ef", 100, None, (), "nothing_again stay"),
+        ("ab ab ab", 100, None, (), "served stay"),
+        ("abc cba bac", 100, system, (), "online large words front front_first"),
+        ("ab cd ef", 100, system, (), "nothing_again stay"),
+        ("fb eb", 20, None, (), "batch collect small words"),
+        ("fd de bd eb", 400, None, (400,), "online wrap large words together papers_batch"),
+        ("abc cbd bac cba", 100, turn, (), "online wrap large words parts"),
+        ("bd db cd", 100, None, (), "online wrap large words together papers_order"),
+        ("ad ca bc bd", 400, None, STATES, "online wrap planner prime large words together"),
+        ("ae ed", 400, None, STATES, "batch collect_primed large words"),
+        ("ac da", 100, None, STATES, "words as_retrieved apart stay"),
         (
-            (89, 89),
-            {},
-            "the retriever's order already has 89% of the prompt tokens served, of 90% that were "
-            "sent before",
+            SHUFFLED,
+            900,
+            None,
+            "anthropic",
+            "words together bill blocks paid since no_time no_answer",
         ),
+        (SHUFFLED, 900, always, "openai", "words together bill body unread_marks paid since"),
+        (SHUFFLED, 900, always, "deepseek", "words bill_unmarked no_body free"),
+        (FORKED, 900, often, "openai", "words bill in_order unread_marks paid since times answers"),
+        ("ab ab ab ab", 900, always, "openai", "served stay paid since"),
+        ("ab cd ea", 900, always, "anthropic", "stay read_already paid"),
+        ("ab cd ef", 900, always, "openai", "nothing_again stay unread_marks paid since"),
+        ("ab", 900, always, NEVER_CHEAPER, "one_request stay never_pays"),
+        ("", 900, always, "anthropic", "no_request stay paid no_time"),
+        ("ab ba ab", 100, always, "anthropic", "too_short longer paid"),
         (
-            (20, 18),
-            {},
-            "requests share blocks but not enough of them together: ctxreuse, online computes 2.5% "
-            "more prompt tokens than as retrieved",
+            MIXED,
+            300,
+            always,
+            "anthropic(minimum=1024)",
+            "words together bill blocks long paid since",
         ),
     ],
 )
-def test_nothing_to_gain_says_why(cached, more, reason):
-    before, after = cached
-    said = verdict(results(of("as retrieved", before), of("ctxreuse, online", after), **more))
-    assert said.sentence == (
-        f"Nothing to gain here, because {reason} (one worker, an unlimited cache)."
-    )
-    assert (said.is_gain, said.as_json()["is_gain"]) == (False, False)
-
-
-def test_a_cache_that_is_too_small_is_the_reason():
-    runs = (
-        of("as retrieved", 20),
-        of("as retrieved", 0, 50),
-        of("ctxreuse, online", 60),
-        of("ctxreuse, online", 0, 50),
-    )
-    said = verdict(results(*runs, cache_tokens=50))
-    assert (
-        "because the cache has lost blocks before they come again (one worker, a cache of 50"
-        in (said.sentence)
-    )
-    assert said.also == ()
+def test_each_sentence_is_said_of_traffic_for_which_it_is_true_and_of_no_other(
+    tmp_path, rows, tokens, more, cache, wanted
+):
+    """Each word is a request, and each of its letters a document."""
+    asked = {"capacity_tokens": cache} if isinstance(cache, tuple) else {"cache": cache}
+    corpus = [
+        {"id": one, "text": f"text {one}", "tokens": tokens} for one in sorted({*rows} - {" "})
+    ]
+    write_jsonl(tmp_path / "corpus.jsonl", *corpus)
+    lines = [
+        {"request_id": number, "query": "?", "blocks": list(one)} | (more(number) if more else {})
+        for number, one in enumerate(rows.split())
+    ]
+    path = write_jsonl(tmp_path / "trace.jsonl", *lines)
+    measured = measure_savings(EstimateConfig(trace=str(path), **asked))
+    text = "\n".join(one for one in estimate_output(measured) if isinstance(one, str))
+    assert {name for name, part in SENTENCES.items() if part in text} == set(wanted.split()), text
 
 
 def test_nothing_as_retrieved_is_no_verdict():
-    assert verdict(results(of("ctxreuse, online", 1))).sentence.startswith("No verdict: nothing")
-    assert verdict(results(of("as retrieved", 1))).sentence.startswith("No verdict: no policy")
+    for policy in ("ctxreuse, online", "as retrieved"):
+        assert verdict(results(of(policy, 1))).sentence.startswith("No verdict: the order of ")
 
 
 def test_an_engine_answers_only_some():
@@ -264,7 +242,10 @@ def test_text_json_and_page_say_the_same(run, trace, tmp_path):
     assert "384 ms less prefill a request and 0.28 EUR less per 1,000 requests (at" in sentence
     assert "prices of 2026-11-01 from our contract" in sentence
     _, out, _ = run("estimate", trace, "--json", *options)
-    assert json.loads(out)["verdict"]["sentence"] == sentence
+    told = json.loads(out)["verdict"]
+    assert told["sentence"] == sentence
+    assert told["seconds_per_1000_requests"] == pytest.approx(384)
+    assert told["money_per_1000_requests"] == pytest.approx(0.284)
     assert sentence in words(html.read_text())
 
 

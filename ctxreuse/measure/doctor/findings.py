@@ -53,7 +53,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
 
 def _needs(findings: Sequence[Finding]) -> Iterator[str]:
     for need, number in Counter(one.needs for one in findings if one.needs).items():
-        yield f"1 check needs {need}" if number == 1 else f"{number} checks need {need}"
+        yield f"{number} checks need {need}"
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:

@@ -58,12 +58,11 @@ def check_documents(trace: Sequence[TraceRequest]) -> Iterator[Finding]:
 
 def _found(worst: Variation, number: int) -> Finding:
     first, second = worst.values
-    others = f"; so do {number - 1:,} other set-ups" if number > 1 else ""
     return Finding(
         CHECK,
         Verdict.PROBLEM,
         f"{worst.forms:,} forms of the {worst.part} in {worst.requests:,} requests: "
-        f"“{worst.before}” is followed by “{first}” and by “{second}”{others}",
+        f"“{worst.before}” is followed by “{first}” and by “{second}”",
         worst.remedy,
         {"requests": worst.requests, "forms": worst.forms, "set_ups": number},
     )

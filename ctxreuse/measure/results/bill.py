@@ -49,8 +49,7 @@ class Saving:
     @property
     def is_worth_it(self) -> bool:
         """Whether it is large enough to do something for: more than caching nothing would save."""
-        uncached = self.before.prompt_tokens
-        cheap = self.after.bill(self.cache) <= (1 - LEAST_SHARE) * uncached
+        cheap = self.to_uncached <= 1 - LEAST_SHARE
         return cheap and self.share >= LEAST_SHARE
 
     @property

@@ -38,7 +38,7 @@ from ctxreuse.measure.traces.trace_files import (
     read_requests,
     read_titles,
 )
-from ctxreuse.measure.traces.varying_fronts import behind_fronts, fronts_that_differ
+from ctxreuse.measure.traces.varying_fronts import behind_fronts, fronts_that_differ, without_fronts
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.cache_rules import CacheRules, cache_profile
 from ctxreuse.serving.emulation.batching_engine import COMMON_RATES
@@ -121,8 +121,7 @@ def measure_savings(
         causes.append(FirstCause(str(changing), changing.remedy))
         requests = changing.settled(requests)
     different = fronts_that_differ(requests)
-    if different is None:
-        requests = behind_fronts(requests)
+    requests = behind_fronts(requests) if different is None else without_fronts(requests)
     summary = TraceSummary.of(requests)
     encoder = None if asked.tokenizer is None else load_tokenizer(str(asked.tokenizer))
     of_engine = [None, *smaller] if smaller else summary.cache_sizes()

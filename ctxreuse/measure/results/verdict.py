@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, get_args
 
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, PRIMED
@@ -135,12 +136,12 @@ def verdict(results: Results) -> SavingsVerdict:
         of_prompts = _as_known(results, _of_prompts(results, results.prompts))
         return replace(of_prompts, also=(*of_prompts.also, *_of_documents(results)))
     found = _as_known(results, _of_order(results))
-    recurs = results.trace.reuse_bound >= LEAST_SHARE
-    if not results.causes_first or found.saving is None or not recurs:
+    if not results.causes_first or results.trace.reuse_bound < LEAST_SHARE:
         return found
     return replace(
         found,
-        sentence=f"Nothing can be gained as it is: {_causes(results)}. Once that is mended: "
+        sentence="Nothing can be gained as it is: "
+        f"{'; '.join(one.found for one in results.causes_first)}. Once that is mended: "
         f"{found.sentence}",
         next_step=_first(results, "record again."),
         is_gain=False,
@@ -154,10 +155,6 @@ def _as_known(results: Results, found: SavingsVerdict) -> SavingsVerdict:
         return found
     sentence = found.sentence.replace(_NOTHING, _NOT_KNOWN, 1)
     return replace(found, sentence=sentence, next_step=f"{IN_TEXTS}, and estimate those.")
-
-
-def _causes(results: Results) -> str:
-    return "; ".join(one.found for one in results.causes_first)
 
 
 def _first(results: Results, step: str) -> str:
@@ -176,14 +173,10 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     }
     if best is None:
         tried = ", ".join(one.name for one in ways.ways)
-        nothing, step = f"{_NOTHING} here", NO_STEP
-        if results.causes_first:
-            nothing = f"Nothing can be gained as it is: {_causes(results)}. Once that is mended"
-            step = _first(results, "record again.")
         return SavingsVerdict(
-            f"{nothing}: {ways.prompts:,} prompts were replayed in {len(ways.ways)} ways, and none "
-            f"computes {LEAST_SAVED:.0%} less ({cache}): {tried}.",
-            step,
+            f"{_NOTHING} here: {ways.prompts:,} prompts were replayed in {len(ways.ways)} "
+            f"ways, and none computes {LEAST_SAVED:.0%} less ({cache}): {tried}.",
+            NO_STEP,
             measured=measured,
         )
     share = best.saved(ways.plain)
@@ -220,29 +213,21 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
 
 def _of_order(results: Results) -> SavingsVerdict:
     """Return what results come to where nothing that differs stands before the documents."""
-    compared = _compared(results)
-    if not compared:
-        return SavingsVerdict(
-            "No verdict: nothing was measured as retrieved, to compare with.",
-            "measure part policies, too.",
-        )
-    savings = savings_of(compared, results.cache)
-    ways = (OURS_ONLINE, OURS_BATCH)
-    online, batch = (
-        [one for one in savings if one.run.policy in (way.name, primed.name)]
-        for way, primed in zip(ways, PRIMED, strict=True)
+    savings = savings_of(_compared(results), results.cache)
+    arriving, together = (
+        _best([one for one in savings if one.run.policy in (way.name, primed.name)], results)
+        for way, primed in zip((OURS_ONLINE, OURS_BATCH), PRIMED, strict=True)
     )
-    arriving, together = _best(online, results), _best(batch, results)
     found = [one for one in (arriving, together) if one is not None]
     chosen = next((one for one in found if one.is_worth_it), next(iter(found), None))
     if chosen is None:
         return SavingsVerdict(
-            "No verdict: no policy of this package was measured.",
-            "measure ctxreuse, online or ctxreuse, batch, too.",
+            "No verdict: the order of this package was not measured beside that as retrieved.",
+            "measure as retrieved, and ctxreuse, online or ctxreuse, batch.",
         )
     bill = Bill.of(results)
     if bill is None:
-        said = (_gain if chosen.is_worth_it else _no_gain)(results, chosen, savings)
+        said = _gain(results, chosen) if chosen.is_worth_it else _no_gain(results, chosen, savings)
         also = [*_by_cache(results, chosen, savings), *_also(chosen, together, bill, savings)]
     else:
         said = (_lower_bill if chosen.is_worth_it else _no_lower_bill)(results, bill, chosen)
@@ -266,10 +251,10 @@ def _best(savings: Sequence[Saving], results: Results) -> Saving | None:
     sizes = [one.run.capacity_tokens for one in savings]
     size = results.cache_tokens if results.cache_tokens in sizes else next(iter(sizes), None)
     of_size = [one for one in savings if one.run.capacity_tokens == size]
-    return max(of_size, key=_share, default=None)
+    return max(of_size, key=attrgetter("share"), default=None)
 
 
-def _gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
+def _gain(results: Results, saving: Saving) -> tuple[str, str]:
     """Return what an engine computes less, and what to do."""
     is_primed = saving.run.policy in [one.name for one in PRIMED]
     planner = _planner(results)
@@ -286,7 +271,7 @@ def _gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[
         step = BATCH_STEP.format(planner=named, primes=BATCH_PRIMES if is_primed else "")
     sentence = (
         f"{_percent(saving)} prompt tokens to compute with {_policy(saving)} "
-        f"({_conditions(results, saving)})"
+        f"(one worker, {_cache(results, saving)})"
     )
     return f"{sentence}{_a_thousand(results, saving)}.", step
 
@@ -310,15 +295,14 @@ def _ms(milliseconds: float) -> str:
 
 def _no_gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
     reason, step = _reason(results, saving, savings)
-    return f"{_NOTHING} here, because {reason} ({_conditions(results, saving)}).", step
+    return f"{_NOTHING} here, because {reason} (one worker, {_cache(results, saving)}).", step
 
 
 def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
     """Return why a policy saves nothing, and what to do."""
-    bound, before = results.trace.reuse_bound, saving.before
-    served = before.read / before.prompt_tokens if before.prompt_tokens else 0.0
+    bound = results.trace.reuse_bound
     if results.trace.requests < 2:
-        number = "no request" if not results.trace.requests else "one request"
+        number = "one request" if results.trace.requests else "no request"
         return f"there is {number}, and so nothing that comes again", NO_STEP
     if bound < LEAST_SHARE:
         return f"hardly any block comes again: {bound:.1%} of the block tokens", NO_STEP
@@ -332,15 +316,20 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
     ]
     if any(one.is_worth_it for one in larger):
         return "the cache has lost blocks before they come again", LARGER_CACHE_STEP
-    if served >= bound - LEAST_SHARE:
+    if _served(saving) >= bound - LEAST_SHARE:
         return (
-            f"the retriever's order already has {served:.0%} of the prompt tokens served, of "
-            f"{bound:.0%} that were sent before"
+            f"the retriever's order already has {_served(saving):.0%} of the prompt tokens "
+            f"served; {bound:.0%} of the block tokens were sent before"
         ), NO_STEP
     few = f"{abs(saving.share):.1%} {_more(saving)} prompt tokens than as retrieved"
     return (
         f"requests share blocks but not enough of them together: {_policy(saving)} computes {few}"
     ), NO_STEP
+
+
+def _served(saving: Saving) -> float:
+    """Return which share of the prompts is served before anything is planned."""
+    return saving.before.read / max(1, saving.before.prompt_tokens)
 
 
 def _lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
@@ -354,8 +343,9 @@ def _lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]
 
 def _planner(results: Results, *options: str) -> str:
     """Return how to make a planner that orders as the measured one did."""
-    best = ["keep_best=True"] if results.keep_best else []
-    given = [*planner_setting(results.cache), *options, *best]
+    given = [*planner_setting(results.cache), *options]
+    if results.keep_best:
+        given.append("keep_best=True")
     return f"ReusePlanner({', '.join(given)})"
 
 
@@ -383,7 +373,7 @@ def _by_cache(results: Results, chosen: Saving, savings: Sequence[Saving]) -> It
     smallest = min((one for one in sizes if one is not None), default=None)
     for size in dict.fromkeys((chosen.run.capacity_tokens, smallest)):
         of_size = [one for one in ours if one.run.capacity_tokens == size]
-        best, order = max(of_size, key=_share), of_size[0].share
+        best, order = max(of_size, key=attrgetter("share")), of_size[0].share
         parts = [f"{_percent(best)}, {best.after.uncached:,} tokens for {best.before.uncached:,}"]
         if best is not of_size[0]:  # that is not de-duplicated
             parts.append(f"the order {-order:+.0%}, de-duplication {order - best.share:+.0%}")
@@ -409,7 +399,7 @@ def _better(ours: Saving, savings: Sequence[Saving]) -> Iterator[str]:
         and one.run.strategy in {*get_args(Strategy)} - {ours.run.strategy}
         and one.run.mode in ("online", ours.run.mode)
     ]
-    best = max(others, key=_share, default=ours)
+    best = max(others, key=attrgetter("share"), default=ours)
     if best.share > ours.share:
         yield (
             f"better: {_policy(best)}, {_percent(best)}, {best.after.uncached:,} tokens "
@@ -428,9 +418,7 @@ def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterat
             "off."
         )
     yield from _also(chosen, together, bill)
-    if not chosen.is_worth_it:
-        return
-    if bill.is_too_short:
+    if chosen.is_worth_it and bill.is_too_short:
         yield (
             f"Only {bill.long_enough:,} of {bill.requests:,} prompts reach the minimum of "
             f"{bill.cache.least_tokens:,} tokens."
@@ -439,7 +427,7 @@ def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterat
 
 def _no_lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
     """Return why planning does not lower a bill, and what to do."""
-    bound, step = results.trace.reuse_bound, NO_STEP
+    step = NO_STEP
     if bill.is_too_short and bill.requests > 1:
         step = LONGER_STEP
         reason = (
@@ -447,19 +435,14 @@ def _no_lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, s
             f"{bill.cache.least_tokens:,} tokens; their median is {bill.median_tokens:,}, and "
             f"{bill.long_enough:,} of {bill.requests:,} reach it"
         )
-    elif bill.requests < 2 or bound < LEAST_SHARE:
+    elif _served(saving) >= results.trace.reuse_bound - LEAST_SHARE:
         reason, step = _reason(results, saving, ())
     else:
         reason = (
-            f"too little of what is written is read again: {_policy(saving)} costs "
-            f"{saving.to_uncached:.3f} times the same prompts uncached"
+            f"too little is read that is not read already: {_policy(saving)} costs "
+            f"{_instead(saving)}"
         )
     return f"{_NOTHING}: {reason} (cache profile {profile_spec(bill.cache)}).", step
-
-
-def _bill_change(saving: Saving) -> str:
-    word = "higher" if saving.tokens < 0 else "lower"
-    return f"{abs(saving.share):.0%} {word}, {_instead(saving)}"
 
 
 def _instead(saving: Saving) -> str:
@@ -482,14 +465,11 @@ def _also(
         )
     if together is None or together is chosen:
         return
-    better = list(_better(together, savings))
-    if better or together.share >= chosen.share + LEAST_SHARE:
-        change = _percent(together) if bill is None else _bill_change(together)
-        yield f"Planned together, all requests as one batch: {'; '.join([change, *better])}."
-
-
-def _share(saving: Saving) -> float:
-    return saving.share
+    better = list(_better(together, [one for one in savings if one.run.mode == "offline"]))
+    if better or together.share >= max(0.0, chosen.share) + LEAST_SHARE:
+        price = "" if bill is None else f"{together.share:.0%} lower, {_instead(together)}"
+        change = "; ".join([price or _percent(together), *better])
+        yield f"Planned together, all requests as one batch: {change}."
 
 
 def _more(saving: Saving) -> str:
@@ -504,12 +484,9 @@ def _policy(saving: Saving) -> str:
     return f"{saving.run.policy}{', de-duplicated' if saving.run.deduplicated else ''}"
 
 
-def _conditions(results: Results, saving: Saving) -> str:
-    return f"one worker, {_cache(results, saving)}"
-
-
 def _cache(results: Results, saving: Saving) -> str:
-    words, size = cache_words(saving.run.capacity_tokens), saving.run.capacity_tokens
+    size = saving.run.capacity_tokens
+    words = cache_words(size)
     if results.level == "engine":
         return "the engine's own cache" if size is None else f"{words}, simulated"
     return words

@@ -115,6 +115,23 @@ def behind_fronts(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
     ]
 
 
+def without_fronts(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Return requests as they are without what varies in front of their documents."""
+    alike = {
+        (one.tenant, text): min(one.all_texts)
+        for one in front_variations(trace)
+        for text in one.all_texts
+    }
+    return [
+        replace(
+            one,
+            system=alike.get((one.tenant, front_text(_SYSTEM, one)), one.system),
+            blocks=tuple(block for block in one.blocks if (one.tenant, block.text) not in alike),
+        )
+        for one in trace
+    ]
+
+
 def first_turns(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
     """Return the requests that are compared."""
     return [one for one in trace if not one.turn][:_MOST_REQUESTS]
