@@ -373,6 +373,8 @@ async def test_a_log_of_garbage_is_a_problem(examine, log_path, tmp_path):
     garbage = tmp_path / "garbage"
     garbage.write_bytes(bytes(range(256)) * 100)
     garbage.with_name("garbage.key").write_bytes(b"k" * 32)
+    for path in (garbage, garbage.with_name("garbage.key")):
+        path.chmod(0o600)
     code, checks, _ = await examine("--shared-log", garbage)
     assert code == 1
     assert "file is not a database" in checks["other processes"]["found"]
