@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeAlias
 
 from langchain_core.messages import BaseMessage, convert_to_messages
@@ -41,9 +41,7 @@ class AgentReply:
     text: str | None  # None where the model gave something other than text
     plan: Plan
     replica: str = ""  # empty where there is only one model
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None  # None is unknown
-    completion_tokens: int | None = None
+    usage: ReportedTokens = field(default_factory=ReportedTokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +141,9 @@ class PoolModel:
             text=completion.text,
             plan=result.plan,
             replica=result.replica,
-            prompt_tokens=completion.prompt_tokens,
-            cached_tokens=completion.cached_tokens,
-            completion_tokens=completion.completion_tokens,
+            usage=ReportedTokens(
+                completion.prompt_tokens, completion.cached_tokens, completion.completion_tokens
+            ),
         )
 
     async def _ask(
@@ -245,9 +243,11 @@ class LangChainModel(SingleEngineModel):
         return AgentReply(
             text=_text(message),
             plan=plan,
-            prompt_tokens=reported_count(field_of(usage, "input_tokens")),
-            cached_tokens=reported_count(field_of(usage, "input_token_details", "cache_read")),
-            completion_tokens=reported_count(field_of(usage, "output_tokens")),
+            usage=ReportedTokens(
+                reported_count(field_of(usage, "input_tokens")),
+                reported_count(field_of(usage, "input_token_details", "cache_read")),
+                reported_count(field_of(usage, "output_tokens")),
+            ),
         )
 
 
@@ -277,13 +277,11 @@ class LlamaIndexModel(SingleEngineModel):
                         if response.delta:
                             text += response.delta
                             on_piece(response.delta)
-        usage = usage_in(getattr(response, "raw", None)) or ReportedTokens(None)
+        usage = usage_in(getattr(response, "raw", None))
         return AgentReply(
             text=text if isinstance(text, str) else None,
             plan=plan,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
+            usage=usage or ReportedTokens(),
         )
 
 

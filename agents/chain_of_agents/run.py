@@ -211,9 +211,9 @@ class ChainRun:
             shown_before=reply.plan.references,
             labels=dict(reply.plan.labels),
             replica=reply.replica,
-            prompt_tokens=reply.prompt_tokens,
-            cached_tokens=reply.cached_tokens,
-            completion_tokens=reply.completion_tokens,
+            prompt_tokens=reply.usage.prompt_tokens,
+            cached_tokens=reply.usage.cached_tokens,
+            completion_tokens=reply.usage.completion_tokens,
             ended_s=self._now(),
         )
         if keeps_turn and self.question.conversation is not None and step.outcome == "answered":
@@ -224,10 +224,11 @@ class ChainRun:
 
     def _learn_token_length(self, reply: AgentReply) -> None:
         """Compare what a prompt was estimated at with what the model says it has."""
-        if reply.prompt_tokens is not None and not self.planner.counts_tokens:
+        tokens = reply.usage.prompt_tokens
+        if tokens is not None and not self.planner.counts_tokens:
             texts = [text for one in reply.plan.messages() for text in message_texts(one)]
             estimated = sum(map(self.planner.count_tokens, texts))
-            self.memory.note_tokens(self.question.tenant, estimated, reply.prompt_tokens)
+            self.memory.note_tokens(self.question.tenant, estimated, tokens)
 
     async def _reply(
         self, agent: str, request: AgentRequest, on_piece: OnPiece | None

@@ -117,10 +117,12 @@ def suggestion(name: object, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r:.60}?)" if near else ""
 
 
-def checked_list(name: str, value: Any, words: str) -> list[Any]:
+def checked_list(
+    name: str, value: Any, words: str, *, error: type[CtxreuseError] = InvalidRequestError
+) -> list[Any]:
     """Return a list of anything; a text is no list."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise InvalidRequestError(f"{name} must be {words}, not {describe(value)}")
+        raise error(f"{name} must be {words}, not {describe(value)}")
     return list(value)
 
 

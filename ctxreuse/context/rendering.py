@@ -7,7 +7,7 @@ annotations are from ContextPilot (sections 5.3 and 6); `PAPER_TEMPLATES` has it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from string import ascii_uppercase
@@ -460,3 +460,13 @@ def message_texts(message: Message) -> list[str]:
         return []
     texts = (part.get("text") for part in content if isinstance(part, Mapping))
     return [text for text in texts if isinstance(text, str)]
+
+
+def rewrite_texts(message: dict[str, Any], rewritten: Callable[[str], str]) -> None:
+    """Replace the texts in a chat message of one's own; see `message_texts`."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = rewritten(content)
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            part["text"] = rewritten(part["text"])

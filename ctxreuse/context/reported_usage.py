@@ -38,7 +38,7 @@ _USAGE = ("usage", "usage_metadata", "usageMetadata")
 class ReportedTokens(NamedTuple):
     """What an engine reports of an answer; None is unknown."""
 
-    prompt_tokens: int | None  # read and written ones included
+    prompt_tokens: int | None = None  # read and written ones included
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     written_tokens: Mapping[str, int] | None = None  # by time to live; "" where that is not said

@@ -85,21 +85,19 @@ def plan_dataset(
     checked_integer("partition_size", partition_size, 1)
     checked_integer("batch_size", batch_size, 1)
     job = _Job(read, _checked_planner(planner), batch_size)
-    counted = ds.map_batches(
-        job.counted, batch_size=_ROWS_AT_A_TIME, batch_format="pyarrow", zero_copy_batch=True
-    ).materialize()
+    as_tables: dict[str, Any] = {"batch_format": "pyarrow", "zero_copy_batch": True}
+    counted = ds.map_batches(job.counted, batch_size=_ROWS_AT_A_TIME, **as_tables).materialize()
     partitioning = partition(_Counted(counted.to_arrow_refs()), partition_size)
     located = ds.map_batches(
         job.located,
         batch_size=_ROWS_AT_A_TIME,
-        batch_format="pyarrow",
-        zero_copy_batch=True,
         fn_args=[ray.put(partitioning)],
+        **as_tables,
     )
     # one block for each partition, in order: batches begin anew with each
     bounds = list(range(1, partitioning.count)) or [0]
     return located.sort(_PARTITION, boundaries=bounds).map_batches(
-        job.planned, batch_size=None, batch_format="pyarrow", zero_copy_batch=True
+        job.planned, batch_size=None, **as_tables
     )
 
 

@@ -22,7 +22,7 @@ from ctxreuse.context.blocks import (
     id_size,
     text_digest,
 )
-from ctxreuse.context.rendering import Templates, message_texts
+from ctxreuse.context.rendering import Templates, message_texts, rewrite_texts
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.prefix_index import Node, Root
 
@@ -373,12 +373,7 @@ def without_blocks(
         return "".join([*pieces, text[end:]])
 
     for message in copied:
-        content = message.get("content")
-        if isinstance(content, str):
-            message["content"] = cleaned(content)
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and isinstance(part.get("text"), str):
-                part["text"] = cleaned(part["text"])
+        rewrite_texts(message, cleaned)
     if places.is_cut_short:
         raise InvalidRequestError(
             "the messages hold too many labels for their blocks to be looked for; take the texts "

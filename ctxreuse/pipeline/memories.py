@@ -19,7 +19,7 @@ from ctxreuse.context.blocks import (
     copied_message,
 )
 from ctxreuse.context.checks import checked_choice, checked_number
-from ctxreuse.context.rendering import Templates, message_texts, render_block
+from ctxreuse.context.rendering import Templates, message_texts, render_block, rewrite_texts
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
 from ctxreuse.planner import ReusePlanner
@@ -289,14 +289,8 @@ def without_memories(
 
     copied = [copied_message(message) for message in messages]
     for message in copied if beginnings and templates.separator else ():
-        content = message.get("content")
-        if message.get("role") == "assistant":
-            continue
-        if isinstance(content, str):
-            message["content"] = cleaned(content)
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and isinstance(part.get("text"), str):
-                part["text"] = cleaned(part["text"])
+        if message.get("role") != "assistant":
+            rewrite_texts(message, cleaned)
     return copied
 
 

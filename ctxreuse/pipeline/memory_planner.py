@@ -279,9 +279,15 @@ class MemoryPlanner:
         self, result: Any, search: MemorySearch, asked: ContextRequest
     ) -> ShownMemories:
         """Return the memories that earlier messages show and that have not been found now."""
-        return self._fail_open.attempt(
-            lambda: self._shown_memories(result, search, asked), ShownMemories
-        )
+        if not asked.history:
+            return ShownMemories()
+
+        def shown() -> ShownMemories:
+            request = replace(asked, tenant=self.tenant_of(search))
+            found = map(memory_block, found_memories(result))
+            return ShownMemories.of(self._store, self.planner, request, found)
+
+        return self._fail_open.attempt(shown, ShownMemories)
 
     def context(
         self,
@@ -333,15 +339,6 @@ class MemoryPlanner:
         conversation = scope.conversation_id
         messages = request.history or ()
         return forgotten(messages, gone, self._store, self.planner, conversation, request.tenant)
-
-    def _shown_memories(
-        self, result: Any, search: MemorySearch, asked: ContextRequest
-    ) -> ShownMemories:
-        if not asked.history:
-            return ShownMemories()
-        request = replace(asked, tenant=self.tenant_of(search))
-        found = map(memory_block, found_memories(result))
-        return ShownMemories.of(self._store, self.planner, request, found)
 
     def _context(
         self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
@@ -534,12 +531,7 @@ def _joined(texts: Iterable[str], templates: Templates = DEFAULT_TEMPLATES) -> s
     return templates.separator.join(text for text in texts if text)
 
 
-def _found_block(memory: MemoryRecord) -> ContextBlock:
-    return ContextBlock(text=memory["memory"])
-
-
-def _found_forms(memories: Sequence[MemoryRecord]) -> list[list[str]]:
-    return [[memory["memory"] for memory in memories]]
-
-
-_MEMORIES: ItemKind[Any] = ItemKind(_found_block, _found_forms)
+_MEMORIES: ItemKind[Any] = ItemKind(
+    lambda memory: ContextBlock(text=memory["memory"]),
+    lambda memories: [[memory["memory"] for memory in memories]],
+)

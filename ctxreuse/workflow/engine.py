@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from itertools import count
 from os import PathLike
 from types import NoneType
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from ctxreuse.context.checks import checked_kind, checked_list, checked_number
 from ctxreuse.context.copies import OnePerProcess
@@ -51,6 +51,12 @@ from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 """A graph, and its only input or a dict of its inputs."""
+
+
+class _BatchOptions(TypedDict, total=False):
+    deadline_s: float | None
+    tenant: str | None
+    progress: bool
 
 
 class WorkflowEngine(OnePerProcess, AsyncClosing):
@@ -193,21 +199,13 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         self,
         jobs: Iterable[Job],
         *,
-        deadline_s: float | None = None,
-        tenant: str | None = None,
         return_exceptions: Literal[False] = False,
-        progress: bool = False,
+        **options: Unpack[_BatchOptions],
     ) -> list[WorkflowResult]: ...
 
     @overload
     async def arun_batch(
-        self,
-        jobs: Iterable[Job],
-        *,
-        deadline_s: float | None = None,
-        tenant: str | None = None,
-        return_exceptions: bool,
-        progress: bool = False,
+        self, jobs: Iterable[Job], *, return_exceptions: bool, **options: Unpack[_BatchOptions]
     ) -> list[WorkflowResult | Exception]: ...
 
     async def arun_batch(
@@ -259,21 +257,13 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         self,
         jobs: Iterable[Job],
         *,
-        deadline_s: float | None = None,
-        tenant: str | None = None,
         return_exceptions: Literal[False] = False,
-        progress: bool = True,
+        **options: Unpack[_BatchOptions],
     ) -> list[WorkflowResult]: ...
 
     @overload
     def run_batch(
-        self,
-        jobs: Iterable[Job],
-        *,
-        deadline_s: float | None = None,
-        tenant: str | None = None,
-        return_exceptions: bool,
-        progress: bool = True,
+        self, jobs: Iterable[Job], *, return_exceptions: bool, **options: Unpack[_BatchOptions]
     ) -> list[WorkflowResult | Exception]: ...
 
     def run_batch(

@@ -247,7 +247,7 @@ def speculative_rag_graph(
     graph = WorkflowGraph(name=name)
     graph.add_retrieval(SEARCH, query="{input}", k=k, retriever=retriever, output="docs")
     graph.add_generation(ANSWER, prompt="{docs}", llm=llm)
-    return graph.add_edge(START, SEARCH).add_edge(SEARCH, ANSWER).add_edge(ANSWER, END).compile()
+    return _chained(graph, SEARCH, ANSWER).compile()
 
 
 def context_of(prompt: Prompt) -> str:

@@ -82,7 +82,7 @@ def test_a_step_takes_what_is_computed_in_it_at_common_rates_as_in_the_benchmark
 @pytest.mark.parametrize(
     ("rates", "message"),
     [
-        ({"prefill_tokens_per_s": 0}, "prefill_tokens_per_s must be more than 0"),
+        ({"prefill_tokens_per_s": 0}, "prefill_tokens_per_s must be more than 0, not 0 (int)"),
         ({"decode_step_s": -1}, "decode_step_s must be a number from 0, not -1 (int)"),
         (
             {"decode_step_per_request_s": float("inf")},

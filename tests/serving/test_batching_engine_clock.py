@@ -158,7 +158,7 @@ async def test_token_ids_that_are_none_raise_instead_of_keeping_everybody_waitin
 
 @pytest.mark.parametrize("speed", [0, -1, float("inf"), float("nan"), "fast"])
 def test_a_speed_that_is_no_number_above_0_is_refused(speed):
-    with pytest.raises(InvalidRequestError, match="speed must be a number above 0, not"):
+    with pytest.raises(InvalidRequestError, match=r"speed must be .*0, not"):
         engine(speed=speed)
 
 

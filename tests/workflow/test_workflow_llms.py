@@ -266,7 +266,7 @@ def test_prompts_and_answers_of_the_wrong_kind_are_refused_without_their_text():
         ({"rates": 3}, "rates must be EngineRates, not 3 (int)"),
         ({"chunk_tokens": 0}, "chunk_tokens must be an integer from 1, not 0 (int)"),
         ({"max_running": 0}, "max_running must be an integer from 1, not 0 (int)"),
-        ({"speed": 0}, "speed must be a number above 0, not 0 (int)"),
+        ({"speed": 0}, "speed must be more than 0, not 0 (int)"),
     ],
 )
 def test_wrong_options_are_refused_at_once(options, message):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import sys
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
@@ -24,7 +23,7 @@ from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError,
 from ctxreuse.rules.answers import streams_token_ids
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import TimeLimit
-from ctxreuse.serving.client.guarded_http import claim, guarded
+from ctxreuse.serving.client.guarded_http import claim, guarded, http_libraries
 from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json
 
 if TYPE_CHECKING:
@@ -167,13 +166,8 @@ class EngineConnection:
         """Yield the reply to one attempt at a chat completion, as it comes."""
         create = self.openai.chat.completions.with_streaming_response.create
         async with AsyncExitStack() as exits:
-            try:  # what happens on the way to the engine is an error of the library's
+            with _making_a_request("chat.completions.create takes"):
                 response = await exits.enter_async_context(create(**arguments))
-            except (TypeError, ValueError, RecursionError) as error:
-                raise InvalidRequestError(
-                    f"the request cannot be made of these arguments: {describe(str(error))}; pass "
-                    "what chat.completions.create takes, as JSON"
-                ) from error
             async for received in response.iter_bytes():
                 yield received
 
@@ -185,18 +179,13 @@ class EngineConnection:
         if isinstance(self._api_key, str):
             own["x-api-key"] = self._api_key
         async with AsyncExitStack() as exits:
-            try:
+            with _making_a_request("Anthropic's messages take"):
                 response: Any = await self.openai.post(
                     "/messages",
                     cast_to=object,
                     body={**arguments, **more},
                     options={"headers": {**own, **headers}},
                 )
-            except (TypeError, ValueError, RecursionError) as error:
-                raise InvalidRequestError(
-                    f"the request cannot be made of these arguments: {describe(str(error))}; pass "
-                    "what Anthropic's messages take, as JSON"
-                ) from error
             exits.push_async_callback(response.close)
             async for received in response.iter_bytes():
                 yield received
@@ -252,6 +241,18 @@ class EngineConnection:
         """Close the connections, unless an `http_client` of the user's has them."""
         if self._users_http is None and self._openai is not None:
             await self._openai.close()
+
+
+@contextmanager
+def _making_a_request(taken: str) -> Iterator[None]:
+    """Say what is to be passed; what happens on the way to the engine is a library's error."""
+    try:
+        yield
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"the request cannot be made of these arguments: {describe(str(error))}; pass what "
+            f"{taken}, as JSON"
+        ) from error
 
 
 class ModelName:
@@ -322,6 +323,7 @@ def _openai_client(
             from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
     except ImportError as error:
         raise MissingExtraError("EngineClient", "openai") from error
+    wrong_address = (UnicodeError, *(library.InvalidURL for library in http_libraries()))
     if timeout_s is not None:
         checked_number("timeout_s", timeout_s)
     http = http_client
@@ -343,7 +345,7 @@ def _openai_client(
             _ = client.chat.completions.with_streaming_response
         _ = client.base_url.host  # decoded now, or by each request
         return client
-    except _address_errors() as error:
+    except wrong_address as error:
         raise InvalidRequestError(
             f"base_url {shown_url(base_url)!r} is none that can be asked: {describe(str(error))}; "
             "give the engine's address, such as 'http://127.0.0.1:8000/v1'"
@@ -369,14 +371,6 @@ SEE_CAUSE: Final = "; the cause says more, and so does the engine's log"
 """How the message of an `EngineError` ends."""
 
 
-def _http_libraries() -> list[Any]:
-    return [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
-
-
-def _address_errors() -> tuple[type[BaseException], ...]:
-    return (UnicodeError, *(library.InvalidURL for library in _http_libraries()))
-
-
 def connection_fault(error: BaseException | None) -> str:
     """Return why no connection came about, as the system names it; "" if it does not say."""
     for _ in range(_MOST_CAUSES):
@@ -394,7 +388,7 @@ def client_library_errors() -> tuple[type[BaseException], ...]:
     """Return the errors that `openai`, its HTTP library and the reader of a stream raise."""
     import openai
 
-    libraries = _http_libraries()
+    libraries = http_libraries()
     return (
         openai.OpenAIError,
         BrokenReplyError,

@@ -425,18 +425,16 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     ) -> AsyncGenerator[bytes]:
         """Yield the reply; send again without a field of ours that the engine does not take."""
         has_begun = False
-        try:
-            async with aclosing(send(arguments)) as reply:
-                async for received in reply:
-                    has_begun = True
-                    yield received
+        while True:
+            try:
+                async with aclosing(send(arguments)) as reply:
+                    async for received in reply:
+                        has_begun = True
+                        yield received
                 return
-        except client_library_errors() as error:
-            if has_begun or not self._drop_refused(error, arguments):
-                raise
-        async with aclosing(send(arguments)) as reply:
-            async for received in reply:
-                yield received
+            except client_library_errors() as error:
+                if has_begun or not self._drop_refused(error, arguments):
+                    raise
 
     async def _collect(self, call: EngineCall, limit: TimeLimit) -> None:
         """Send the request until it is answered; read the whole answer."""

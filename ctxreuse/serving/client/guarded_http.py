@@ -19,10 +19,16 @@ from ctxreuse.serving.client.reply import BrokenReplyError
 _MAX_REDIRECTS = 3
 
 
+def http_libraries() -> list[Any]:
+    """Return the HTTP libraries that are loaded; `openai` takes clients of either."""
+    return [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+
+
 def guarded(http: Any, max_reply_bytes: int) -> Any:
     """Return an HTTP client that sends as another one does, on the same connections."""
-    loaded = (sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules)
-    library: Any = next((one for one in loaded if isinstance(http, one.AsyncClient)), None)
+    library: Any = next(
+        (one for one in http_libraries() if isinstance(http, one.AsyncClient)), None
+    )
     if library is None:
         return http
 

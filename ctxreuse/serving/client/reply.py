@@ -118,7 +118,7 @@ class ReplyReader:
             return
         self._count(usage, "prompt_tokens")
         self._count(usage, "prompt_tokens_details", "cached_tokens")
-        told = usage_of(usage) or ReportedTokens(None)
+        told = usage_of(usage) or ReportedTokens()
         self.prompt_tokens, self.written_tokens = told.prompt_tokens, told.written_tokens
         self.completion_tokens = self._count(usage, "completion_tokens")
         cached = told.cached_tokens

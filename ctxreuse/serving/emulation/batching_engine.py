@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, repeat
 
 from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator, RunningPrompt
@@ -17,8 +18,9 @@ from ctxreuse.context.checks import (
     checked_kind,
     checked_number,
     checked_optional_integer,
+    checked_positive,
 )
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.rules.cache_rules import States
 
 
@@ -33,8 +35,7 @@ class EngineRates:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             checked_number(name, getattr(self, name))
-        if not self.prefill_tokens_per_s:
-            raise InvalidRequestError("prefill_tokens_per_s must be more than 0")
+        checked_positive("prefill_tokens_per_s", self.prefill_tokens_per_s)
 
     def step_s(self, prefilled_tokens: int, decoding: int) -> float:
         """Return how many seconds a step takes."""
@@ -101,18 +102,16 @@ class BatchingEngine:
         max_step_tokens: int = 8_192,
         states: States = "everywhere",
     ) -> None:
-        if not isinstance(speed, (int, float)) or not 0 < speed < float("inf"):
-            raise InvalidRequestError(f"speed must be a number above 0, not {describe(speed)}")
-        self._states: States = states
-        self.cache = PrefixCacheSimulator(
-            capacity_tokens, block_size, null_block=True, states=states
+        self._new_cache = partial(
+            PrefixCacheSimulator, capacity_tokens, block_size, null_block=True, states=states
         )
+        self.cache = self._new_cache()
         self.block_size = block_size
         self.num_blocks = None if capacity_tokens is None else capacity_tokens // block_size
         self.usage = CacheUsage()
         self.generated_tokens = 0
         self._rates = checked_kind("rates", rates, EngineRates, "EngineRates")
-        self._speed = speed
+        self._speed = checked_positive("speed", speed)
         self._max_running = checked_integer("max_running", max_running, 1)
         self._max_step_tokens = checked_integer("max_step_tokens", max_step_tokens, 1)
         self._waiting: deque[BatchedRequest] = deque()
@@ -142,10 +141,7 @@ class BatchingEngine:
     def reset_prefix_cache(self) -> None:
         """Forget all cached blocks, as a restart does; no request may be running."""
         assert not self.has_work, "running requests hold blocks of the cache"
-        capacity = None if self.num_blocks is None else self.num_blocks * self.block_size
-        self.cache = PrefixCacheSimulator(
-            capacity, self.block_size, null_block=True, states=self._states
-        )
+        self.cache = self._new_cache()
 
     def submit(self, request: BatchedRequest) -> None:
         """Put a request in the queue."""

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
-from ctxreuse.context.checks import check_keywords, checked_integer, checked_kind, checked_number
+from ctxreuse.context.checks import (
+    check_keywords,
+    checked_integer,
+    checked_kind,
+    checked_list,
+    checked_number,
+)
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
@@ -238,11 +244,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         request_of(prompt)
         replicas = self._replicas
         if among is not None:
-            if isinstance(among, str) or not isinstance(among, Iterable):
-                raise InvalidRequestError(
-                    f"among must be a list of replicas' names, not {describe(among)}"
-                )
-            names = list(among)
+            names = checked_list("among", among, "a list of replicas' names")
             replicas = {name: one for name, one in replicas.items() if name in names}
         return self._router.choose(replicas.values(), prompt).name
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
+from ctxreuse.context.checks import checked_list
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import GraphError, quoted
 from ctxreuse.workflow.graph.compiled import Edges, Graph, RouteFunction, Router, drawn
@@ -287,14 +288,8 @@ def _check_key(what: str, key: object) -> None:
         )
 
 
-def _listed(what: str, names: Iterable[str], kind: str) -> tuple[str, ...]:
-    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
-        raise GraphError(f"{what} must be a list of {kind}, not {describe(names)}")
-    return tuple(names)
-
-
 def _checked_inputs(inputs: Iterable[str]) -> tuple[str, ...]:
-    keys = _listed("inputs", inputs, "keys")
+    keys = checked_list("inputs", inputs, "a list of keys", error=GraphError)
     for key in keys:
         _check_key("inputs", key)
     if not keys:
@@ -326,7 +321,7 @@ def _checked_targets(source: str, targets: Iterable[str] | None) -> tuple[str, .
     if targets is None:
         return None
     what = f"targets= of the router behind {quoted([source])}"
-    names = _listed(what, targets, "names")
+    names = checked_list(what, targets, "a list of names", error=GraphError)
     for name in names:
         if not isinstance(name, str):
             raise GraphError(f"{what} holds {describe(name)}; give nodes' names or END")

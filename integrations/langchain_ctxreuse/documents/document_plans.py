@@ -105,12 +105,9 @@ def format_context(
         'Number 1: first text'
     """
     given = checked_items(documents, Document, "format_context", _REMEDIES)
-    texts = [one.page_content for one in given]
-    if document_prompt is not None:
-        texts = _shown_by(document_prompt, given)
     own = None if label is None else own_labels(given, label, _metadata)
     return joined_forms(
-        document_forms(given, texts),
+        document_forms(given, _shown_by(document_prompt, given)),
         [one.page_content for one in given],
         separator,
         tenant_from_config() or "",
@@ -150,9 +147,7 @@ def cited_documents(
     if label is not None:
         own = own_labels(given, label, _metadata)
     else:
-        texts = [one.page_content for one in given]
-        if document_prompt is not None:
-            texts = _shown_by(document_prompt, given)
+        texts = _shown_by(document_prompt, given)
         own = [
             templates.label_of(labelled_block(Form(shown), one.id, templates))
             for one, shown in zip(given, texts, strict=True)
@@ -191,8 +186,12 @@ def seen_forms(documents: Sequence[Document]) -> list[Form]:
     return document_forms(documents, [one.page_content for one in documents])
 
 
-def _shown_by(prompt: BasePromptTemplate[str] | str, documents: Sequence[Document]) -> list[str]:
-    """Return documents as a template shows them."""
+def _shown_by(
+    prompt: BasePromptTemplate[str] | str | None, documents: Sequence[Document]
+) -> list[str]:
+    """Return documents as a template shows them; None shows the texts alone."""
+    if prompt is None:
+        return [one.page_content for one in documents]
     try:
         if isinstance(prompt, str):
             prompt = PromptTemplate.from_template(prompt)

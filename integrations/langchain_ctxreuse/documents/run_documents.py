@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial, partialmethod
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -54,10 +54,16 @@ class OpenRuns(BaseCallbackHandler):
         self._runs: dict[Hashable, _OpenRun] = {}
 
     def _on_start(
-        self, *_: Any, run_id: Hashable, parent_run_id: Hashable = None, **__: Any
+        self,
+        *_: Any,
+        run_id: Hashable,
+        parent_run_id: Hashable = None,
+        is_retriever: bool = False,
+        **__: Any,
     ) -> None:
         """Note a run and the one around it."""
-        self._fail_open.attempt(lambda: self._start(run_id, parent_run_id), lambda: None)
+        start = partial(self._start, run_id, parent_run_id, is_retriever)
+        self._fail_open.attempt(start, lambda: None)
 
     def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
         """Forget a run that has ended or failed."""
@@ -102,12 +108,6 @@ class RunDocuments(OpenRuns):
 
     # What LangChain calls.
 
-    def _on_retrieval(
-        self, *_: Any, run_id: Hashable, parent_run_id: Hashable = None, **__: Any
-    ) -> None:
-        """Note a retriever's run and the one around it."""
-        self._fail_open.attempt(lambda: self._start(run_id, parent_run_id, True), lambda: None)
-
     def _on_retrieved(
         self, documents: Sequence[Document], /, *, run_id: Hashable, **_: Any
     ) -> None:
@@ -116,7 +116,7 @@ class RunDocuments(OpenRuns):
         if run is not None and not run.is_nested and not run.is_planned:
             self._fail_open.attempt(lambda: self._see(run, documents), lambda: None)
 
-    on_retriever_start: Any = _on_retrieval
+    on_retriever_start: Any = partialmethod(OpenRuns._on_start, is_retriever=True)
     on_retriever_end: Any = _on_retrieved
 
     # What components ask.

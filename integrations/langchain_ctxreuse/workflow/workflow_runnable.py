@@ -10,7 +10,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.errors import describe
 from ctxreuse.serving.aio.runnable_bridge import Input, Output, RunnableBridge
 from ctxreuse.workflow.engine import WorkflowEngine
@@ -238,9 +238,7 @@ def _checked_inputs(graph: Graph) -> Graph:
 def _checked_outputs(outputs: Iterable[str] | None, graph: Graph) -> tuple[str, ...] | None:
     if outputs is None:
         return None
-    if isinstance(outputs, (str, bytes)) or not isinstance(outputs, Iterable):
-        raise GraphError(f"outputs must be a list of keys, not {describe(outputs)}")
-    keys = tuple(outputs)
+    keys = checked_list("outputs", outputs, "a list of keys", error=GraphError)
     known = [*(node.output for node in graph.nodes.values()), *graph.inputs, *graph.defaults]
     for key in keys:
         if key not in known:
@@ -248,4 +246,4 @@ def _checked_outputs(outputs: Iterable[str] | None, graph: Graph) -> tuple[str, 
                 f"outputs has the key {describe(key)}, which nothing writes; "
                 f"choose among {quoted(dict.fromkeys(known))}"
             )
-    return keys
+    return tuple(keys)

@@ -204,29 +204,31 @@ class ReuseLLM(DelegatingLLM):
 
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Return the inner model's completion of the prompt."""
-        options = {"formatted": formatted, **kwargs}
-        return self._answer(self._completion(self._model.complete, prompt, options))
+        return self._answer(self._completion(self._model.complete, prompt, kwargs, formatted))
 
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """`complete`, awaited."""
-        options = {"formatted": formatted, **kwargs}
-        return await self._aanswer(self._completion(self._model.acomplete, prompt, options))
+        return await self._aanswer(
+            self._completion(self._model.acomplete, prompt, kwargs, formatted)
+        )
 
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Return the inner model's completion of the prompt, piece by piece."""
-        options = {"formatted": formatted, **kwargs}
-        return self._stream(self._completion(self._model.stream_complete, prompt, options))
+        return self._stream(
+            self._completion(self._model.stream_complete, prompt, kwargs, formatted)
+        )
 
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """`stream_complete`, awaited."""
-        options = {"formatted": formatted, **kwargs}
-        return self._astream(self._completion(self._model.astream_complete, prompt, options))
+        return self._astream(
+            self._completion(self._model.astream_complete, prompt, kwargs, formatted)
+        )
 
     def structured_predict(
         self,
@@ -357,9 +359,13 @@ class ReuseLLM(DelegatingLLM):
         return _ModelCall(self._prompt(parts, arguments), send, wire)
 
     def _completion(
-        self, method: Callable[..., _Answer], text: str, arguments: dict[str, Any]
+        self,
+        method: Callable[..., _Answer],
+        text: str,
+        arguments: dict[str, Any],
+        formatted: bool = False,
     ) -> _ModelCall[_Answer]:
-        scope = current_scope()
+        arguments, scope = {"formatted": formatted, **arguments}, current_scope()
 
         def send(planned: PlannedPrompt) -> _Answer:
             return method(planned.texts[0], **self._options(arguments, planned, scope))
