@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.files import file_errors
 from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
-from ctxreuse.measure.traces.recording import PROMPTS
+from ctxreuse.measure.traces.recording import PROMPTS, words_at
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_requests
 from ctxreuse.pipeline.known_texts import KnownSpan, KnownTexts
 from ctxreuse.pipeline.memory_planner import lasting_text
@@ -57,7 +57,7 @@ class DocumentPiece(NamedTuple):
 def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
     """Cut a text between its documents, at one separator; bare ones where that is not unique."""
     raw = [(one.start, one.end) for one in spans]
-    bare = [(n - len(text[m:n].lstrip()), m + len(text[m:n].rstrip())) for m, n in raw]
+    bare = [words_at(start, text[start:end]) for start, end in raw]
     for at in (bare, raw):  # LlamaIndex shows texts stripped
         gaps = {text[end:start] for (_, end), (start, _) in pairwise(at)}
         if len(gaps) == 1:
