@@ -26,7 +26,7 @@ from ctxreuse.context.checks import (
     checked_optional_integer,
 )
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.memory.prefix_index import Node, Point, PrefixIndex
+from ctxreuse.memory.prefix_index import Point, PrefixIndex
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, States
 
 ContentHash = NewType("ContentHash", bytes)
@@ -405,17 +405,13 @@ class BlockLevelCache:
         read = inserted.blocks_before
         if not rules.serves_all:
             ends = rules.points((), read, len(blocks))
-            kept = [end for node, end, is_whole in passed if is_whole and _is_kept(node)]
-            read = max(kept, default=0)
+            whole = [(node.point, end) for node, end, is_whole in passed if is_whole]
+            read = max((end for point, end in whole if point and point.until > 0), default=0)
             for end, node in index.nodes_to(inserted.end, ends):
                 if end in ends:
                     node.point = node.point or Point(end)
                     node.point.keep(0, math.inf)
         return CacheUsage(sum(tokens), sum(tokens[:read]))
-
-
-def _is_kept(node: Node) -> bool:
-    return node.point is not None and node.point.until > 0
 
 
 def block_key(name: str) -> BlockKey:

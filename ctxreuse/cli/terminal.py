@@ -117,7 +117,8 @@ _LEAST_TEXT_WIDTH = 12
 def _fitting(table: Table, console: Console) -> rich_tables.Table:
     """Lay a table out; one that is too wide breaks names, else its cells stand below each other."""
     wide = _laid_out(table)
-    too_much = _width(wide, console) - console.width
+    options = console.options.update(width=_WIDEST)
+    too_much = console.measure(wide, options=options).maximum - console.width
     if too_much <= 0:
         return wide
     if table.is_text:
@@ -137,10 +138,6 @@ def _turned(table: Table) -> Table:
             heads = (" ".join(name.replace("-\n", "").split()) for name in table.head[1:])
             rows += zip(heads, row[1:], strict=True)
     return Table(table.title, (table.head[0], ""), tuple(rows), is_text=True)
-
-
-def _width(laid_out: rich_tables.Table, console: Console) -> int:
-    return console.measure(laid_out, options=console.options.update(width=_WIDEST)).maximum
 
 
 def _laid_out(table: Table, name_width: int | None = None) -> rich_tables.Table:

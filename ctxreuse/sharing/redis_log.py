@@ -7,8 +7,6 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ssl import SSLSocket
-from traceback import walk_tb
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -213,7 +211,6 @@ class RedisLog(FixedSettings):
             options["socket_connect_timeout"] = timeout_s
             if self._url.startswith("rediss:"):
                 options["ssl_check_hostname"] = True
-                options["connection_class"] = _closing_half_made(self._redis.SSLConnection)
             self._client = self._redis.Redis.from_url(self._url, **options)
         return self._client
 
@@ -224,22 +221,6 @@ class RedisLog(FixedSettings):
             yield
         except self._redis.RedisError as error:
             raise SharedLogError(f"{self!r} cannot be {done}: {_reason(error)}") from error
-
-
-def _closing_half_made(connection: type[Any]) -> type[Any]:
-    """Return a class of TLS connections that leave no socket open where a server hangs up."""
-
-    class Closing(connection):  # type: ignore[misc]
-        def _connect(self) -> Any:
-            try:
-                return super()._connect()
-            except OSError as error:  # some versions of `ssl` leave their socket open here
-                for frame, _ in walk_tb(error.__traceback__):
-                    if isinstance(made := frame.f_locals.get("self"), SSLSocket):
-                        made.close()
-                raise
-
-    return Closing
 
 
 def is_redis_url(text: str) -> bool:

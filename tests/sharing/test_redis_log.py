@@ -3,13 +3,9 @@
 import logging
 import pickle
 import signal
-import socket
-import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -306,32 +302,3 @@ def test_tls_checks_the_certificate_and_the_name(tmp_path):
         by_number = url.replace("localhost", "127.0.0.1")
         with pytest.raises(SharedLogError, match="no connection"):
             log_at(f"{by_number}?ssl_ca_certs={made}").read("", 1)  # it is for another name
-
-
-@contextmanager
-def hanging_up() -> Iterator[int]:
-    """Yield the port of a server that resets each connection, as a proxy without one does."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def hang_up() -> None:
-            with suppress(OSError):  # the listener is closed
-                while True:
-                    client, _ = listener.accept()
-                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    client.close()
-
-        thread = Thread(target=hang_up)
-        thread.start()
-        yield listener.getsockname()[1]
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join()
-
-
-def test_a_server_that_hangs_up_before_the_handshake_leaves_no_socket_open(monkeypatch):
-    left_open = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda one: left_open.append(one.object))
-    with hanging_up() as port:
-        planner = ReusePlanner(shared_log=log_at(f"rediss://127.0.0.1:{port}/0"))
-        assert order(planner.plan(asked("abc"))) == "abc"
-        until(lambda: planner.sharing.faults > 2)
-    assert left_open == []

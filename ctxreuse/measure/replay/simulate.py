@@ -207,7 +207,9 @@ def billed_prompts(
     for request, prompt in zip(planned, prompt_pieces(planned, corpus, tokenizer), strict=True):
         if is_timed and request.timestamp_ms is not None:
             now = max(now, request.timestamp_ms / 1_000)
-        marks = _marks(request, prompt) if is_marked else _default_marks(prompt, marks_end)
+        marks = _marks(request, prompt) if is_marked else set()
+        if marks_end:  # the provider has marked the end of each turn
+            marks.update(prompt.turn_ends[:-1])
         pieces = [
             PromptPiece(one.content, one.tokens, number in marks)
             for number, one in enumerate(prompt.pieces, start=1)
@@ -223,8 +225,3 @@ def _marks(request: PlannedRequest, prompt: CutPrompt) -> set[int]:
     if request.conversation_id is not None:
         marks.update(prompt.turn_ends[-2:])  # what the turn before has written, and for the next
     return marks
-
-
-def _default_marks(prompt: CutPrompt, marks_end: bool) -> set[int]:
-    """Return where earlier turns had the mark that the provider puts at the end of each."""
-    return set(prompt.turn_ends[:-1]) if marks_end else set()

@@ -113,11 +113,12 @@ def read_call(
     others = [one for one in messages if one.get("role") not in _SYSTEM_ROLES]
     others = [one for one in others if one is not questions[-1]]
     tools = list(_tools(fields.get("tools")))[:_MOST_TOOLS]
+    itself = {"cache_control": fields.get("cache_control")}  # Anthropic's API marks the last part
     placed = {
         "tools": len(list(marks_in(fields.get("tools")))),
         "system": len(list(marks_in(told))),
         "history": len(list(marks_in(others))),
-        "turn": len(list(marks_in(questions[-1]))) + bool(list(marks_in(_itself(fields)))),
+        "turn": len(list(marks_in(questions[-1]))) + bool(list(marks_in(itself))),
     }
     model, key = fields.get("model"), fields.get("prompt_cache_key")
     return ReadCall(
@@ -149,11 +150,6 @@ def _tools(given: object) -> Iterator[tuple[str, str]]:
         except (ValueError, TypeError, RecursionError):  # no API takes it
             text = repr(sorted(map(str, bare)))
         yield (name[:_LONGEST_NAME] if isinstance(name, str) else ""), text
-
-
-def _itself(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mark that Anthropic's API itself puts behind the last part."""
-    return {"cache_control": fields.get("cache_control")}
 
 
 def _marked_ends(message: Mapping[str, Any]) -> Iterator[str]:
