@@ -111,7 +111,10 @@ def measured_ways(
     seen = list(seen_prompts(prompts, requests))
     if not any(one.pieces for one in seen):
         return None
-    tokens_of = _tokens if tokenizer is None else _counted_by(tokenizer)
+    tokens_of = _tokens
+    if tokenizer is not None:
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        tokens_of = lru_cache(_TEXTS)(lambda text: array("i", encode(well_formed(text)).ids))
     replay = _ReplayedPrompts(seen, requests, new_planner, capacity_tokens, tokens_of)
     given, wrapped = (one.prompt.parts for one in seen), replay.planned(seen)
     with progress("replaying prompts as they are", 2 * len(seen)) as advance:
@@ -160,8 +163,6 @@ class _ReplayedPrompts:
         self._seen = seen
         self._requests = requests
         self._named = {one.request_id: one for one in requests}
-        texts = (document_text(block) for one in requests for block in one.blocks)
-        self._whole = {text.strip(): text for text in texts}
         self._of_runs = {n for one in seen for n in one.prompt.retrieved}
         self._capacity, self._tokens_of = capacity_tokens, tokens_of
         self._planner = partial(new_planner, capacity_tokens=capacity_tokens)
@@ -212,7 +213,7 @@ class _ReplayedPrompts:
         for prompt, shown in self._seen:
             for number, at in shown.items():
                 text = prompt.parts[number].text
-                for one, (start, stop) in zip(at, self._extents(text, at), strict=True):
+                for one, (start, stop) in zip(at, _extents(text, at), strict=True):
                     forms[one.document.strip()].setdefault(prompt.run, text[start:stop])
         again = [set(one.values()) for one in forms.values() if len(one) > 1]
         # what stands on a document is of its place
@@ -235,7 +236,7 @@ class _ReplayedPrompts:
                     new = [moved.get(one, one) for one in dict.fromkeys(documents)]
                     new += (one for n, one in enumerate(documents) if one in documents[:n])
                     text, out, end = texts[number], list[str](), 0
-                    extents = self._extents(text, at, is_bare=is_numbered)
+                    extents = _extents(text, at, is_bare=is_numbered)
                     for (start, stop), document in zip(extents, new, strict=True):
                         if not is_numbered:
                             document = forms[document].get(prompt.run, document)
@@ -244,22 +245,6 @@ class _ReplayedPrompts:
                     sent[key] = "".join([*out, text[end:]])
                 texts[number] = sent.get(key, texts[number])
             yield _with_texts(prompt.parts, texts)
-
-    def _extents(
-        self, text: str, pieces: Sequence[DocumentPiece], *, is_bare: bool = False
-    ) -> list[tuple[int, int]]:
-        """Return where documents stand, with what is written on them, or spaces of their own."""
-        bare = [words_at(one.at, one.document) for one in pieces]
-        if is_bare or len({text[a[1] : b[0]] for a, b in pairwise(bare)}) < 2:
-            return bare
-        extents = []
-        for one, (start, end) in zip(pieces, bare, strict=True):
-            around = text[one.start : start] + text[end : one.end]
-            whole = self._whole.get(one.document.strip(), one.document)
-            start -= len(whole) - len(whole.lstrip())
-            is_whole = not around.strip() and text.startswith(whole, start)
-            extents.append((start, start + len(whole)) if is_whole else (one.start, one.end))
-        return extents
 
     def shown_once(self) -> Iterator[list[PromptPart]]:
         """Yield prompts whose tools' results leave out what their conversation shows."""
@@ -294,6 +279,16 @@ class _ReplayedPrompts:
                 before.add(text)
                 texts.append(text)
             yield _with_texts(prompt.parts, texts)
+
+
+def _extents(
+    text: str, pieces: Sequence[DocumentPiece], *, is_bare: bool = False
+) -> list[tuple[int, int]]:
+    """Return where documents stand, with what is written on them if that differs."""
+    bare = [words_at(one.at, one.document) for one in pieces]
+    if is_bare or len({text[a[1] : b[0]] for a, b in pairwise(bare)}) < 2:
+        return bare
+    return [(one.start, one.end) for one in pieces]
 
 
 def _settled(seen: Sequence[SeenPrompt], changing: ChangingDocuments) -> Iterator[RecordedPrompt]:
@@ -362,9 +357,3 @@ def _tokens(text: str) -> array[int]:
     """Return numbers that stand for the tokens of a text."""
     pieces = (text[at : at + _TOKEN] for at in range(0, len(text), _TOKEN))
     return array("i", [hash(one) & 0x7FFFFFFF for one in pieces])
-
-
-def _counted_by(tokenizer: Tokenizer) -> Callable[[str], array[int]]:
-    return lru_cache(_TEXTS)(
-        lambda text: array("i", tokenizer.encode(well_formed(text), add_special_tokens=False).ids)
-    )
