@@ -531,7 +531,12 @@ def _joined(texts: Iterable[str], templates: Templates = DEFAULT_TEMPLATES) -> s
     return templates.separator.join(text for text in texts if text)
 
 
-_MEMORIES: ItemKind[Any] = ItemKind(
-    lambda memory: ContextBlock(text=memory["memory"]),
-    lambda memories: [[memory["memory"] for memory in memories]],
-)
+def _found_block(memory: MemoryRecord) -> ContextBlock:
+    return ContextBlock(text=memory["memory"])
+
+
+def _found_forms(memories: Sequence[MemoryRecord]) -> list[list[str]]:
+    return [texts_as_found(memories)]
+
+
+_MEMORIES: ItemKind[Any] = ItemKind(_found_block, _found_forms)

@@ -32,8 +32,7 @@ FIELD_MARK = b"ctxreuse-"
 """The beginning of the names of fields that hold entries; a fingerprint of the secret follows."""
 _Found = list[tuple[bytes, Mapping[bytes, bytes]]]
 _POSITION = re.compile(r"\d{1,20}-\d{1,20}\+\d{1,20}", re.ASCII)
-"""The id of the entry that was read last, and how many the stream held: so an idle reader fetches
-nothing that it knows."""
+"""The id of the last entry, and how many the stream held: idle readers fetch nothing they know."""
 
 _REMEDIES = {
     "AuthenticationError": "the user or password is wrong; mend the URL",

@@ -26,10 +26,7 @@ def key_path(path: Path) -> Path:
 def kept_secret(
     path: Path, secret: bytes | None = None, full: type[CtxreuseError] = InvalidRequestError
 ) -> bytes:
-    """Return the key of a file; where there is none, or a damaged one, a new one, or `secret`.
-
-    A file that a damaged key belongs to is set aside.
-    """
+    """Return the key of a file; a new one, or `secret`, where there is none or a damaged one."""
     key = key_path(path)
     secret = secrets.token_bytes(_SECRET_BYTES) if secret is None else secret
     try:

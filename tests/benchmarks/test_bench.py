@@ -331,7 +331,7 @@ def test_results_of_one_file_keep_their_format(run, folder, tmp_path):
     assert list(written) == [
         *("format", "title", "level", "trace", "runs", "tree", "misses", "version", "bounds"),
         *("settings", "notes", "cache_tokens", "prefill_tokens_per_s", "prices"),
-        *("command", "date", "python", "causes", "causes_first", "prompts"),
+        *("command", "date", "python", "causes", "causes_first", "prompts", "hides_texts"),
     ]
     assert {tuple(one) for one in written["runs"]} == {
         (

@@ -227,7 +227,9 @@ def _of_order(results: Results) -> SavingsVerdict:
         )
     bill = Bill.of(results)
     if bill is None:
-        said = _gain(results, chosen) if chosen.is_worth_it else _no_gain(results, chosen, savings)
+        reason, step = _reason(results, chosen, savings)
+        why = f"{_NOTHING} here, because {reason} (one worker, {_cache(results, chosen)})."
+        said = _gain(results, chosen) if chosen.is_worth_it else (why, step)
         also = [*_by_cache(results, chosen, savings), *_also(chosen, together, bill, savings)]
     else:
         said = (_lower_bill if chosen.is_worth_it else _no_lower_bill)(results, bill, chosen)
@@ -291,11 +293,6 @@ def _a_thousand(results: Results, saving: Saving, sign: str = ": ") -> str:
 
 def _ms(milliseconds: float) -> str:
     return f"{milliseconds:,.0f}" if milliseconds >= 10 else f"{milliseconds:.2g}"
-
-
-def _no_gain(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
-    reason, step = _reason(results, saving, savings)
-    return f"{_NOTHING} here, because {reason} (one worker, {_cache(results, saving)}).", step
 
 
 def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
