@@ -112,6 +112,11 @@ def _longest_at(
     return None
 
 
+def words_at(start: int, text: str) -> tuple[int, int]:
+    """Return where the words of a text begin and end that stands at a place."""
+    return start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+
+
 class KnownTexts:
     """Texts of documents, nodes and memories, in whatever form a prompt may show them.
 

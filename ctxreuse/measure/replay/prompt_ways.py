@@ -27,9 +27,8 @@ from ctxreuse.measure.traces.recorded_prompts import (
     shown_form,
     with_place,
 )
-from ctxreuse.measure.traces.recording import words_at
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.pipeline.known_texts import Form, KnownTexts
+from ctxreuse.pipeline.known_texts import Form, KnownTexts, words_at
 from ctxreuse.pipeline.prompt_turn import (
     PromptPart,
     PromptPlanner,

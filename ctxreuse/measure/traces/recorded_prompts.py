@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.files import file_errors
 from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
-from ctxreuse.measure.traces.recording import PROMPTS, words_at
+from ctxreuse.measure.traces.recording import PROMPTS
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_requests
-from ctxreuse.pipeline.known_texts import KnownSpan, KnownTexts
+from ctxreuse.pipeline.known_texts import KnownSpan, KnownTexts, words_at
 from ctxreuse.pipeline.memory_planner import lasting_text
 from ctxreuse.pipeline.prompt_turn import PromptPart
 

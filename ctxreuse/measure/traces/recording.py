@@ -43,7 +43,7 @@ from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.measure.traces.sent_calls import ReadCall, SentCall, read_call
-from ctxreuse.pipeline.known_texts import Form, KnownSpan, KnownTexts
+from ctxreuse.pipeline.known_texts import Form, KnownSpan, KnownTexts, words_at
 from ctxreuse.pipeline.prompt_turn import PromptPart
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
@@ -406,11 +406,6 @@ class TraceRecorder(OnePerProcess):
         self._talks += not turn
         self._turns.put(tenant, key, turn + 1)
         return turn
-
-
-def words_at(start: int, text: str) -> tuple[int, int]:
-    """Return where the words of a text begin and end that stands at a place."""
-    return start + len(text) - len(text.lstrip()), start + len(text.rstrip())
 
 
 def _written(
