@@ -140,8 +140,9 @@ class _Outbox:
     def put(self, entry: ToldEntry) -> None:
         """Have an entry appended."""
         self._waiting.append(entry)
-        self.wake.set()
-        if len(self._waiting) > _MAX_UNTOLD:
+        if len(self._waiting) == 1:  # else the log is at work, or fails and is left alone
+            self.wake.set()
+        elif len(self._waiting) > _MAX_UNTOLD:
             self._drop_excess()
 
     def append(self) -> None:

@@ -156,16 +156,16 @@ class RedisLog(FixedSettings):
             SharedLogError: the server cannot be reached, or refuses.
         """
         checked_kind("position", position, str, "a string that an earlier read returned, or ''")
-        checked_integer("most", most, 1)
+        most = min(checked_integer("most", most, 1), 2**31)
         if position and not _POSITION.fullmatch(position):
             raise InvalidRequestError(
                 f"position is {describe(position)}; pass what an earlier read returned, or ''"
             )
         last, _, length = position.partition("+")
-        size, found = self._behind(f"({last}" if last else "-", min(most, 2**31))
+        size, found = self._behind(f"({last}" if last else "-", most)
         if last and size != int(length) + len(found) and not self._has(last):
             if not found:  # the stream is an earlier state of itself, or another one
-                size, found = self._behind("-", min(most, 2**31))
+                size, found = self._behind("-", most)
             return self._as_read("", size, found, has_gap=True)
         return self._as_read(last, size, found)
 

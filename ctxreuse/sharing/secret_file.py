@@ -88,9 +88,9 @@ def _replaced(path: Path, secret: bytes) -> bytes:
         file.truncate()
         _write(file, secret)
     _log.warning(
-        "the key of %s was damaged, so nobody can read what it holds: it is now %s.damaged, and "
-        "there is a new key. Start all processes that use it again.",
-        *(path, path),
+        "the key of %s was damaged, so nobody can read what it held: that is set aside, as "
+        ".damaged, and there is a new key. Start all processes that use it again.",
+        path,
     )
     return secret
 

@@ -7,6 +7,7 @@ import pickle
 import sqlite3
 import stat
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,17 @@ def test_a_key_that_cannot_be_kept_is_an_error_at_the_start(tmp_path):
         SQLiteLog(tmp_path / "nowhere" / "log")
 
 
+def test_a_log_that_fails_is_not_tried_again_for_each_request():
+    log, tried = MemoryLog(), []
+    log.append = lambda entries: tried.append(entries) or log.read("", 1)
+    log.error = TimeoutError()
+    [planner] = sharing(log, 1)
+    for number in range(300):
+        planner.plan(asked("abc", request_id=number))
+        time.sleep(0.001)
+    assert 0 < len(tried) < 30, "each pause is twice as long"
+
+
 @pytest.mark.parametrize("key", [b"", b"short", b"k" * 40])
 def test_a_damaged_key_is_replaced_once_and_its_log_set_aside(tmp_path, caplog, key):
     path = tmp_path / "log"
@@ -209,7 +221,7 @@ def test_a_damaged_key_is_replaced_once_and_its_log_set_aside(tmp_path, caplog, 
     assert logs[1].read("", 10).entries == [b"after"]
     assert logs[0].secret == logs[1].secret == (tmp_path / "log.key").read_bytes() != key
     [said] = [one.getMessage() for one in caplog.records]
-    assert f"it is now {path}.damaged" in said
+    assert f"the key of {path} was damaged" in said
     connection = sqlite3.connect(f"{path}.damaged")
     assert connection.execute("SELECT entry FROM entries").fetchall() == [(b"before",)]
     connection.close()

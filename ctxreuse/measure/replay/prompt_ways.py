@@ -212,7 +212,8 @@ class _ReplayedPrompts:
         for prompt, shown in self._seen:
             for number, at in shown.items():
                 text = prompt.parts[number].text
-                for one, (start, stop) in zip(at, _extents(text, at), strict=True):
+                extents = _extents(text, at, is_bare=False)
+                for one, (start, stop) in zip(at, extents, strict=True):
                     forms[one.document.strip()].setdefault(prompt.run, text[start:stop])
         again = [set(one.values()) for one in forms.values() if len(one) > 1]
         # what stands on a document is of its place
@@ -231,7 +232,7 @@ class _ReplayedPrompts:
                 key = prompt.tenant, texts[number]  # a history shows it as it was sent
                 if key not in sent and not at[0].lasting:
                     # repeats stand behind all others
-                    documents = list(map(str.strip, (one.document for one in at)))
+                    documents = [one.document.strip() for one in at]
                     new = [moved.get(one, one) for one in dict.fromkeys(documents)]
                     new += (one for n, one in enumerate(documents) if one in documents[:n])
                     text, out, end = texts[number], list[str](), 0
@@ -280,14 +281,12 @@ class _ReplayedPrompts:
             yield _with_texts(prompt.parts, texts)
 
 
-def _extents(
-    text: str, pieces: Sequence[DocumentPiece], *, is_bare: bool = False
-) -> list[tuple[int, int]]:
+def _extents(text: str, at: Sequence[DocumentPiece], *, is_bare: bool) -> list[tuple[int, int]]:
     """Return where documents stand, with what is written on them if that differs."""
-    bare = [words_at(one.at, one.document) for one in pieces]
+    bare = [words_at(one.at, one.document) for one in at]
     if is_bare or len({text[a[1] : b[0]] for a, b in pairwise(bare)}) < 2:
         return bare
-    return [(one.start, one.end) for one in pieces]
+    return [(one.start, one.end) for one in at]
 
 
 def _settled(seen: Sequence[SeenPrompt], changing: ChangingDocuments) -> Iterator[RecordedPrompt]:
