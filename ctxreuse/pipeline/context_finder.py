@@ -9,7 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.pipeline.known_texts import ANY_KIND, Form, KnownSpan, KnownTexts, TextList
+from ctxreuse.pipeline.known_texts import ANY_KIND, Form, KnownSpan, KnownTexts, TextList, words_at
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*\s*/?>")
 _UNPAIRED = re.compile(r"<(?:br|hr|sep)\b|.*/>", re.IGNORECASE | re.DOTALL)
@@ -93,6 +93,11 @@ def contexts_in(
     if len(spans) < 2:
         return FoundContexts(words=words)
     runs = list(_runs(message, spans))
+    if spans[0].known.form.kind:  # of nodes, which LlamaIndex's synthesizers strip
+        bare = [KnownSpan(*words_at(one.start, one.known.form.text), one.known) for one in spans]
+        stripped = list(_runs(message, bare))
+        if len(stripped) < len(runs) + (message[bare[0].end : bare[1].start] == "\n\n"):
+            runs = stripped
     lists = [dict.fromkeys(one.known.list_of(root) for one in run) for run in runs]
     shown = [frozenset(one.known.form.text for one in run) for run in runs]
     # that each list stands in; one that stands there twice is whole both times

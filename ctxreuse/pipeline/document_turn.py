@@ -48,7 +48,7 @@ class ItemKind(Generic[_Item]):
     forms_of: Callable[[Sequence[_Item]], Sequence[Sequence[str | Form]]]
     # words on items as one more item
     annotation_of: Callable[[str, Sequence[_Item]], _Item] | None = None
-    ranked: Callable[[Sequence[_Item]], Sequence[int]] | None = None  # None: best first
+    ranked: Callable[[Sequence[_Item]], list[_Item]] = list  # best first
     # which items follow each other in a document
     followed: Callable[[Sequence[_Item]], Sequence[Form]] | None = None
 
@@ -131,7 +131,7 @@ class DocumentPlanner(Generic[_Item]):
         followed = self._kind.followed
         stays = [followed is not None and is_sequence(followed(one.items)) for one in batch]
         batch = [one for one, is_one in zip(batch, stays, strict=True) if not is_one]
-        ranked = [self._ranked(retrieved.items) for retrieved in batch]
+        ranked = [self._kind.ranked(retrieved.items) for retrieved in batch]
         requests = [
             ContextRequest(
                 list(map(self._kind.block_of, items)),
@@ -151,11 +151,6 @@ class DocumentPlanner(Generic[_Item]):
             _Ordered(self._ordered(*one), one[2]) for one in zip(batch, ranked, plans, strict=True)
         )
         return [one if is_one else next(planned) for one, is_one in zip(given, stays, strict=True)]
-
-    def _ranked(self, items: Sequence[_Item]) -> list[_Item]:
-        """Return items best first."""
-        order = range(len(items)) if self._kind.ranked is None else self._kind.ranked(items)
-        return [items[place] for place in order]
 
     def _ordered(
         self, retrieved: RetrievedItems[_Item], items: Sequence[_Item], plan: Plan

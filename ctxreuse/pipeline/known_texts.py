@@ -163,10 +163,12 @@ class KnownTexts:
                 if bare != form.text and form.block is None:
                     self._add(tenant, form._replace(text=bare), held, rank)
 
-    def add_seen(self, tenant: str, texts: Sequence[Form], root: Hashable = None) -> None:
-        """Remember texts that a retriever returned, unless a plan of ours put them in order."""
-        if self.planned_list(tenant, [one.text for one in texts], root) is None:
-            self.add(tenant, texts, TextList(root))
+    def add_seen(self, tenant: str, shown: Sequence[Sequence[Form]], root: Hashable = None) -> None:
+        """Remember what a retriever returned, in each form, unless a plan of ours ordered it."""
+        if self.planned_list(tenant, [one.text for one in shown[0]], root) is None:
+            held = TextList(root)
+            for forms in shown:
+                self.add(tenant, forms, held)
 
     def add_rendered(self, tenant: str, forms: Sequence[Form], texts: Sequence[str]) -> None:
         """Remember what was made of documents' texts: it is as good as they are."""
@@ -189,7 +191,8 @@ class KnownTexts:
     def _add(self, tenant: str, form: Form, held: TextList, rank: int) -> None:
         known = self._known.get(tenant, form.text)
         if known is None:
-            known = KnownText(form, form.block or ContextBlock(text=form.text), ())
+            text = form.text.strip() if form.kind else form.text  # nodes may stand stripped
+            known = KnownText(form, form.block or ContextBlock(text=text), ())
             if len(form.text) >= SHORTEST:
                 beginnings = self._beginnings.setdefault(tenant, {})
                 insort(beginnings.setdefault(form.text[:SHORTEST], []), form.text)

@@ -277,7 +277,7 @@ class PromptPlanner:
         ]
         said = self._planner.words_of(one.tenant)
         own, is_early = said.note(one.keys[-1][0], words)
-        answers = [number for number, part in enumerate(parts) if part.role == "assistant"]
+        answer = next((n for n, part in enumerate(parts) if part.role == "assistant"), len(parts))
         judged: list[str] = []
         for number in shows:
             here, reasons = found[number], list[str | None]()
@@ -287,8 +287,7 @@ class PromptPlanner:
             for context in here.contexts:
                 before = context.message[: context.start]
                 front = _digest(one.given.beside, *one.sent[:number], before)
-                is_new = said.has_new_front(front)
-                is_new &= not is_early and (not answers or number < answers[0])
+                is_new = said.has_new_front(front) and not is_early and number < answer
                 reason = reason_in_place(
                     context,
                     own,
@@ -318,15 +317,12 @@ class PromptPlanner:
         first = number  # of the parts of this turn's message
         while first and parts[first - 1].role == parts[number].role:
             first -= 1
-        # a system message that shows a context uses labels, as a turn does
-        turns = [n for n in range(first) if parts[n].role != "system" or one.edits[n] is not None]
-        in_front = [n for n in range(first) if n not in turns]
+        # without labels nothing refers to a turn; a system message with a context uses labels, too
+        turns = [n for n in range(first) if labels and (parts[n].role != "system" or one.edits[n])]
         history: list[Message] | None = None
         if labels and (scope.conversation_id is not None or turns):
             history = [{"role": parts[n].role, "content": one.sent[n]} for n in turns]
-        else:  # without labels nothing can refer to it
-            in_front = list(range(first))
-        front = [parts[n].role + one.sent[n] for n in (*in_front, *range(first, number))]
+        front = [parts[n].role + one.sent[n] for n in range(number) if n not in turns]
         edit = one.edits[number]
         before = context.message[: context.start]
         if edit is not None:  # another context stands before this one in the same text
@@ -381,14 +377,11 @@ def note_planned(tenant: str, role: str, text: str, plan: Plan | None = None) ->
     if plan is not None and (plan.cache.marks or plan.cache.is_routed):
         parts = list(plan.content_parts())
         start = text.find(parts[0].text) if parts else 0
-        if start > 0:
-            parts.insert(0, ContentPart(text[:start]))
-        marked = [n for n, part in enumerate(parts) if part.is_marked]
-        edit = Edit(
-            cuts=tuple(len(part.text) for part in parts) if start >= 0 else (),
-            marks=tuple(marked) if start >= 0 else (),
-            group=shard_of(plan),
-        )
+        if start:
+            parts = [ContentPart(text[:start]), *parts] if start > 0 else []
+        cuts = tuple(len(part.text) for part in parts)
+        marks = tuple(n for n, part in enumerate(parts) if part.is_marked)
+        edit = Edit(cuts=cuts, marks=marks, group=shard_of(plan))
     known_texts().add_planned(tenant, message_key(role, text), edit)
 
 

@@ -11,9 +11,18 @@ from helpers import contexts_in
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, TextBlock, ToolCallBlock
 from llama_index.core.memory import ChatMemoryBuffer, Memory
-from llama_index.core.schema import MetadataMode, TextNode
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import FunctionTool
-from llamaindex_helpers import ListChatStore, as_prompt, labelled, letter_nodes, letter_text, ranked
+from llamaindex_helpers import (
+    LetterRetriever,
+    ListChatStore,
+    as_prompt,
+    labelled,
+    letter_nodes,
+    letter_text,
+    ranked,
+)
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from openai_models import clients_of, openai_like
 
@@ -89,12 +98,41 @@ class TestFormatContext:
             format_context(nodes)
 
 
+def file_nodes(letters: str) -> list[NodeWithScore]:
+    """Return the nodes of files, of which one begins and ends with an empty line."""
+    nodes = [TextNode(text=f"\n{one}\n" if one[0] == "b" else one) for one in texts(letters)]
+    return [NodeWithScore(node=one) for one in nodes]
+
+
+class FileRetriever(LetterRetriever):
+    """Retrieves files."""
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return file_nodes(query_bundle.query_str)
+
+
 class TestPrompts:
     def test_it_can_be_had_for_rendered_nodes_alone(self, inner):
         llm = ReuseLLM(inner=inner, window_s=0, find_retrieved=False)
         for letters in ("abc", "cba"):
             llm.complete(format_context(letter_nodes(letters), metadata_mode=PLAIN, labels=True))
         assert inner.prompts[1] == f"{labelled('abc')}\n\n{ranked('cba')}"
+
+    @pytest.mark.parametrize("is_by_hand", [False, True])
+    def test_files_are_moved_as_a_synthesizer_or_an_application_joins_them(
+        self, is_by_hand, inner, llm
+    ):
+        files = FileRetriever()
+        engine = RetrieverQueryEngine.from_args(files, llm=llm)
+        for letters in ("abc", "bca", "ba"):
+            if is_by_hand:
+                shown = "\n\n".join(one.text for one in files.retrieve(letters))
+                llm.complete(f"Context:\n{shown}\nQuestion?")
+            else:
+                engine.query(letters)
+        for prompt, letters in zip(inner.prompts, ("abc", "abc", "ab"), strict=True):
+            texts = [one.text if is_by_hand else one.text.strip() for one in file_nodes(letters)]
+            assert "\n" + "\n\n".join(texts) + "\n" in prompt
 
 
 def call(form: str) -> dict[str, Any]:

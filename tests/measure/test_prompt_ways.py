@@ -181,7 +181,7 @@ APPLICATIONS = {
     "agent": (agent, "ReuseMiddleware"),
     "query engine": (engine_of("plain"), "ReuseLLM"),
     "citation": (engine_of("citation"), "ReusePostprocessor"),
-    "nodes with spaces": (engine_of("spaced"), "ReusePostprocessor"),
+    "nodes with spaces": (engine_of("spaced"), "ReuseLLM"),
     "workflow": (workflow, "ReuseLLM"),
 }
 

@@ -284,7 +284,7 @@ def test_a_repeat_at_an_end_may_be_a_quotation_and_stays():
 
 def test_only_what_was_rendered_with_us_counts_where_that_is_asked_for():
     known = KnownTexts()
-    known.add_seen("", [Form(A), Form(B)])
+    known.add_seen("", [[Form(A), Form(B)]])
     message = f"{A}\n{B}"
     for rendered_only, contexts in ((False, 1), (True, 0)):
         found = contexts_in(known, "", message, rendered_only=rendered_only)

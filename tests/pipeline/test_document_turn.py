@@ -34,8 +34,8 @@ class Item:
         return f"{self.name.upper()} is a river. " + f"It flows through {self.name}. " * 20
 
 
-def by_score(items: Sequence[Item]) -> list[int]:
-    return sorted(range(len(items)), key=lambda place: -items[place].score)
+def by_score(items: Sequence[Item]) -> list[Item]:
+    return sorted(items, key=lambda one: -one.score)
 
 
 def kind(**options: Any) -> ItemKind[Item]:
@@ -48,7 +48,7 @@ def kind(**options: Any) -> ItemKind[Item]:
 
 
 def documents(planner: ReusePlanner | None = None, **options: Any) -> DocumentPlanner[Item]:
-    ranked = options.pop("ranked", None)
+    ranked = options.pop("ranked", list)
     made = ReusePlanner() if planner is None else planner
     return DocumentPlanner(made, kind(ranked=ranked), "ReuseRetriever", **options)
 

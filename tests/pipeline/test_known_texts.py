@@ -173,14 +173,14 @@ def test_a_text_stands_in_the_newest_list_or_in_that_of_the_run():
 def test_a_list_that_a_plan_of_ours_has_ordered_is_told_by_its_texts():
     known = KnownTexts()
     texts = ["a text about a", "a text about b", "a text about c"]
-    known.add_seen("", [Form(one) for one in texts])
+    known.add_seen("", [[Form(one) for one in texts]])
     assert known.planned_list("", texts) is None, "a retriever's own order"
     planned = TextList("run", is_ours=True, take_back=print)
     known.add("", [texts[2], texts[0]], planned)
     assert known.planned_list("", [texts[0], texts[2]]) == (planned, [1, 0])
     assert known.planned_list("", texts) is None, "one of them is not in it"
     assert known.planned_list("", []) is known.planned_list("", ["unknown text"]) is None
-    known.add_seen("", [Form(texts[0]), Form(texts[2])], "run")
+    known.add_seen("", [[Form(texts[0]), Form(texts[2])]], "run")
     one = known.known("", texts[0])
     assert one is not None
     assert one.lists[0][0] is planned, "what was retrieved is what was planned"

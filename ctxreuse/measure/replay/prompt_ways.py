@@ -28,7 +28,7 @@ from ctxreuse.measure.traces.recorded_prompts import (
     with_place,
 )
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.pipeline.known_texts import Form, KnownTexts, words_at
+from ctxreuse.pipeline.known_texts import ANY_KIND, Form, KnownTexts, words_at
 from ctxreuse.pipeline.prompt_turn import (
     PromptPart,
     PromptPlanner,
@@ -194,8 +194,9 @@ class _ReplayedPrompts:
             lists += [self._named[n] for n in prompt.retrieved if n in self._named.keys() - given]
             done, given = max(done, prompt.after), given.union(prompt.retrieved)
             for found in lists:
-                forms = [Form(document_text(block)) for block in found.blocks]
-                known.add_seen(prompt.tenant, forms, prompt.run)
+                kind = ANY_KIND if prompt.framework == "llamaindex" else ""
+                forms = [Form(document_text(block), kind=kind) for block in found.blocks]
+                known.add_seen(prompt.tenant, [forms], prompt.run)
             for number, at in shown.items() if is_rendered else ():
                 text = prompt.parts[number].text
                 known.add(prompt.tenant, [text[one.start : one.end] for one in at])

@@ -152,7 +152,7 @@ class RunDocuments(OpenRuns):
 
     def _see(self, run: _OpenRun, documents: Sequence[Document]) -> None:
         if isinstance(documents, (list, tuple)):  # what can be read only once is not ours to read
-            known_texts().add_seen(tenant_from_config() or "", seen_forms(documents), run.root)
+            known_texts().add_seen(tenant_from_config() or "", [seen_forms(documents)], run.root)
 
 
 @cache

@@ -172,12 +172,12 @@ def node_kind(metadata_mode: MetadataMode) -> ItemKind[NodeWithScore]:
     )
 
 
-def ranked(nodes: Sequence[NodeWithScore]) -> list[int]:
-    """Return the places of nodes, best first; those without a score keep theirs."""
+def ranked(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    """Return nodes best first; those without a score keep their places."""
     scores = {place: one.score for place, one in enumerate(nodes)}
     scored = {place: one for place, one in scores.items() if one is not None and one == one}
     best_first = iter(sorted(scored, key=scored.__getitem__, reverse=True))
-    return [next(best_first) if place in scored else place for place in scores]
+    return [nodes[next(best_first) if place in scored else place] for place in scores]
 
 
 def without_annotations(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:

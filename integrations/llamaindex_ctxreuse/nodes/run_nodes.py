@@ -22,7 +22,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.scope import current_scope
 from ctxreuse.pipeline.document_turn import RETRIEVALS, RetrievedItems, best_first
-from ctxreuse.pipeline.known_texts import TextList, known_texts
+from ctxreuse.pipeline.known_texts import known_texts
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.nodes.node_plans import seen_forms, without_annotations
 
@@ -37,11 +37,7 @@ class _BegunCall:
     id: str
     instance: object
     parent: _BegunCall | None
-
-    @property
-    def root(self) -> str:
-        """The outermost call around it."""
-        return list(self.outwards())[-1].id
+    root: str  # the outermost call around it
 
     @property
     def gives_nodes(self) -> bool:
@@ -83,7 +79,9 @@ class _RunHandler(BaseSpanHandler[BaseSpan]):
         **kwargs: Any,
     ) -> None:
         """Note a call and the one around it."""
-        begun = self._calls[id_] = _BegunCall(id_, instance, self._calls.get(parent_id or ""))
+        around = self._calls.get(parent_id or "")
+        root = id_ if around is None else around.root
+        begun = self._calls[id_] = _BegunCall(id_, instance, around, root)
         if begun.gives_nodes:
             RETRIEVALS.begin(id_, current_scope().tenant or "")
         for oldest in list(islice(self._calls, max(0, len(self._calls) - _MOST_CALLS))):
@@ -119,12 +117,8 @@ def _see(call: _BegunCall, nodes: Sequence[NodeWithScore]) -> None:
     _, *around = call.outwards()
     if any(one.gives_nodes for one in around):
         return
-    tenant, root = current_scope().tenant or "", call.root
     forms = seen_forms(without_annotations(nodes))
-    known, held = known_texts(), TextList(root)
-    if known.planned_list(tenant, [one.text for one in forms[0]], root) is None:
-        for of_mode in forms:
-            known.add(tenant, of_mode, held)
+    known_texts().add_seen(current_scope().tenant or "", forms, call.root)
 
 
 _HANDLER = _RunHandler()
