@@ -324,7 +324,8 @@ class Told(ToolLLM):
         message, system = response.message, messages[0].content or ""
         for call in message.additional_kwargs.get("calls", ()):
             call["tool_kwargs"] = {"input": last}
-        if "Action Input" in system and last.startswith("Observation:"):
+        is_done = last.startswith("Observation:") or "Tool Name: " not in system
+        if "Action Input" in system and is_done:
             message.blocks = [TextBlock(text=f"Thought: I can answer.\nAnswer: {message.content}")]
         elif "Action Input" in system:
             asked = json.dumps({"input": last})

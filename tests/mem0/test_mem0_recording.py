@@ -97,7 +97,8 @@ with TraceRecorder({str(tmp_path / "recording")!r}) as recorder:
     ]
 
 
-def test_estimate_names_reuse_memory_for_listed_memories(mem0, monkeypatch, tmp_path):
+@pytest.mark.parametrize("separator", ["\n- ", ", ", "; "])
+def test_estimate_names_reuse_memory_for_listed_memories(mem0, monkeypatch, tmp_path, separator):
     orders = ["abcdefgh", "badcfehg", "hgfedcba", "efghabcd"] * 4
     found = iter(orders)
     monkeypatch.setattr(
@@ -107,8 +108,8 @@ def test_estimate_names_reuse_memory_for_listed_memories(mem0, monkeypatch, tmp_
     folder = tmp_path / "recording"
     with TraceRecorder(folder) as recorder, recording(recorder), recording_langchain(recorder):
         for number in range(len(orders)):
-            listed = "\n".join(f"- {one['memory']}" for one in store.search("?")["results"])
-            model.invoke(f"User memories:\n{listed}\n\nQuestion {number}?")
+            listed = separator.join(one["memory"] for one in store.search("?")["results"])
+            model.invoke(f"User memories:{separator}{listed}\n\nQuestion {number}?")
     said = verdict(measure_savings(EstimateConfig(trace=str(folder))))
     assert said.next_step == "search with ReuseMemory(memory)."
     assert said.measured["saved_share"] > 0.3

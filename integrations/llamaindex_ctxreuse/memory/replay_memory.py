@@ -382,7 +382,8 @@ def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> Replay
     """Return a memory whose prompt only grows, so that the engine's prefix cache serves it.
 
     Args:
-        *memory_blocks: Long-term memories, such as `ReuseMemoryBlock(memory=mem0)`.
+        *memory_blocks: Long-term memories as `ReuseMemoryBlock(memory=mem0)`. What another block
+            returns again is shown again: that may cost more than in LlamaIndex's `Memory`.
         **options: As for LlamaIndex's `Memory.from_defaults`; and `growth_limit`: how long prompts
             may get by the memories of earlier turns, as a multiple of what they have with this
             turn's alone; 2 without it, None has no limit.
