@@ -202,7 +202,7 @@ def test_wrong_options_are_refused(wrong):
 
 
 def read(*events: str) -> AnthropicReplyReader:
-    reader = AnthropicReplyReader(10_000)
+    reader = AnthropicReplyReader()
     for event in events:
         list(reader.take(f"data: {event}\n\n".encode()))
     return reader

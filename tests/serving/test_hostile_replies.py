@@ -53,7 +53,7 @@ async def test_fields_may_be_missing(missing):
 @pytest.mark.parametrize("cut", range(9))
 async def test_it_does_not_matter_where_a_reply_is_cut_into_packets(cut):
     whole = (event(END) + b": a comment\r\n\r\ndata: [DONE]\r\n\r\n").replace(b"}\n", b"}\r\n")
-    reader = ReplyReader(10_000)
+    reader = ReplyReader()
     size = 1 + cut * 7
     pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
     assert "".join(text for piece in pieces for text in reader.take(piece)) == "Hi"
@@ -77,7 +77,7 @@ json_values = st.recursive(
 
 @given(st.lists(st.binary(max_size=30) | json_values.map(event), max_size=8))
 def test_any_bytes_are_a_typed_reply_or_broken(parts):
-    reader = ReplyReader(100_000)
+    reader = ReplyReader()
     try:
         for part in parts:
             assert all(isinstance(text, str) for text in reader.take(part))
@@ -282,7 +282,7 @@ def test_a_wrong_bound_is_named(size):
 
 def test_reading_takes_linear_time_in_steps_not_in_packets():
     """Many packets of one line: each is looked at once, not once a packet that follows."""
-    reader = ReplyReader(10**9)
+    reader = ReplyReader()
     for _ in range(20_000):
         assert list(reader.take(b"x" * 100)) == []
     assert len(reader._line) == 20_000

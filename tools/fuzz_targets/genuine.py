@@ -379,7 +379,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "State.writes": lambda: {"docs": Documents(_TEXTS)},
     "State.visited": lambda: ["search"],
     "HotTier.note.clusters": lambda: [0, 1],
-    "CompletionStream.call": lambda: EngineCall(None, {}, 1_000),
+    "CompletionStream.call": lambda: EngineCall(None, {}),
     "CompletionStream.pieces": _no_pieces,
     "CompletionStream.drop": lambda: lambda: None,
     "measure.trace": _trace,

@@ -28,8 +28,8 @@ _FINISHED = {
 class AnthropicReplyReader(ReplyReader):
     """Reads a streamed message as `ReplyReader` reads a chat completion."""
 
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(max_bytes)
+    def __init__(self) -> None:
+        super().__init__()
         self._usage: dict[str, Any] = {}
         self._whole: int | None = None  # the prompt, as the beginning tells it without a cache
 

@@ -145,7 +145,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             base_url, api_key, http_client, retries, backoff_s, timeout_s, max_reply_bytes
         )
         self._primer = Primer(self._connection)
-        self._max_reply_bytes = max_reply_bytes
         self._model = ModelName(lora if model is None else model, self._connection.first_model)
         self._lora = lora
         self._planner = planner
@@ -339,7 +338,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             "extra_body": {**body, **(params.get("extra_body") or {})},
             "extra_headers": {**headers, **(params.get("extra_headers") or {})},
         }
-        reads: Callable[[int], ReplyReader] = ReplyReader
+        reads: Callable[[], ReplyReader] = ReplyReader
         if self._protocol == "anthropic":
             del arguments["stream_options"]
             reads = AnthropicReplyReader
@@ -349,7 +348,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                     "complete(..., max_tokens=1024)"
                 )
         use = None if plan is None or leader_first is False else PrefixUse.of(plan, leader_first)
-        return EngineCall(plan, arguments, self._max_reply_bytes, on_first_token, reads, use)
+        return EngineCall(plan, arguments, on_first_token, reads, use)
 
     def _engine_fields(self, rules: CacheRules, request_id: str | None = None) -> dict[str, Any]:
         """Return the fields that not every engine knows, without those that this one refuses."""

@@ -43,7 +43,7 @@ def field_of(parsed: object, *path: str | int) -> Any:
 class ReplyReader:
     """Reads a streamed completion, trusting nothing, in linear time; a wrong count is None."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self) -> None:
         self.reply_id = ""
         self.finish_reason: str | None = None
         self.prompt_tokens: int | None = None
@@ -55,7 +55,6 @@ class ReplyReader:
         self.has_token = False  # text, a thought, a tool call or the answer's end
         self.has_ended = False
         self.has_odd_counts = False
-        self._max_bytes = self._left = max_bytes
         self._line: list[bytes] = []
         self._data: list[bytes] = []
         self._pieces: list[str] = []
@@ -73,9 +72,6 @@ class ReplyReader:
 
     def take(self, received: bytes) -> Iterator[str]:
         """Read bytes as they come; yield the text of each event, which may be empty."""
-        self._left -= len(received)
-        if self._left < 0:
-            raise BrokenReplyError(f"the reply has more than {self._max_bytes:,} bytes")
         *lines, rest = received.split(b"\n")
         for line in lines:
             if self.has_ended:

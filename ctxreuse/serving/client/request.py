@@ -33,9 +33,8 @@ class EngineCall:
 
     plan: Plan | None
     arguments: dict[str, Any]
-    max_reply_bytes: int
     on_first_token: Callable[[], object] | None = None
-    reads: Callable[[int], ReplyReader] = ReplyReader
+    reads: Callable[[], ReplyReader] = ReplyReader
     use: PrefixUse | None = None  # what others may have to wait for
     in_flight: CallInFlight | None = None  # where they wait
     reader: ReplyReader = field(init=False)
@@ -48,7 +47,7 @@ class EngineCall:
 
     def __post_init__(self) -> None:
         """Expect a reply."""
-        self.reader = self.reads(self.max_reply_bytes)
+        self.reader = self.reads()
 
     def note_beginning(self) -> None:
         """Let those go on that wait for the first token, which has come."""
@@ -61,7 +60,7 @@ class EngineCall:
         if self.attempts == 1:
             self.began_at = now
         self.attempt_began_at, self.first_token_at = now, None
-        self.reader = self.reads(self.max_reply_bytes)
+        self.reader = self.reads()
         self.expectation = expectation
 
 
