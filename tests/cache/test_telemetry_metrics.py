@@ -96,17 +96,19 @@ def test_labels_hold_classes_and_never_a_tenant_a_request_or_a_text():
 
 
 async def test_a_pool_shows_its_engines_and_their_planners():
-    network = Network(a=EmulatedEngine(), b=EmulatedEngine())
+    network = Network(a=EmulatedEngine(), b=EmulatedEngine(), c=EmulatedEngine())
     network.down.add("b")
+    network.statuses["c", "/v1/chat/completions"] = 404
     async with pool_on(network, failures=1, attempts=2) as pool:
         for names in ("xyz", "zyx", "pqr"):
-            await pool.complete(asking(names))
+            await pool.complete(asking(names), replica="c")
         await pool.check()
         page = page_of({"other": ReusePlanner()}, {"main": pool})
     found = values(page, pool="main", replica="a")
     assert found["ctxreuse_replica_answered_requests_total"] == 3
     assert values(page, replica="b", state="resting") == {"ctxreuse_replica_state": 1}
     assert values(page, replica="b", state="up") == {"ctxreuse_replica_state": 0}
+    assert values(page, replica="c", state="refuses") == {"ctxreuse_replica_state": 1}
     of_planner = values(page, planner="main/a")
     usage = network.engines["a"].usage
     assert of_planner["ctxreuse_reported_prefix_cache_hits_tokens_total"] == usage.cached_tokens

@@ -114,18 +114,6 @@ async def test_a_redirect_that_would_drop_the_prompt_is_not_followed():
         assert [one.method for one in server.received] == ["POST"]
 
 
-async def test_a_redirecting_engine_of_a_pool_is_refused_not_gone():
-    async with (
-        listening(engine_script(EmulatedEngine())) as [other],
-        listening(redirect(lambda _: other.url)) as [server],
-        EnginePool([server.url], "m", window_s=0, failures=1) as pool,
-    ):
-        with pytest.raises(EngineError, match="redirects to"):
-            await pool.complete(ContextRequest(["A secret."], "Why?"))
-        assert pool.statistics()[0].state == "up"
-        assert other.received == []
-
-
 PASSWORD = "s3cret"
 
 

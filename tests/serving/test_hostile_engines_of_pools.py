@@ -49,11 +49,9 @@ async def streamed(pool: EnginePool, request: Any, **options: Any) -> str:
 
 
 REPLIES: dict[str, Any] = {repr(one[:50]): one for one in CASES} | REFUSALS
-OF_THE_REQUEST = ("401", "404", "a redirect")
-"""What says that something is wrong with the request, or the settings: no other engine is asked."""
 
 
-@pytest.mark.parametrize("kind", [one for one in REPLIES if one not in OF_THE_REQUEST])
+@pytest.mark.parametrize("kind", REPLIES)
 async def test_the_honest_engine_answers_and_the_index_has_it_there(kind):
     hosts = Hosts(REPLIES[kind])
     async with pool_of(hosts) as pool:
@@ -88,7 +86,7 @@ async def test_alone_it_is_an_error_that_names_it_and_nothing_is_in_the_index(ki
         assert pool.faults == 0
 
 
-@pytest.mark.parametrize("kind", ["half a reply", "500", "503", "429"])
+@pytest.mark.parametrize("kind", ["half a reply", "500", "503", "429", "404", "a redirect, 307"])
 async def test_many_at_a_time_are_all_answered(kind):
     hosts = Hosts(REPLIES[kind])
     async with pool_of(hosts, window_s=0.01) as pool:

@@ -1,6 +1,7 @@
 import asyncio
 import gc
 from collections import Counter
+from itertools import product
 
 import httpx
 import pytest
@@ -50,30 +51,92 @@ def waits(monkeypatch):
     return waited
 
 
-@pytest.mark.parametrize("failure", ["refuse", "break", 500, 502, 503, 429, 408])
-async def test_a_request_that_fails_is_sent_again_elsewhere(failure, waits):
-    network = network_of(a=[failure], b=None)
-    async with pool_on(network) as pool:
-        served = await pool.complete(asking("x"), replica="a")
-        assert (served.completion.text, served.replica, served.tried) == ("OK.", "b", ("a",))
-        assert [(one.answered, one.failed) for one in pool.statistics()] == [(0, 1), (1, 0)]
-        assert index_tokens(pool) == {"a": 0, "b": 80}
+OF_THE_REQUEST = [400, 413, 422]
+OF_THE_MOMENT = ["refuse", 408, 409, 425, 429, 500, 502, 503, 529, 599]
+REFUSALS = {
+    301: "Moved Permanently", 302: "Found", 307: "Temporary Redirect", 308: "Permanent Redirect",
+    399: "", 401: "Unauthorized", 402: "Payment Required", 403: "Forbidden", 404: "Not Found",
+    405: "Method Not Allowed", 407: "Proxy Authentication Required", 410: "Gone",
+    421: "Misdirected Request",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answered", "streams"),
+    [
+        *product([*OF_THE_REQUEST, *OF_THE_MOMENT, *REFUSALS], [False, True]),
+        ("break", False),  # a stream breaks when a piece has been shown
+    ],
+)
+async def test_what_an_engine_answers_says_whether_another_is_asked_and_it_rests(
+    answered, streams, waits
+):
+    network = network_of(a=[answered], b=None)
+    async with pool_on(network, clock=Clock()) as pool:
+        if answered in OF_THE_REQUEST:
+            with pytest.raises(EngineError, match=f"at a did not answer: status {answered}"):
+                await ask(pool, streams, replica="a")
+        else:
+            served = await ask(pool, streams, replica="a")
+            assert (served.completion.text, served.replica, served.tried) == ("OK.", "b", ("a",))
+        went_on = answered not in OF_THE_REQUEST
+        assert [(one.answered, one.failed) for one in pool.statistics()] == [
+            (0, went_on), (went_on, 0),
+        ]  # fmt: skip
+        refuses = f"refuses: {answered} {REFUSALS.get(answered)}".rstrip()
+        assert state_of(pool, "a") == (refuses if answered in REFUSALS else "up")
+        assert pool.available() == (("b",) if answered in REFUSALS else ("a", "b"))
+        assert index_tokens(pool) == {"a": 0, "b": 80 * went_on}
         assert queues(pool) == IDLE
-    assert arrivals(network) == {"a": 1, "b": 1}
+    assert arrivals(network) == {"a": 1, "b": went_on}
     assert waits == []
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
-async def test_a_request_that_is_refused_is_not_sent_again(status):
-    network = network_of(a=[status], b=None)
-    async with pool_on(network, failures=1) as pool:
-        with pytest.raises(EngineError, match=f"the engine at a did not answer: status {status}"):
-            await pool.complete(asking("x"), replica="a")
-        assert [one.failed for one in pool.statistics()] == [0, 0]
-        assert state_of(pool, "a") == "up"
-        assert index_tokens(pool) == {"a": 0, "b": 0}
+async def ask(pool, streams, **options):
+    if not streams:
+        return await pool.complete(asking("x"), **options)
+    async with pool.stream(asking("x"), **options) as pieces:
+        assert "".join([piece async for piece in pieces]) == "OK."
+    return pieces.served
+
+
+async def test_what_all_refuse_is_the_first_ones_error_and_puts_none_to_rest():
+    network = network_of(a=[404] * 9, b=[401] * 9, c=[307] * 9)
+    async with pool_on(network, attempts=1, failures=1) as pool:
+        for first, status in zip("abc", (404, 401, 307), strict=True):
+            with pytest.raises(EngineError) as caught:
+                await pool.complete(asking("x"), replica=first)
+            assert (caught.value.status, caught.value.attempts) == (status, 3)
+            assert caught.value.__notes__[0].startswith(f"sent to {first}, ")
+        assert {one.state for one in pool.statistics()} == {"up"}
         assert queues(pool) == IDLE
-    assert arrivals(network) == {"a": 1, "b": 0}
+    assert arrivals(network) == {"a": 3, "b": 3, "c": 3}
+
+
+async def test_who_refuses_is_not_asked_again_while_another_fails(waits):
+    network = network_of(a=[401, 401], b=[503, 503])
+    async with pool_on(network, backoff_s=0.5) as pool:
+        served = await pool.complete(asking("x"), replica="a")
+        assert (served.replica, served.tried) == ("b", ("a", "b", "b"))
+        assert state_of(pool, "a") == "refuses: 401 Unauthorized"
+    assert waits == [0.5, 1.0]
+
+
+async def test_who_refuses_rests_for_longer_each_time_until_it_answers():
+    network, clock = network_of(a=[404, 404, 400], b=None), Clock()
+    async with pool_on(network, clock=clock, open_s=10) as pool:
+        for rest_s in (10, 20):
+            assert (await pool.complete(asking("x"), replica="a")).replica == "b"
+            clock.now += rest_s - 0.1
+            await pool.check()  # that it is healthy says nothing of the model
+            assert state_of(pool, "a") == "refuses: 404 Not Found"
+            clock.now += 0.1
+            assert state_of(pool, "a") == "on trial"
+        with pytest.raises(EngineError, match="status 400"):
+            await pool.complete(asking("x"), replica="a")
+        assert state_of(pool, "a") == "up"
+        assert pool.cache_epoch("a") == 0
+        assert (await pool.complete(asking("y"), replica="a")).replica == "a"
 
 
 async def test_a_request_is_sent_so_many_times_at_most():

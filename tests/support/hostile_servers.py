@@ -186,15 +186,14 @@ def breaking_off(request: httpx.Request) -> httpx.Response:
 
 
 REFUSALS: dict[str, Callable[[httpx.Request], httpx.Response]] = {
-    "401": refusing(401),
-    "404": refusing(404),
-    "429": refusing(429),
+    **{str(status): refusing(status) for status in (401, 403, 404, 421, 429, 500, 503)},
     "429, retry after 1e9": refusing(429, **{"retry-after": "1e9"}),
     "429, retry after nan": refusing(429, **{"retry-after": "nan"}),
-    "500": refusing(500),
-    "503": refusing(503),
     "503, retry after 0": refusing(503, **{"retry-after": "0"}),
-    "a redirect": refusing(307, location="http://elsewhere/v1/chat/completions"),
+    **{
+        f"a redirect, {status}": refusing(status, location="http://elsewhere/v1/chat/completions")
+        for status in (302, 307, 308)
+    },
     "half a reply": breaking_off,
 }
 """What a server may answer instead of a reply."""

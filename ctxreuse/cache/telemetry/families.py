@@ -99,8 +99,8 @@ def _shared(numbers: PlannerNumbers) -> Samples:
 
 
 def _states(status: Any) -> Samples:
-    for state in ("up", "resting", "on trial", "draining"):
-        yield (state,), float(status.state == state)
+    for state in ("up", "resting", "refuses", "on trial", "draining"):
+        yield (state,), float(status.state.partition(":")[0] == state)
 
 
 _CLASS = ("tenant_class",)

@@ -25,6 +25,7 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.guarded_http import claim, guarded, http_libraries
 from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json
+from ctxreuse.serving.client.status_rules import status_rule
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -50,7 +51,7 @@ class EngineConnection:
         # without user and password: HTTP libraries write addresses into logs and errors
         self._root = f"{parts.scheme}://{self.host}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._api_key = api_key
-        self._max_reply_bytes = checked_integer("max_reply_bytes", max_reply_bytes, 1)
+        checked_integer("max_reply_bytes", max_reply_bytes, 1)
         self._connect = partial(
             _openai_client,
             f"{self._root}/v1",
@@ -358,8 +359,6 @@ def _openai_client(
         ) from error
 
 
-_BUSY_STATUS = frozenset({429, 529})
-_TRANSIENT_STATUS = frozenset({408, 409, 425}) | _BUSY_STATUS
 _LONGEST_BACKOFF_S = 60.0
 _ANTHROPIC_VERSION = "2023-06-01"
 _LONGEST_WAIT_S = 600.0
@@ -401,17 +400,9 @@ def client_library_errors() -> tuple[type[BaseException], ...]:
 def is_transient(error: BaseException) -> bool:
     """Return whether a request that failed so may succeed when it is sent again."""
     status = status_of(error)
-    return isinstance(error, client_library_errors()) if status is None else is_retryable(status)
-
-
-def is_retryable(status: int | None) -> bool:
-    """Return whether a request with this outcome may succeed when it is sent again."""
-    return status is None or status in _TRANSIENT_STATUS or status >= 500
-
-
-def is_busy(error: EngineError) -> bool:
-    """Return whether an engine works, and has more to do than it takes."""
-    return error.status in _BUSY_STATUS or (error.status == 503 and error.retry_after_s is not None)
+    return (
+        isinstance(error, client_library_errors()) if status is None else status_rule(status).again
+    )
 
 
 def status_of(error: BaseException) -> int | None:

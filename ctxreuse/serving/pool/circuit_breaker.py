@@ -55,7 +55,7 @@ class CircuitBreaker:
         self._open_s = self._first_open_s
         self._has_trial = False
 
-    def fail(self, now: float) -> bool:
+    def fail(self, now: float, at_once: bool = False) -> bool:
         """Note that a request was not answered; return whether that opened the circuit."""
         self._failures += 1
         if self._opened_at is not None:
@@ -64,7 +64,7 @@ class CircuitBreaker:
                 self._opened_at = now
                 self._has_trial = False
             return False
-        if self._failures < self._limit:
+        if self._failures < self._limit and not at_once:
             return False
         self._opened_at = now
         return True

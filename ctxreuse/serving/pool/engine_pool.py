@@ -27,8 +27,8 @@ from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.connection import is_busy, is_retryable
 from ctxreuse.serving.client.engine_client import EngineClient
+from ctxreuse.serving.client.status_rules import BUSY, REFUSES, status_rule
 from ctxreuse.serving.pool.admission import Plannable
 from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import Client, InFlightRequest, Replica, ReplicaStatus
@@ -53,7 +53,8 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
     engine's circuit opens: its cache counts as empty, and it gets no requests for a while, unless
     all circuits are open. A cache that repeatedly serves nothing counts as empty, too. A busy
     engine (429, 529, or 503 with a `Retry-After`) keeps circuit and index; requests wait for it or
-    go elsewhere.
+    go elsewhere. One that refuses (redirects, 401, 403, 404 and the like) what another one then
+    answers has its circuit open at once, and keeps its index.
 
     Args:
         engines: Addresses, or `EngineSpec`s; or a mapping from names to functions that make a
@@ -65,7 +66,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         concurrency: Requests that run at an engine; more wait here, to be planned together.
         window_s: Seconds for which a request waits for others to be planned with.
         queue_weight: What waiting for one token costs, compared with computing one.
-        attempts: How often a request is sent before it has failed.
+        attempts: How often a request is sent before it has failed; refusals do not count.
         backoff_s: Seconds before an engine that has failed a request gets it again; doubles each
             time.
         failures: After how many failures in a row the circuit of an engine opens.
@@ -271,7 +272,8 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             **params: As in `EngineClient.complete`.
 
         Raises:
-            EngineError: no engine answered, or it refused the request itself.
+            EngineError: no engine answered, or the request is at fault; where all refused it, what
+                the first one said.
         """
         check_limit(limit_s)
         tried = _Tried(self._patience_s if limit_s is None else limit_s)
@@ -292,7 +294,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             except EngineError as error:
                 await self._give_up_or_wait(error, chosen, tried)
                 continue
-            return self._served(chosen, sending, completion, tried.names)
+            return self._served(chosen, sending, completion, tried)
 
     def stream(
         self,
@@ -345,12 +347,14 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             ) from None
 
     def _served(
-        self, by: Replica, sending: InFlightRequest, completion: Completion, tried: Iterable[str]
+        self, by: Replica, sending: InFlightRequest, completion: Completion, tried: _Tried
     ) -> PoolResult:
         """Note that a request is answered; return its answer."""
         by.note_answer(sending, completion)
         self._router.note(sending.plan.request, by)
-        return PoolResult(completion, sending.plan, by.name, tuple(tried))
+        for replica, error in tried.refused.items():
+            replica.note_refusal(error)
+        return PoolResult(completion, sending.plan, by.name, tuple(tried.names))
 
     async def _pieces(
         self,
@@ -382,7 +386,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
                     raise
                 await self._give_up_or_wait(error, chosen, tried)
                 continue
-            stream.result = self._served(chosen, sending, completion, tried.names)
+            stream.result = self._served(chosen, sending, completion, tried)
             return
 
     async def _choose(self, prompt: Plannable, wanted: str | None, tried: _Tried) -> Replica:
@@ -391,7 +395,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         if wanted in tried.names:
             wanted = None
         while True:
-            chosen = self._router.choose(self._replicas.values(), prompt, wanted, tried.without)
+            chosen = self._router.choose(self._open_to(tried), prompt, wanted, tried.without)
             wait_s = chosen.busy_s
             if not wait_s:
                 return chosen
@@ -409,11 +413,18 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         """Raise the error if trying again is of no use; else wait, unless another may be tried."""
         tried.names.append(failed.name)
         tried.last = error
-        says_when = is_busy(error) and bool(error.retry_after_s)
+        rule = status_rule(error.status, error.retry_after_s)
+        says_when = rule is BUSY and bool(error.retry_after_s)
         if not says_when:
             tried.without.append(failed.name)
-        left = candidates(self._replicas.values(), tried.without)
-        if not is_retryable(error.status) or len(tried.names) >= self._attempts or not left:
+        if rule is REFUSES:
+            tried.refused[failed] = error
+        left = candidates(self._open_to(tried), tried.without)
+        # a refusal costs an engine nothing, and there is one of each at most
+        attempts = len(tried.names) - len(tried.refused)
+        if not rule.elsewhere or attempts >= self._attempts or not left:
+            if not attempts:
+                error = next(iter(tried.refused.values()))
             if len(tried.names) > 1:
                 error.attempts += len(tried.names) - 1
                 error.add_note(f"sent to {', '.join(tried.names)}, in turn")
@@ -421,6 +432,10 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         if not says_when and left[0].name in tried.without:
             rounds = tried.names.count(failed.name)
             await asyncio.sleep(self._backoff_s * 2 ** (rounds - 1))
+
+    def _open_to(self, tried: _Tried) -> list[Replica]:
+        """Return the replicas that have not refused a request."""
+        return [one for one in self._replicas.values() if one not in tried.refused]
 
 
 @dataclass(slots=True)
@@ -430,6 +445,7 @@ class _Tried:
     patience_s: float
     names: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
+    refused: dict[Replica, EngineError] = field(default_factory=dict)
     last: EngineError | None = None
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from http.client import responses
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -25,8 +26,8 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.connection import is_busy, is_retryable
 from ctxreuse.serving.client.request import CompletionStream, Prompt
+from ctxreuse.serving.client.status_rules import BUSY, FAILS, WORKS, status_rule
 from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable, recorded
 from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
 from ctxreuse.sharing.exchange import SharingStatistics
@@ -95,7 +96,9 @@ class ReplicaStatus:
 
     Attributes:
         name: Its name.
-        state: "up", "resting" (its circuit is open), "on trial" (half-open) or "draining".
+        state: "up", "resting" (its circuit is open), "refuses: 401 Unauthorized" or another status
+            (open, too: another engine answered what it refused), "on trial" (half-open) or
+            "draining".
         running: Requests that were sent and have not ended.
         waiting: Requests that are held back.
         queued_tokens: Prompt tokens that all these have still to compute, as expected.
@@ -177,6 +180,7 @@ class Replica:
         self._failed = 0
         self._busy = 0
         self._busy_until = -math.inf
+        self._refusal = ""  # what it answers instead, if it rests for that
         self._lock = ForkSafeLock()
         # What answers and failures change in the index waits here, in their order: it may wait for
         # a tenant, and the lock above must not.
@@ -241,10 +245,11 @@ class Replica:
         """Return its status."""
         with self._lock:
             circuit = self._circuit.state(self._clock())
+            state = (circuit is Circuit.OPEN and self._refusal) or _STATES[circuit]
             capacity, unconfirmed = self._capacity, len(self._unconfirmed)
         return ReplicaStatus(
             name=self.name,
-            state="draining" if self.is_draining else _STATES[circuit],
+            state="draining" if self.is_draining else state,
             running=self._queue.running,
             waiting=self._queue.waiting,
             queued_tokens=self.queued_tokens,
@@ -307,6 +312,7 @@ class Replica:
         """Take note of an answered request."""
         with self._lock:
             self._circuit.succeed()
+            self._refusal = ""
             self._answered += 1
             self._to_note.append(partial(self._observe, sending, completion))
         self._note_in_index()
@@ -321,7 +327,7 @@ class Replica:
             is_ready = True
         except EngineError as error:
             # 404: it answers, and knows no such route
-            is_ready = is_busy(error) or not is_retryable(error.status)
+            is_ready = status_rule(error.status, error.retry_after_s) is not FAILS
         except TimeoutError:
             is_ready, is_silent = False, True
         with self._lock:
@@ -331,7 +337,9 @@ class Replica:
             was_closed = self._circuit.state(now) is Circuit.CLOSED
             if not is_ready:
                 self._circuit.open(now)
-            elif not was_closed:  # else it would hide that requests fail in a row
+                self._refusal = ""
+            # else it would hide that requests fail in a row, or are refused
+            elif not was_closed and not self._refusal:
                 self._circuit.succeed()
             if was_closed and is_silent:
                 # it may have kept its cache: the next answer tells
@@ -462,19 +470,28 @@ class Replica:
             self._reset()
 
     def _note_error(self, error: EngineError, is_trial: bool) -> None:
+        rule = status_rule(error.status, error.retry_after_s)
         with self._lock:
-            if is_busy(error):
+            if rule is WORKS:
+                self._circuit.succeed()
+            elif rule is FAILS:
+                self._failed += 1
+                self._refusal = ""
+                if self._circuit.fail(self._clock()):
+                    self._to_note.append(self._reset)
+            elif is_trial:  # this tells nothing of the requests that failed
+                self._circuit.abandon()
+            if rule is BUSY:
                 self._failed += 1
                 self._busy += 1
                 asked_s = min(error.retry_after_s or 0.0, _LONGEST_BUSY_S)
                 self._busy_until = max(self._busy_until, self._clock() + asked_s)
-                if is_trial:  # it works, but this tells nothing of the requests that failed
-                    self._circuit.abandon()
-                return
-            if not is_retryable(error.status):  # it refuses this request, and works
-                self._circuit.succeed()
-                return
-            self._failed += 1
-            if self._circuit.fail(self._clock()):
-                self._to_note.append(self._reset)
         self._note_in_index()
+
+    def note_refusal(self, error: EngineError) -> None:
+        """Rest, since another engine has answered what this one refused; the index stays."""
+        with self._lock:
+            self._failed += 1
+            self._circuit.fail(self._clock(), at_once=True)
+            status = error.status or 0
+            self._refusal = f"refuses: {status} {responses.get(status, '')}".rstrip()
