@@ -233,9 +233,8 @@ class EngineConnection:
         response: Any = getattr(error, "response", None)
         onward = shown_url(response.headers.get("location", ""))
         return (
-            f"the engine at {self.host} redirects to {onward!r}; prompts go to another "
-            "host, port or scheme only if you say so, and redirects on the same one are followed "
-            "a few times: if you trust that address, set base_url to it"
+            f"the engine at {self.host} redirects to {onward!r}, and prompts go nowhere unless "
+            "you say so: if you trust that address, set base_url to it"
         )
 
     async def aclose(self) -> None:

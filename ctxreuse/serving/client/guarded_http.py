@@ -1,8 +1,8 @@
 """An HTTP client that keeps prompts at their host, and replies within a bound.
 
-What the engine's host answers is not trusted. A redirect to another host would take the prompt
-there; a reply without an end would take the memory. So redirects are followed within one origin
-(scheme, host and port), and a reply that is too long, or compressed unasked, breaks.
+What the engine's host answers is not trusted. A redirect would take the prompt and the key
+elsewhere; a reply without an end would take the memory. So redirects are not followed, and a reply
+that is too long, or compressed unasked, breaks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from weakref import WeakKeyDictionary
 
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.client.reply import BrokenReplyError
-
-_MAX_REDIRECTS = 3
 
 
 def http_libraries() -> list[Any]:
@@ -58,12 +56,6 @@ def guarded(http: Any, max_reply_bytes: int) -> Any:
             request.headers["accept-encoding"] = "identity"
             options["follow_redirects"] = False
             response = await http.send(request, stream=True, **options)
-            for _ in range(_MAX_REDIRECTS):
-                onward = response.next_request
-                if not _is_same_request(request, onward):
-                    break
-                await response.aclose()
-                response = await http.send(onward, stream=True, **options)
             response.stream = Bounded(response.stream)
             response.encoding = "utf-8"  # Python has codecs that decompress, or decode to bytes
             try:
@@ -96,17 +88,3 @@ def claim(http: Any) -> None:
 
 
 _processes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
-
-def _is_same_request(request: Any, onward: Any) -> bool:
-    """Return whether a redirect asks the same host for the same."""
-    return (
-        onward is not None
-        and onward.method == request.method
-        and _origin(onward.url) == _origin(request.url)
-    )
-
-
-def _origin(url: Any) -> tuple[str, str, int | None]:
-    default = {"http": 80, "https": 443}.get(url.scheme)
-    return url.scheme, url.host, url.port or default
