@@ -90,3 +90,17 @@ async def test_parts_and_marks_for_a_hosted_cache_are_the_same_prompt(engine: En
         assert one.completion.cached_tokens == served.cached_tokens
         assert sum((one.completion.written_tokens or {}).values()) <= served.prefilled_tokens
     assert marks > 0
+
+
+async def test_a_tenants_salt_keeps_its_prompts_apart(engine: Engine) -> None:
+    planner, read = ReusePlanner(), list[int | None]()
+    async with EngineClient(
+        engine.base_url, planner=planner, protocol="anthropic", cache_salt="tenant",
+        salt_key=uuid4().hex,
+    ) as client:  # fmt: skip
+        for tenant in ("one", "two", "one"):
+            request = ContextRequest(["The mill grinds at night. " * 40], "When?", tenant=tenant)
+            answer = await client.complete(planner.plan(request), max_tokens=1)
+            read.append(answer.cached_tokens)
+    assert read[:2] == [0, 0]
+    assert read[2]

@@ -12,7 +12,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.pipeline.engine_options import conversation_session, is_cache_salt, tenant_salt
 from ctxreuse.serving import EmulatedEngine, EngineClient
-from ctxreuse.serving.client.connection import ModelName
+from ctxreuse.serving.client.connection import EngineFact
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -98,7 +98,7 @@ def test_a_look_up_that_an_event_loop_left_behind_is_begun_anew_in_the_next():
             await asyncio.Event().wait()
         return "its-own"
 
-    name = ModelName(None, look_up)
+    name = EngineFact(None, look_up)
 
     async def give_up():
         with pytest.raises(TimeoutError):

@@ -295,15 +295,7 @@ def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
 
 
 def _connection(config: DoctorConfig, url: str, key: str) -> EngineConnection:
-    return EngineConnection(
-        url,
-        key,
-        None,
-        retries=0,
-        backoff_s=0.0,
-        timeout_s=config.timeout_s,
-        max_reply_bytes=_MOST_REPLY_BYTES,
-    )
+    return EngineConnection(url, key, None, 0, 0.0, config.timeout_s, _MOST_REPLY_BYTES)
 
 
 def _counted(

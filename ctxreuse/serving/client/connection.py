@@ -51,23 +51,15 @@ class EngineConnection:
         # without user and password: HTTP libraries write addresses into logs and errors
         self._root = f"{parts.scheme}://{self.host}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._api_key = api_key
-        checked_integer("max_reply_bytes", max_reply_bytes, 1)
-        self._connect = partial(
-            _openai_client,
-            f"{self._root}/v1",
-            api_key,
-            http_client,
-            timeout_s,
-            max_reply_bytes,
-            _basic(parts),
-        )
-        self._openai: AsyncOpenAI | None = self._connect()
+        self._basic = _basic(parts)
+        self._max_reply_bytes = checked_integer("max_reply_bytes", max_reply_bytes, 1)
+        self._timeout_s = timeout_s if timeout_s is None else checked_number("timeout_s", timeout_s)
         self._users_http = http_client
+        self._openai: AsyncOpenAI | None = self._connected()
         if http_client is None:
             renew_after_fork(self._start_anew)
         self._retries = checked_integer("retries", retries)
         self._wait = waiting(backoff_s)
-        self._timeout_s = timeout_s
 
     def _start_anew(self) -> None:
         """Have no connections, as a child: on a shared one, bytes of two processes would mix."""
@@ -80,8 +72,48 @@ class EngineConnection:
         if self._users_http is not None:
             claim(self._users_http)
         if self._openai is None:
-            self._openai = self._connect()
+            self._openai = self._connected()
         return self._openai
+
+    def _connected(self) -> AsyncOpenAI:
+        """Return a client; raise MissingExtraError or InvalidRequestError if none can be made."""
+        try:
+            with importing_late:
+                import tenacity  # noqa: F401 - used later, but better missed at construction
+                from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
+        except ImportError as error:
+            raise MissingExtraError("EngineClient", "openai") from error
+        wrong_address = (UnicodeError, *(library.InvalidURL for library in http_libraries()))
+        http, base_url = self._users_http, f"{self._root}/v1"
+        if http is None:
+            http = DefaultAsyncHttpxClient(timeout=self._timeout_s)
+            # an engine could set cookies without end, and tell by them whose requests it gets
+            http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
+        try:
+            with importing_late:
+                client = AsyncOpenAI(
+                    api_key=self._api_key,
+                    base_url=base_url,
+                    http_client=guarded(http, self._max_reply_bytes),
+                    timeout=self._timeout_s,
+                    max_retries=0,
+                    default_headers=self._basic,
+                )
+                # imports more, and in Python 3.11 under a lock that no fork may meet
+                _ = client.chat.completions.with_streaming_response
+            _ = client.base_url.host  # decoded now, or by each request
+            return client
+        except wrong_address as error:
+            raise InvalidRequestError(
+                f"base_url {shown_url(base_url)!r} is none that can be asked: "
+                f"{describe(str(error))}; give one such as 'http://127.0.0.1:8000/v1'"
+            ) from error
+        except (OpenAIError, TypeError) as error:
+            raise InvalidRequestError(
+                f"openai makes no client of the http_client {describe(self._users_http)} and an "
+                f"api_key that is a {type(self._api_key).__name__}; pass an httpx.AsyncClient or "
+                "None, and a string"
+            ) from error
 
     def time_limit(self) -> TimeLimit:
         """Return the time for one request, all attempts and waits included."""
@@ -95,14 +127,11 @@ class EngineConnection:
 
     def attempts(self, limit: TimeLimit) -> Any:
         """Return tenacity's attempts at one request."""
-        from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
+        from tenacity import AsyncRetrying, retry_if_exception
 
-        longest_s = _LONGEST_WAIT_S if limit.left_s is None else math.inf
-        is_last = stop_after_attempt(self._retries + 1)
-
-        def stop(state: Any) -> bool:
-            left_s = longest_s if limit.left_s is None else limit.left_s
-            return is_last(state) or state.upcoming_sleep > left_s
+        def stop(state: Any) -> Any:
+            left_s = _LONGEST_WAIT_S if limit.left_s is None else limit.left_s
+            return state.attempt_number > self._retries or state.upcoming_sleep > left_s
 
         return AsyncRetrying(
             stop=stop, wait=self._wait, retry=retry_if_exception(is_transient), reraise=True
@@ -113,24 +142,15 @@ class EngineConnection:
     ) -> str:
         """Return what a route outside the completions answers."""
         limit = self.time_limit()
-        return await limit.wait_for(self._ask(limit, method, path, body, headers or {}))
-
-    async def _ask(
-        self, limit: TimeLimit, method: str, path: str, body: object, headers: Mapping[str, str]
-    ) -> str:
-        attempts = 0
+        attempts, url, options = self.attempts(limit), self._root + path, {"headers": headers or {}}
+        send: Any = partial(self.openai.post, body=body, options=options)
+        if method == "GET":
+            send = self.openai.get
         try:
-            async for attempt in self.attempts(limit):
-                with attempt:
-                    attempts += 1
-                    url = self._root + path
-                    if method == "GET":
-                        return await self.openai.get(url, cast_to=str)
-                    options: Any = {"headers": headers}
-                    return await self.openai.post(url, cast_to=str, body=body, options=options)
+            page: str = await limit.wait_for(attempts(send, url, cast_to=str))
+            return page
         except client_library_errors() as error:
-            raise self.error(error, attempts) from error
-        raise AssertionError("tenacity makes at least one attempt")
+            raise self.error(error, attempts.statistics["attempt_number"]) from error
 
     async def ask_json(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
@@ -198,6 +218,22 @@ class EngineConnection:
             raise EngineError(f"the engine at {self.host} names no model; pass model=...")
         return name
 
+    async def salt_field(self) -> str:
+        """Return the field by which `/v1/messages` takes a salt, as the engine's docs name it."""
+        try:
+            page = await self.ask_json("GET", "/openapi.json")
+        except EngineError as error:
+            if error.status != 404:
+                raise
+            page = None
+        if field_of(page, *_SALT_FIELD) is None:
+            raise EngineError(
+                f"the engine at {self.host} does not say in /openapi.json that /v1/messages reads "
+                "cache_salt, so tenants would share its cache; use protocol='openai', or vLLM 0.32 "
+                "with its docs enabled"
+            )
+        return _SALT_FIELD[-1]
+
     async def max_model_len(self) -> int | None:
         """Return what the engine's first model holds; None if the engine does not tell."""
         models = await self.ask_json("GET", "/v1/models")
@@ -208,7 +244,14 @@ class EngineConnection:
         status = status_of(error)
         asked_s = retry_after_s(error)
         if status is not None and 300 <= status < 400:
-            return EngineError(self._redirected(error), status, attempts)
+            response: Any = getattr(error, "response", None)
+            onward = shown_url(response.headers.get("location", ""))
+            return EngineError(
+                f"the engine at {self.host} redirects to {onward!r}, and prompts go nowhere unless "
+                "you say so: if you trust that address, set base_url to it",
+                status,
+                attempts,
+            )
         what = type(error).__name__ if status is None else f"status {status}"
         kind = getattr(error, "type", None) or getattr(error, "code", None)
         if isinstance(kind, str) and kind.isidentifier() and len(kind) <= _LONGEST_NAME:
@@ -226,15 +269,6 @@ class EngineConnection:
             status,
             attempts,
             asked_s,
-        )
-
-    def _redirected(self, error: BaseException) -> str:
-        """Say what to do about a redirect that was not followed."""
-        response: Any = getattr(error, "response", None)
-        onward = shown_url(response.headers.get("location", ""))
-        return (
-            f"the engine at {self.host} redirects to {onward!r}, and prompts go nowhere unless "
-            "you say so: if you trust that address, set base_url to it"
         )
 
     async def aclose(self) -> None:
@@ -255,26 +289,26 @@ def _making_a_request(taken: str) -> Iterator[None]:
         ) from error
 
 
-class ModelName:
-    """A model's name: given, or looked up once for all who wait; after a failure anew."""
+class EngineFact:
+    """A text such as a model's name: given, or looked up once for all; after a failure anew."""
 
-    def __init__(self, name: str | None, look_up: Callable[[], Awaitable[str]]) -> None:
-        self._name = name
+    def __init__(self, given: str | None, look_up: Callable[[], Awaitable[str]]) -> None:
+        self._known = given
         self._look_up = look_up
         self._task: asyncio.Task[None] | None = None
 
     async def get(self) -> str:
-        """Return the name, or raise what the look-up raises."""
-        while self._name is None:
+        """Return the text, or raise what the look-up raises."""
+        while self._known is None:
             task = self._task
             # a task of an event loop that is gone never ends
             if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
                 task = self._task = asyncio.create_task(self._find())
             await asyncio.shield(task)  # a cancelled caller does not cancel it for the others
-        return self._name
+        return self._known
 
     async def _find(self) -> None:
-        self._name = await self._look_up()
+        self._known = await self._look_up()
 
 
 def _checked_address(base_url: object) -> SplitResult:
@@ -309,56 +343,8 @@ def _basic(parts: SplitResult) -> dict[str, str]:
     return {"Authorization": f"Basic {b64encode(secret).decode()}"}
 
 
-def _openai_client(
-    base_url: str,
-    api_key: str,
-    http_client: Any,
-    timeout_s: float | None,
-    max_reply_bytes: int,
-    headers: dict[str, str],
-) -> AsyncOpenAI:
-    try:
-        with importing_late:
-            import tenacity  # noqa: F401 - used later, but better missed at construction
-            from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
-    except ImportError as error:
-        raise MissingExtraError("EngineClient", "openai") from error
-    wrong_address = (UnicodeError, *(library.InvalidURL for library in http_libraries()))
-    if timeout_s is not None:
-        checked_number("timeout_s", timeout_s)
-    http = http_client
-    if http is None:
-        http = DefaultAsyncHttpxClient(timeout=timeout_s)
-        # an engine could set cookies without end, and tell by them whose requests it gets
-        http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
-    try:
-        with importing_late:
-            client = AsyncOpenAI(
-                api_key=api_key,
-                base_url=base_url,
-                http_client=guarded(http, max_reply_bytes),
-                timeout=timeout_s,
-                max_retries=0,
-                default_headers=headers,
-            )
-            # imports more, and in Python 3.11 under a lock that no fork may meet
-            _ = client.chat.completions.with_streaming_response
-        _ = client.base_url.host  # decoded now, or by each request
-        return client
-    except wrong_address as error:
-        raise InvalidRequestError(
-            f"base_url {shown_url(base_url)!r} is none that can be asked: {describe(str(error))}; "
-            "give the engine's address, such as 'http://127.0.0.1:8000/v1'"
-        ) from error
-    except (OpenAIError, TypeError) as error:
-        raise InvalidRequestError(
-            f"openai makes no client of an http_client that is {describe(http_client)} and an "
-            f"api_key that is a {type(api_key).__name__}; pass an httpx.AsyncClient or None, and "
-            "a string"
-        ) from error
-
-
 _LONGEST_BACKOFF_S = 60.0
+_SALT_FIELD = ("components", "schemas", "AnthropicMessagesRequest", "properties", "cache_salt")
 _ANTHROPIC_VERSION = "2023-06-01"
 _LONGEST_WAIT_S = 600.0
 """What a request without a time limit waits at most, when a server asks for it."""
@@ -398,10 +384,8 @@ def client_library_errors() -> tuple[type[BaseException], ...]:
 
 def is_transient(error: BaseException) -> bool:
     """Return whether a request that failed so may succeed when it is sent again."""
-    status = status_of(error)
-    return (
-        isinstance(error, client_library_errors()) if status is None else status_rule(status).again
-    )
+    known = isinstance(error, client_library_errors())
+    return known and status_rule(status_of(error)).again
 
 
 def status_of(error: BaseException) -> int | None:
@@ -433,8 +417,7 @@ def retry_after_s(error: BaseException | None) -> float | None:
     try:
         seconds = float(header)
     except ValueError:
-        until = _timestamp(header)
-        if until is None:
+        if (until := _timestamp(header)) is None:
             return None
         now = _timestamp(headers.get("date", ""))  # the clock of this machine may be off
         seconds = max(0.0, until - (time.time() if now is None else now))
@@ -443,9 +426,7 @@ def retry_after_s(error: BaseException | None) -> float | None:
 
 def _timestamp(date: str) -> float | None:
     """Return the seconds since 1970 of a header's date; None if it is none."""
-    if not date or len(date) > _LONGEST_HEADER:
-        return None
     try:
-        return parsedate_to_datetime(date).timestamp()
+        return parsedate_to_datetime(date[:_LONGEST_HEADER]).timestamp()
     except (ValueError, TypeError, OverflowError, IndexError):
         return None

@@ -42,7 +42,7 @@ from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
 from ctxreuse.serving.client.connection import (
     EngineConnection,
-    ModelName,
+    EngineFact,
     client_library_errors,
     status_of,
 )
@@ -94,7 +94,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         timeout_s: Seconds for a request, all attempts and waits included, but not what the caller
             does between two pieces of a stream. None waits.
         max_reply_bytes: The longest reply that is read; a longer one is broken.
-        cache_salt: "tenant" sends a hash of each plan's tenant as vLLM's `cache_salt`.
+        cache_salt: "tenant" sends a hash of each plan's tenant as vLLM's `cache_salt`; with
+            "anthropic", to an engine only whose `/openapi.json` names it.
         session_id: What a router keeps on one engine: "conversation" sends a hash of tenant and
             conversation, "group" the affinity id of the plan's prefix group.
         session_header: The header of the session id, such as "x-smg-routing-key".
@@ -145,7 +146,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             base_url, api_key, http_client, retries, backoff_s, timeout_s, max_reply_bytes
         )
         self._primer = Primer(self._connection)
-        self._model = ModelName(lora if model is None else model, self._connection.first_model)
+        self._model = EngineFact(lora if model is None else model, self._connection.first_model)
+        always = "cache_salt" if protocol == "openai" else None
+        self._salt_field = EngineFact(always, self._connection.salt_field)
         self._lora = lora
         self._planner = planner
         self._events = events
@@ -435,9 +438,15 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 if has_begun or not self._drop_refused(error, arguments):
                     raise
 
+    async def _model_for(self, call: EngineCall) -> str:
+        """Return the model's name, once it is known that a salt would be read."""
+        if "cache_salt" in call.arguments["extra_body"]:
+            await self._salt_field.get()
+        return await self._model.get()
+
     async def _collect(self, call: EngineCall, limit: TimeLimit) -> None:
         """Send the request until it is answered; read the whole answer."""
-        model = await self._model.get()
+        model = await self._model_for(call)
         async for attempt in self._connection.attempts(limit):
             with attempt:
                 async with aclosing(self._pieces(call, model)) as pieces:
@@ -448,7 +457,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self, call: EngineCall, limit: TimeLimit
     ) -> tuple[AsyncGenerator[str], str | None]:
         """Send the request until it begins to be answered; return its pieces and the first."""
-        model = await self._model.get()
+        model = await self._model_for(call)
         async for attempt in self._connection.attempts(limit):
             with attempt:
                 pieces = self._pieces(call, model)
