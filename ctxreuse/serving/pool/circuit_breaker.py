@@ -10,11 +10,11 @@ _LONGEST_OPEN_S = 300.0
 class Circuit(Enum):
     """The state of the circuit to an engine."""
 
-    CLOSED = "closed"
+    CLOSED = "up"
     """It answers."""
-    OPEN = "open"
+    OPEN = "resting"
     """It has failed too often in a row, and gets no requests."""
-    HALF_OPEN = "half-open"
+    HALF_OPEN = "on trial"
     """It was open long enough; one request tries it."""
 
 
@@ -68,12 +68,6 @@ class CircuitBreaker:
             return False
         self._opened_at = now
         return True
-
-    def open(self, now: float) -> None:
-        """Note that the engine is known not to work."""
-        if self._opened_at is None or self.state(now) is Circuit.HALF_OPEN:
-            self._opened_at = now
-        self._has_trial = False
 
     def abandon(self) -> None:
         """Note that a request was cancelled, so that it does not tell whether the engine works."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
@@ -17,6 +16,7 @@ from ctxreuse.context.checks import (
     checked_kind,
     checked_list,
     checked_number,
+    checked_positive,
 )
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fixed_settings import FixedSettings
@@ -283,7 +283,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             try:
                 async with chosen.sending(prompt, to_compute, limit_s) as sending:
                     await self._prime(chosen, sending, session_id, params)
-                    completion = await sending.in_time(
+                    completion = await sending.limit.wait_for(
                         chosen.client().complete(
                             sending.plan,
                             session_id=session_id,
@@ -326,7 +326,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         """Send the primes of a plan that was given with some, where it is about to be sent."""
         if sending.plan.primes:
             primes = chosen.client().prime(sending.plan, session_id=session_id, **params)
-            await sending.in_time(primes)
+            await sending.limit.wait_for(primes)
 
     def _enter(self, replica: Replica) -> Replica:
         if replica.name in self._replicas:
@@ -377,7 +377,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
                     await self._prime(chosen, sending, session_id, params)
                     answer = chosen.client().stream(sending.plan, session_id=session_id, **params)
                     pieces = await within.enter_async_context(answer)
-                    while (piece := await sending.in_time(anext(pieces, None))) is not None:
+                    while (piece := await sending.limit.wait_for(anext(pieces, None))) is not None:
                         has_begun = True
                         yield piece
                     completion = pieces.completion
@@ -451,8 +451,5 @@ class _Tried:
 
 def check_limit(limit_s: object) -> None:
     """Raise InvalidRequestError unless a limit is seconds above 0, or None."""
-    is_number = isinstance(limit_s, (int, float)) and not isinstance(limit_s, bool)
-    if limit_s is not None and not (is_number and 0 < limit_s <= sys.float_info.max):  # type: ignore[operator]
-        raise InvalidRequestError(
-            f"limit_s must be a number of seconds above 0, or None, not {describe(limit_s)}"
-        )
+    if limit_s is not None:
+        checked_positive("limit_s", limit_s)

@@ -6,12 +6,12 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import responses
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
@@ -27,7 +27,7 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.request import CompletionStream, Prompt
-from ctxreuse.serving.client.status_rules import BUSY, FAILS, WORKS, status_rule
+from ctxreuse.serving.client.status_rules import BUSY, FAILS, REFUSES, WORKS, status_rule
 from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable, recorded
 from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
 from ctxreuse.sharing.exchange import SharingStatistics
@@ -46,9 +46,6 @@ _LONGEST_BUSY_S = 300.0
 """How long an engine that says it is busy is believed."""
 _QUESTIONS = 3
 """How often an engine is asked what its cache holds."""
-_STATES = {Circuit.CLOSED: "up", Circuit.OPEN: "resting", Circuit.HALF_OPEN: "on trial"}
-
-_Answer = TypeVar("_Answer")
 
 
 class Client(Protocol):
@@ -123,23 +120,12 @@ class ReplicaStatus:
     sharing: SharingStatistics = field(default=SharingStatistics(), compare=False)
 
 
-class InFlightRequest:
-    """A request on its way to a replica."""
+class InFlightRequest(NamedTuple):
+    """A request on its way to a replica, and the time that all parts of its answer have."""
 
-    def __init__(self, plan: Plan, cache_epoch: int, replica: str, limit_s: float | None) -> None:
-        self.plan = plan
-        self.cache_epoch = cache_epoch
-        self._limit = TimeLimit(
-            limit_s,
-            lambda: EngineError(
-                f"replica {replica} did not answer within {limit_s} s; "
-                "give a larger limit_s if it needs longer"
-            ),
-        )
-
-    async def in_time(self, answer: Awaitable[_Answer]) -> _Answer:
-        """Wait for a part of the answer, as long as the time for all parts lasts."""
-        return await self._limit.wait_for(answer)
+    plan: Plan
+    cache_epoch: int
+    limit: TimeLimit
 
 
 class Replica:
@@ -245,7 +231,7 @@ class Replica:
         """Return its status."""
         with self._lock:
             circuit = self._circuit.state(self._clock())
-            state = (circuit is Circuit.OPEN and self._refusal) or _STATES[circuit]
+            state = (circuit is Circuit.OPEN and self._refusal) or circuit.value
             capacity, unconfirmed = self._capacity, len(self._unconfirmed)
         return ReplicaStatus(
             name=self.name,
@@ -282,6 +268,13 @@ class Replica:
         self, prompt: Plannable, to_compute: int, limit_s: float | None
     ) -> AsyncIterator[InFlightRequest]:
         """Wait for a place and hold it while a request is sent; note if that fails."""
+        limit = TimeLimit(
+            limit_s,
+            lambda: EngineError(
+                f"replica {self.name} did not answer within {limit_s} s; "
+                "give a larger limit_s if it needs longer"
+            ),
+        )
         with self._lock:
             is_trial = self._circuit.begin(self._clock())
             self.queued_tokens += to_compute
@@ -289,7 +282,7 @@ class Replica:
         try:
             async with self._queue.slot(prompt) as plan:
                 try:
-                    yield InFlightRequest(plan, cache_epoch, self.name, limit_s)
+                    yield InFlightRequest(plan, cache_epoch, limit)
                     # only now that it has answered: one that is down would fail twice for each
                     # request
                     await self._learn_capacity()
@@ -336,7 +329,7 @@ class Replica:
             now = self._clock()
             was_closed = self._circuit.state(now) is Circuit.CLOSED
             if not is_ready:
-                self._circuit.open(now)
+                self._circuit.fail(now, at_once=True)
                 self._refusal = ""
             # else it would hide that requests fail in a row, or are refused
             elif not was_closed and not self._refusal:
@@ -472,17 +465,16 @@ class Replica:
     def _note_error(self, error: EngineError, is_trial: bool) -> None:
         rule = status_rule(error.status, error.retry_after_s)
         with self._lock:
+            self._failed += rule.again
             if rule is WORKS:
                 self._circuit.succeed()
             elif rule is FAILS:
-                self._failed += 1
                 self._refusal = ""
                 if self._circuit.fail(self._clock()):
                     self._to_note.append(self._reset)
             elif is_trial:  # this tells nothing of the requests that failed
                 self._circuit.abandon()
             if rule is BUSY:
-                self._failed += 1
                 self._busy += 1
                 asked_s = min(error.retry_after_s or 0.0, _LONGEST_BUSY_S)
                 self._busy_until = max(self._busy_until, self._clock() + asked_s)
@@ -493,5 +485,5 @@ class Replica:
         with self._lock:
             self._failed += 1
             self._circuit.fail(self._clock(), at_once=True)
-            status = error.status or 0
-            self._refusal = f"refuses: {status} {responses.get(status, '')}".rstrip()
+            reason = responses.get(error.status or 0, "")
+            self._refusal = f"{REFUSES.state}: {error.status} {reason}".rstrip()
