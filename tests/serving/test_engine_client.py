@@ -371,6 +371,10 @@ async def test_only_its_own_connections_are_closed():
     [
         ({"base_url": "engine:8000"}, "base_url must be the engine's address"),
         ({"planner": "p"}, "planner must be a ReusePlanner, not 'p'"),
+        *(
+            ({"max_reply_bytes": size}, "max_reply_bytes must be an integer from 1, not ")
+            for size in (0, -1, "1", 1.5, True, None)
+        ),
         ({"retries": -1}, "retries must be an integer from 0, not -1"),
         ({"timeout_s": ()}, "timeout_s must be a number from 0, not "),
         ({"timeout_s": -1}, "timeout_s must be a number from 0, not "),

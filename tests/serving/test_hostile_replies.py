@@ -18,18 +18,16 @@ from hostile_servers import (
     HEAD,
     delta,
     event,
-    repeating,
     usage,
     usage_of,
 )
 from http_servers import listening, response
 from hypothesis import given
 from hypothesis import strategies as st
-from pool_helpers import asking
 
 from ctxreuse.cache import CapacityTracker
-from ctxreuse.errors import EngineError, InvalidRequestError
-from ctxreuse.serving import EngineClient, EnginePool, dispatch
+from ctxreuse.errors import EngineError
+from ctxreuse.serving import EngineClient, dispatch
 from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader
 
 
@@ -259,25 +257,6 @@ async def test_cookies_are_not_kept():
         for _ in range(3):
             await client.metrics()
         assert not any("cookie" in one.headers for one in server.received)
-
-
-async def test_one_bad_engine_of_a_pool_does_not_fail_a_request():
-    async def good(received, writer):
-        writer.write(HEAD + event(END))
-
-    bad = repeating(HEAD, event({"choices": 5}))
-    async with (
-        listening(bad, good) as servers,
-        EnginePool([one.url for one in servers], "m", window_s=0) as pool,
-    ):
-        served = await pool.complete(asking("x"), replica=pool.names[0])
-        assert (served.completion.text, served.tried) == ("Hi", (pool.names[0],))
-
-
-@pytest.mark.parametrize("size", [0, -1, "1", 1.5, True, None])
-def test_a_wrong_bound_is_named(size):
-    with pytest.raises(InvalidRequestError, match="max_reply_bytes must be an integer from 1"):
-        EngineClient("http://engine", max_reply_bytes=size)
 
 
 def test_reading_takes_linear_time_in_steps_not_in_packets():

@@ -72,17 +72,6 @@ async def test_a_busy_engine_keeps_its_circuit_and_its_index(status, headers, cl
         assert (status_of_a.busy, status_of_a.failed) == (5, 5)
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504])
-async def test_other_failures_still_open_the_circuit(status, clock):
-    network = network_of("a", "b")
-    async with pool_on(network, failures=3, clock=clock) as pool:
-        network.busy["a"] = status, {}
-        for name in "lmn":
-            await pool.complete(asking(name), replica="a")
-        assert (state_of(pool, "a"), pool.cache_epoch("a")) == ("resting", 1)
-        assert pool.statistics()[0].busy == 0
-
-
 async def test_requests_keep_away_from_a_busy_engine_for_as_long_as_it_asks(clock):
     network = network_of("a", "b")
     async with pool_on(network, clock=clock) as pool:
@@ -200,17 +189,9 @@ async def test_a_busy_engine_is_ready_and_a_busy_trial_leaves_the_way_to_another
         assert (await pool.complete(asking("x"), replica="a")).replica == "a"
 
 
-async def test_a_client_waits_until_the_date_that_an_engine_names(monkeypatch):
+async def test_a_client_waits_until_the_date_that_an_engine_names(clock, monkeypatch):
     now = 1_800_000_000.0
     monkeypatch.setattr("ctxreuse.serving.client.connection.time.time", lambda: now)
-    waited, sleep = [], asyncio.sleep
-
-    async def note(seconds, result=None):
-        if seconds:
-            waited.append(seconds)
-        return await sleep(0, result)
-
-    monkeypatch.setattr(asyncio, "sleep", note)
     dates = [format_datetime(datetime.fromtimestamp(now + s, UTC), usegmt=True) for s in (20, -20)]
     answers = [httpx.Response(429, headers={"retry-after": date}) for date in dates]
     emulated = EmulatedEngine().transport()
@@ -222,7 +203,7 @@ async def test_a_client_waits_until_the_date_that_an_engine_names(monkeypatch):
         client = EngineClient("http://engine", "emulated", http_client=http)
         completion = await client.complete([{"role": "user", "content": "?"}])
     assert completion.attempts == 3
-    assert waited == [20.0]
+    assert clock.now == 20
 
 
 async def test_a_client_gives_up_at_once_where_it_would_have_to_wait_too_long():

@@ -2,6 +2,7 @@ import asyncio
 import gc
 from collections import Counter
 from itertools import product
+from typing import Any
 
 import httpx
 import pytest
@@ -51,44 +52,41 @@ def waits(monkeypatch):
     return waited
 
 
-OF_THE_REQUEST = [400, 413, 422]
-OF_THE_MOMENT = ["refuse", 408, 409, 425, 429, 500, 502, 503, 529, 599]
-REFUSALS = {
-    301: "Moved Permanently", 302: "Found", 307: "Temporary Redirect", 308: "Permanent Redirect",
-    399: "", 401: "Unauthorized", 402: "Payment Required", 403: "Forbidden", 404: "Not Found",
-    405: "Method Not Allowed", 407: "Proxy Authentication Required", 410: "Gone",
-    421: "Misdirected Request",
+STATES: dict[Any, str] = {
+    **dict.fromkeys((400, 413, 422, 451), ""),  # the request is at fault
+    **dict.fromkeys(("refuse", 408, 409, 425, 500, 502, 503, 504, 599), "resting"),
+    **dict.fromkeys((429, 529), "up"),
+    301: "refuses: 301 Moved Permanently", 302: "refuses: 302 Found", 399: "refuses: 399",
+    307: "refuses: 307 Temporary Redirect", 308: "refuses: 308 Permanent Redirect",
+    401: "refuses: 401 Unauthorized", 402: "refuses: 402 Payment Required",
+    403: "refuses: 403 Forbidden", 404: "refuses: 404 Not Found",
+    405: "refuses: 405 Method Not Allowed", 410: "refuses: 410 Gone",
+    407: "refuses: 407 Proxy Authentication Required", 421: "refuses: 421 Misdirected Request",
 }  # fmt: skip
+# a stream breaks when a piece has been shown
+ANSWERS = [*product(STATES.items(), [False, True]), (("break", "resting"), False)]
 
 
-@pytest.mark.parametrize(
-    ("answered", "streams"),
-    [
-        *product([*OF_THE_REQUEST, *OF_THE_MOMENT, *REFUSALS], [False, True]),
-        ("break", False),  # a stream breaks when a piece has been shown
-    ],
-)
+@pytest.mark.parametrize(("answered", "streams"), ANSWERS)
 async def test_what_an_engine_answers_says_whether_another_is_asked_and_it_rests(
     answered, streams, waits
 ):
-    network = network_of(a=[answered], b=None)
-    async with pool_on(network, clock=Clock()) as pool:
-        if answered in OF_THE_REQUEST:
-            with pytest.raises(EngineError, match=f"at a did not answer: status {answered}"):
-                await ask(pool, streams, replica="a")
-        else:
+    status, state = answered
+    network = network_of(a=[status], b=None)
+    async with pool_on(network, failures=1, clock=Clock()) as pool:
+        if state:
             served = await ask(pool, streams, replica="a")
             assert (served.completion.text, served.replica, served.tried) == ("OK.", "b", ("a",))
-        went_on = answered not in OF_THE_REQUEST
-        assert [(one.answered, one.failed) for one in pool.statistics()] == [
-            (0, went_on), (went_on, 0),
-        ]  # fmt: skip
-        refuses = f"refuses: {answered} {REFUSALS.get(answered)}".rstrip()
-        assert state_of(pool, "a") == (refuses if answered in REFUSALS else "up")
-        assert pool.available() == (("b",) if answered in REFUSALS else ("a", "b"))
-        assert index_tokens(pool) == {"a": 0, "b": 80 * went_on}
+        else:
+            with pytest.raises(EngineError, match=f"at a did not answer: status {status}"):
+                await ask(pool, streams, replica="a")
+        counts = [(one.answered, one.failed) for one in pool.statistics()]
+        assert counts == ([(0, 1), (1, 0)] if state else [(0, 0), (0, 0)])
+        assert state_of(pool, "a") == (state or "up")
+        assert pool.available() == (("a", "b") if state in ("", "up") else ("b",))
+        assert index_tokens(pool) == {"a": 0, "b": 80 if state else 0}
         assert queues(pool) == IDLE
-    assert arrivals(network) == {"a": 1, "b": went_on}
+    assert arrivals(network) == {"a": 1, "b": 1 if state else 0}
     assert waits == []
 
 
@@ -197,17 +195,6 @@ async def test_a_context_request_that_moves_is_planned_anew():
         assert (served.replica, served.tried) == ("b", ("a",))
         assert [one.id for one in served.plan.blocks] == ["y", "x", "z"]
         assert index_tokens(pool) == {"a": 160, "b": 240}
-
-
-@pytest.mark.parametrize("failure", ["refuse", 503, 429])
-async def test_a_stream_that_fails_before_its_first_piece_is_tried_elsewhere(failure):
-    network = network_of(a=[failure], b=None)
-    async with pool_on(network) as pool:
-        async with pool.stream(asking("x"), replica="a") as stream:
-            assert [piece async for piece in stream] == ["OK."]
-            assert (stream.served.replica, stream.served.tried) == ("b", ("a",))
-        assert index_tokens(pool) == {"a": 0, "b": 80}
-        assert queues(pool) == IDLE
 
 
 async def test_a_stream_that_breaks_after_a_piece_raises():
