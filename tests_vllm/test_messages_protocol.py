@@ -93,11 +93,9 @@ async def test_parts_and_marks_for_a_hosted_cache_are_the_same_prompt(engine: En
 
 
 async def test_a_tenants_salt_keeps_its_prompts_apart(engine: Engine) -> None:
-    planner, read = ReusePlanner(), list[int | None]()
-    async with EngineClient(
-        engine.base_url, planner=planner, protocol="anthropic", cache_salt="tenant",
-        salt_key=uuid4().hex,
-    ) as client:  # fmt: skip
+    planner, key, read = ReusePlanner(), uuid4().hex, list[int | None]()
+    client = EngineClient(engine.base_url, protocol="anthropic", cache_salt="tenant", salt_key=key)
+    async with client:
         for tenant in ("one", "two", "one"):
             request = ContextRequest(["The mill grinds at night. " * 40], "When?", tenant=tenant)
             answer = await client.complete(planner.plan(request), max_tokens=1)

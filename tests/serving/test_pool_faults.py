@@ -80,8 +80,7 @@ async def test_what_an_engine_answers_says_whether_another_is_asked_and_it_rests
         else:
             with pytest.raises(EngineError, match=f"at a did not answer: status {status}"):
                 await ask(pool, streams, replica="a")
-        counts = [(one.answered, one.failed) for one in pool.statistics()]
-        assert counts == ([(0, 1), (1, 0)] if state else [(0, 0), (0, 0)])
+        assert [one.failed for one in pool.statistics()] == [1 if state else 0, 0]
         assert state_of(pool, "a") == (state or "up")
         assert pool.available() == (("a", "b") if state in ("", "up") else ("b",))
         assert index_tokens(pool) == {"a": 0, "b": 80 if state else 0}
@@ -107,7 +106,6 @@ async def test_what_all_refuse_is_the_first_ones_error_and_puts_none_to_rest():
             assert (caught.value.status, caught.value.attempts) == (status, 3)
             assert caught.value.__notes__[0].startswith(f"sent to {first}, ")
         assert {one.state for one in pool.statistics()} == {"up"}
-        assert queues(pool) == IDLE
     assert arrivals(network) == {"a": 3, "b": 3, "c": 3}
 
 
@@ -132,9 +130,7 @@ async def test_who_refuses_rests_for_longer_each_time_until_it_answers():
             assert state_of(pool, "a") == "on trial"
         with pytest.raises(EngineError, match="status 400"):
             await pool.complete(asking("x"), replica="a")
-        assert state_of(pool, "a") == "up"
-        assert pool.cache_epoch("a") == 0
-        assert (await pool.complete(asking("y"), replica="a")).replica == "a"
+        assert (state_of(pool, "a"), pool.cache_epoch("a")) == ("up", 0)
 
 
 async def test_a_request_is_sent_so_many_times_at_most():
