@@ -240,6 +240,8 @@ class SavingsMeter:
             with self._lock:
                 self._tally(name).reported["unreported"] += 1
             return None
+        if cached is not None and cached > prompt:  # which means nothing
+            cached = None
         with self._lock:
             self._has_reported |= bool(cached)
             if cached is None and cached_tokens is None and self._has_reported:
@@ -253,7 +255,7 @@ class SavingsMeter:
                 tally.reported.update(
                     answers=1,
                     prompt_tokens=prompt,
-                    cached_tokens=min(cached, prompt),
+                    cached_tokens=cached,
                     expected_cached_tokens=expected,
                     confirmed_cached_tokens=confirmed,
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -13,8 +14,10 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.base.base_retriever import BaseRetriever as NodeRetriever
+from llama_index.core.llms import LLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from prompt_programs import Asked, AskedLLM, Engine, recorded
 
 from ctxreuse import ContextBlock, ReusePlanner
@@ -116,6 +119,34 @@ def llamaindex(key: str) -> Callable[[Engine, bool], None]:
     return run
 
 
+class Answering(Workflow):
+    """Writes on each node when it was seen."""
+
+    llm: LLM
+    is_changed: bool
+
+    @step
+    async def answer(self, ev: StartEvent) -> StopEvent:
+        found = await Nodes("at", ["at"]).aretrieve(ev.question)
+        tens, ones = divmod(int(ev.question.split()[-1]), 10)
+        seen = "" if self.is_changed else f"at {'abcd'[tens]}{'abcdefghij'[ones]}\n"
+        texts = [f"{seen}{one.text}" for one in found]
+        return StopEvent(await self.llm.acomplete("\n\n".join([*texts, ev.question])))
+
+
+def workflow(engine: Engine, is_changed: bool) -> None:
+    answering = Answering()
+    answering.is_changed, answering.llm = is_changed, AskedLLM(engine=engine)
+    if is_changed:
+        answering.llm = ReuseLLM(inner=answering.llm, planner=ReusePlanner(), window_s=0)
+
+    async def ask() -> None:
+        for number in range(len(FOUND)):
+            await answering.run(question=f"Which is number {number}")
+
+    asyncio.run(ask())
+
+
 APPLICATIONS = {
     "a time in each document": (
         langchain("Retrieved at 10:{n}\n", ""), "Retrieved at", "keep it out of page_content"),
@@ -135,6 +166,8 @@ APPLICATIONS = {
         'add "retrieved_at" to the nodes\' excluded_llm_metadata_keys'),
     "a postprocessor's time": (
         llamaindex("__last_accessed__"), "__last_accessed__:", "time_access_refresh=False"),
+    "a time that a workflow writes on nodes": (
+        workflow, "at", "leave it out of what you write on each document (text_template)"),
 }  # fmt: skip
 
 

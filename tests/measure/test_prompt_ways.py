@@ -204,6 +204,43 @@ def test_what_is_said_of_an_application_is_what_its_engine_computes_once_changed
     assert hidden.measured["saved_share"] == pytest.approx(share, abs=0.05)
 
 
+class Letters(BaseRetriever):
+    words: int
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document(" ".join(f"{one}{n}" for n in range(self.words))) for one in query]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "wanted"),
+    [
+        ("dgf bdc efd bfg", 20, ["alone: 4% more."]),
+        ("dcb dab efg gef", 20, ["alone: 15% fewer."]),
+        ("ab ba cdefghijklm nopqrstuvw xyzABCDEFGH IJKLMNOPQR", 60, ["Small: probably not"]),
+        ("ab ba cdefghijklm", 60, []),
+    ],
+)
+def test_what_is_said_of_a_wrapped_model_alone_and_of_small_gains_is_true(
+    tmp_path, rows, words, wanted
+):
+    """Each word is a prompt, and each of its letters a document."""
+
+    def run(engine: Engine, is_changed: bool) -> None:
+        model: BaseChatModel = Asked(engine=engine)
+        if is_changed:
+            model = ReuseChatModel(inner=model, planner=ReusePlanner())
+        for row in rows.split():
+            found = Letters(words=words).invoke(row)
+            model.invoke("\n\n".join([*(one.page_content for one in found), f"Which is {row}?"]))
+
+    plain, said, changed = recorded(tmp_path, run), said_of(tmp_path), Engine()
+    run(changed, True)
+    counted = 1 - changed.computed / plain
+    assert said.measured["saved_share_as_it_is"] == pytest.approx(counted, abs=0.02)
+    parts = ("alone: 4% more.", "alone: 15% fewer.", "Small: probably not")
+    assert [one for one in parts if one in "\n".join(said.also)] == wanted
+
+
 def test_an_application_whose_documents_never_come_again_gains_nothing(tmp_path):
     with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
         for number in range(30):

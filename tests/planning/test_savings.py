@@ -20,6 +20,7 @@ from planning_helpers import (
 )
 
 from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planning.savings import PLANNING_BOUNDS_S, PlanningTime, ReportedUsage
@@ -162,6 +163,22 @@ def test_people_read_two_sentences_what_was_measured_first():
         "0.0% fewer context tokens to compute (estimate, 0 tokens of added words counted): "
         "0 of 1 request would be sent otherwise than retrieved."
     )
+
+
+@pytest.mark.parametrize(("rows", "words"), [("dcb dab", "0.6% more"), ("dcb cdb", "49.5% fewer")])
+def test_more_or_fewer_is_what_an_engine_computes(rows, words):
+    texts = {one: " ".join(f"{one}{n}" for n in range(400)) for one in "abcd"}
+    planner, computed = ReusePlanner(token_counter=lambda text: len(text.split())), [0, 0]
+    engines = [PrefixCacheSimulator(block_size=1) for _ in computed]
+    for row in rows.split():
+        found = [texts[one] for one in row]
+        sent = planner.plan(ContextRequest(found)).messages()[-1]["content"]
+        for n, prompt in enumerate(("\n\n".join(found), sent)):
+            tokens = [hash(word) for word in prompt.split()]
+            computed[n] += engines[n].serve(tokens).prefilled_tokens
+    assert f"{words} context tokens to compute (estimate" in str(planner.savings)
+    assert (computed[1] > computed[0]) == ("more" in words)
+    assert planner.savings.saved_share == pytest.approx(1 - computed[1] / computed[0], abs=0.01)
 
 
 def test_what_is_ordered_where_nobody_sees_the_prompt_is_unknown():
@@ -312,7 +329,8 @@ class TestReportedUsage:
         assert planner.savings.reported == ReportedUsage(unreported=1)
         planner.report_usage(plan, 300, 100)
         planner.report_usage(plan, 300, wrong)
-        assert planner.savings.reported == ReportedUsage(1, 2, 300, 100)
+        planner.report_usage(plan, 300, 301)  # more than were sent
+        assert planner.savings.reported == ReportedUsage(1, 3, 300, 100)
 
     def test_each_answer_confirms_no_more_than_was_expected_of_it(self):
         planner = ReusePlanner()

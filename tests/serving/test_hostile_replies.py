@@ -105,10 +105,14 @@ async def test_counts_that_cannot_be_right_are_unknown_and_that_is_seen(count, c
     assert len(tracker._recent) == 1
 
 
-async def test_more_cached_tokens_than_the_prompt_has_are_unknown():
-    reply = usage(prompt_tokens=10, prompt_tokens_details={"cached_tokens": 11})
-    completion = await completed(raw_replies(reply), options={"model": "m"})
-    assert (completion.prompt_tokens, completion.cached_tokens) == (10, None)
+async def test_more_cached_tokens_than_the_prompt_has_are_unknown(planner):
+    replies = [usage(prompt_tokens=10, prompt_tokens_details={"cached_tokens": n}) for n in (5, 11)]
+    async with httpx.AsyncClient(transport=raw_replies(*replies)) as http:
+        client = EngineClient("http://engine", "m", planner=planner, http_client=http)
+        counts = [await client.complete(planned(planner)) for _ in replies]
+    assert [(one.prompt_tokens, one.cached_tokens) for one in counts] == [(10, 5), (10, None)]
+    reported = planner.savings.reported
+    assert (reported.answers, reported.unreported, reported.cached_tokens) == (1, 1, 5)
 
 
 async def test_one_bad_reply_of_a_dispatch_is_one_failed_outcome(planner):

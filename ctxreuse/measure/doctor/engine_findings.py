@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ctxreuse.measure.doctor.doctor_config import MOST_TOKENS
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, EngineReadings
@@ -27,6 +28,7 @@ _ONE_ENGINE = (
     "several engines stand behind this address: name each in an EnginePool, or have the router "
     "keep a session on one, with EngineClient(..., session_id='conversation')"
 )
+_ASK_ITSELF = "ask the engine itself, without a gateway"
 _LARGER = (
     "tell the planner what the cache holds: ReusePlanner(capacity_tokens=...); for more, vLLM's "
     "--gpu-memory-utilization"
@@ -64,8 +66,7 @@ def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
     if untrue := _untrue(readings):
         readings = replace(readings, first=None, again=None, half=None, third=None, later=None)
     yield _prefix_cache(readings)
-    remedy = "ask the engine itself, without a gateway"
-    yield Finding("usage", _PROBLEM, untrue, remedy) if untrue else _usage(readings)
+    yield Finding("usage", _PROBLEM, untrue, _ASK_ITSELF) if untrue else _usage(readings)
     yield _common_half(readings)
     yield _kept(readings)
 
@@ -88,12 +89,10 @@ def _remedy_for(readings: EngineReadings) -> str:
 
 def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:
     """Return what the metrics say of the cache."""
-    metrics = readings.metrics
-    if readings.metrics_error is not None or metrics is None:
-        found = readings.metrics_error or "0 pages read"
-        return Finding("metrics", _PROBLEM if is_asked_for else _UNKNOWN, found, _NAME_METRICS)
-    if metrics.prefix_cache_queries is None:
+    metrics, found = readings.metrics, readings.metrics_error or "0 pages read"
+    if readings.metrics_error is None and metrics is not None:
         found = "0 counters of a prefix cache on the page, as vLLM names them"
+    if readings.metrics_error or metrics is None or metrics.prefix_cache_queries is None:
         return Finding("metrics", _PROBLEM if is_asked_for else _UNKNOWN, found, _NAME_METRICS)
     hits, queries = metrics.prefix_cache_hits or 0, metrics.prefix_cache_queries
     found = f"{hits:,} of {queries:,} prompt tokens were cached since the engine started"
@@ -105,17 +104,9 @@ def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:
         remedy = f"tell the planner: ReusePlanner(capacity_tokens={metrics.capacity_tokens})"
     if metrics.prefix_caching is False:
         return Finding("metrics", _PROBLEM, f"{found}; enable_prefix_caching is False", _SWITCH_ON)
-    return Finding(
-        "metrics",
-        _OK,
-        found,
-        remedy,
-        {
-            "prefix_cache_queries": queries,
-            "prefix_cache_hits": hits,
-            "capacity_tokens": metrics.capacity_tokens,
-        },
-    )
+    figures: dict[str, int | None] = {"prefix_cache_queries": queries, "prefix_cache_hits": hits}
+    figures["capacity_tokens"] = metrics.capacity_tokens
+    return Finding("metrics", _OK, found, remedy, figures)
 
 
 def processes_finding(
@@ -185,20 +176,17 @@ def _prefix_cache(readings: EngineReadings) -> Finding:
         return Finding(check, _UNKNOWN, found, "see engine" if readings.error else "see usage")
     prompt = again.prompt_tokens or 0
     figures = {"prompt_tokens": prompt, "cached_tokens": cached}
-    found = f"{cached:,} of {prompt:,} tokens cached of a prompt that came again"
-    if cached:
+    if readings.found(again):
+        found = f"{cached:,} of {prompt:,} tokens cached of a prompt that came again"
         return Finding(check, _OK, found, figures=figures)
-    if any(one is not None and one.cached for one in (readings.half, readings.later)):
-        found += ", but some of a later one"
-        return Finding(check, _PROBLEM, found, _ONE_ENGINE, figures)
-    capacity = None if metrics is None else metrics.capacity_tokens
-    if capacity is not None and capacity < prompt:
-        found += f"; the cache holds {capacity:,}"
-        return Finding(check, _PROBLEM, found, _LARGER, figures)
-    if prompt < _HOSTED_MINIMUM:
-        remedy = f"{_SWITCH_ON}; hosted APIs cache from 1,024 tokens on: --tokens {DEFAULT_TOKENS}"
-        return Finding(check, _PROBLEM, found, remedy, figures)
+    found = f"{cached:,} tokens cached of a prompt that came again, about {prompt:,} expected"
     remedy = f"{_SWITCH_ON}; behind a router, name one engine"
+    if readings.found_half(readings.half) or readings.found(readings.later):
+        found, remedy = f"{found}, but some of a later one", _ONE_ENGINE
+    elif cached:
+        remedy = _ASK_ITSELF
+    elif prompt < _HOSTED_MINIMUM:
+        remedy = f"{_SWITCH_ON}; hosted APIs cache from 1,024 tokens on: --tokens {DEFAULT_TOKENS}"
     return Finding(check, _PROBLEM, found, remedy, figures)
 
 
@@ -223,13 +211,16 @@ def _usage(readings: EngineReadings) -> Finding:
 
 def _untrue(readings: EngineReadings) -> str:
     """Return which answer says more than a cache can hold of its prompt; "" if none does."""
-    for one in readings.sent:
-        most = one.prompt_tokens or 0
-        if one is readings.first:  # it is new, but for a chat template
-            most = min(_LONGEST_TEMPLATE, readings.shares(one))
-        elif one is readings.half:
-            most = int(_TOO_MANY * readings.shares(one))
-        if most and (one.cached_tokens or 0) > most:
+    odd = sum(one.is_odd for one in readings.sent)
+    if odd:
+        return (
+            f"{odd} of {len(readings.sent)} answers have a count that cannot be right, such as "
+            "more tokens cached than sent: it means nothing"
+        )
+    # the first is new, but for a chat template
+    for one, bound in ((readings.first, _LONGEST_TEMPLATE), (readings.half, MOST_TOKENS)):
+        most = 0 if one is None else min(bound, int(_TOO_MANY * readings.shares(one)))
+        if one is not None and most and (one.cached_tokens or 0) > most:
             said = f"{one.cached_tokens:,} of {one.prompt_tokens:,} tokens cached"
             return f"an answer says {said}, where {most:,} can be"
     return ""
@@ -246,13 +237,14 @@ def _common_half(readings: EngineReadings) -> Finding:
     found = f"{cached:,} of about {common:,} common tokens cached of a prompt with another end"
     if readings.found_half(half):
         return Finding(check, _OK, found, figures=figures)
-    if readings.third is None:
-        return Finding(check, _PROBLEM, found, "see prefix cache", figures)
-    figures["third_cached_tokens"] = readings.third.cached or 0
-    if readings.found_half(readings.third):
+    remedy = "see prefix cache"
+    if readings.third is not None:
+        figures["third_cached_tokens"] = readings.third.cached or 0
+        remedy = _for_whole_prompts(readings, common)
+    if readings.third is not None and readings.found_half(readings.third):
         found += f", and {readings.third.cached:,} of a third one"
-        return Finding(check, _PROBLEM, found, _for_states(readings), figures)
-    return Finding(check, _PROBLEM, found, _for_whole_prompts(readings, common), figures)
+        remedy = _ONE_ENGINE if _is_elsewhere(readings) else _for_states(readings)
+    return Finding(check, _PROBLEM, found, remedy, figures)
 
 
 def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
@@ -297,15 +289,14 @@ def _kept(readings: EngineReadings) -> Finding:
     check, again, later = "cached tokens stay", readings.again, readings.later
     before = None if again is None else again.cached
     after = None if later is None else later.cached
-    if not before or after is None:
+    if not before or after is None or not readings.found(again):
         return Finding(check, _UNKNOWN, "0 readings of tokens that were cached", "see prefix cache")
     figures = {"cached_tokens": before, "still_cached_tokens": after, "quiet_s": readings.quiet_s}
     found = f"{after:,} of {before:,} tokens still cached {readings.quiet_s:g} s later"
     if after >= _NEARLY_ALL * before:
         return Finding(check, _OK, found, figures=figures)
-    if _is_elsewhere(readings):
-        return Finding(check, _PROBLEM, found, _ONE_ENGINE, figures)
-    remedy = f"others push them out: {_SHARE}; {_LARGER}"
+    remedy = f"if others push them out: {_SHARE}; if not: {_LARGER}"
+    remedy = _ONE_ENGINE if _is_elsewhere(readings) else remedy
     return Finding(check, _PROBLEM, found, remedy, figures)
 
 

@@ -53,6 +53,7 @@ class PromptReading:
     prompt_tokens: int | None
     cached_tokens: int | None
     counted: Counters | None = None
+    is_odd: bool = False  # with a count that cannot be right, which is left out
 
     @property
     def cached(self) -> int | None:
@@ -98,11 +99,15 @@ class EngineReadings:
         """Return about how many tokens of a prompt are those of the common half."""
         return int(self.shared_part * (reading.prompt_tokens or 0))
 
+    def found(self, reading: PromptReading | None, part: float = 1.0) -> bool:
+        """Return whether most of a part of a prompt that had come before was cached."""
+        if reading is None or not reading.cached:
+            return False
+        return reading.cached >= _HALF_ENOUGH * part * (reading.prompt_tokens or 0)
+
     def found_half(self, reading: PromptReading | None) -> bool:
         """Return whether most of the common half was cached in a prompt with another end."""
-        if reading is None or reading.cached is None:
-            return False
-        return reading.cached >= _HALF_ENOUGH * self.shares(reading)
+        return self.found(reading, self.shared_part)
 
 
 async def probe(
@@ -165,7 +170,7 @@ class _Asking:
         readings.first = await self._send(client, one)
         readings.again = await self._send(client, one)
         readings.half = await self._send(client, other)
-        if readings.again.cached and not readings.found_half(readings.half):
+        if readings.found(readings.again) and not readings.found_half(readings.half):
             readings.third = await self._send(client, third)
         await self.be_quiet(config.quiet_s)
         readings.later = await self._send(client, one)
@@ -194,10 +199,11 @@ class _Asking:
         return PrefixCacheMetrics.parse(text)
 
     async def _send(self, client: EngineClient, text: str) -> PromptReading:
-        before = await self.read_metrics()
+        before, faults = await self.read_metrics(), client.faults
         answer = await self._complete(client, text)
-        after = await self.read_metrics()
-        return PromptReading(answer.prompt_tokens, answer.cached_tokens, _counted(before, after))
+        counted = _counted(before, await self.read_metrics())
+        is_odd = client.faults > faults
+        return PromptReading(answer.prompt_tokens, answer.cached_tokens, counted, is_odd)
 
     async def _complete(self, client: EngineClient, text: str) -> Completion:
         messages = [{"role": "user", "content": text}]

@@ -41,7 +41,6 @@ LONGER_STEP = (
 NO_STEP = "change nothing; record again when the requests or the documents are others."
 LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
 
-_NOTHING = "Nothing to gain"
 _NOT_KNOWN = f"What is to be gained is unknown: {UNKNOWN} is not in hashes. As they are, no gain"
 
 _MODEL = {"langchain": "ReuseChatModel(inner=model)", "llamaindex": "ReuseLLM(inner=llm)"}
@@ -133,9 +132,9 @@ class SavingsVerdict:
 def verdict(results: Results) -> SavingsVerdict:
     """Return what results come to."""
     if results.prompts is not None:
-        of_prompts = _as_known(results, _of_prompts(results, results.prompts))
+        of_prompts = _of_prompts(results, results.prompts)
         return replace(of_prompts, also=(*of_prompts.also, *_of_documents(results)))
-    found = _as_known(results, _of_order(results))
+    found = _of_order(results)
     if not results.causes_first or results.trace.reuse_bound < LEAST_SHARE:
         return found
     return replace(
@@ -148,13 +147,11 @@ def verdict(results: Results) -> SavingsVerdict:
     )
 
 
-def _as_known(results: Results, found: SavingsVerdict) -> SavingsVerdict:
-    """Return a verdict that does not say "nothing" where hashes may hide what would be gained."""
-    mends = (NO_STEP, LARGER_CACHE_STEP)
-    if not results.hides_texts or results.trace.requests < 2 or found.next_step not in mends:
-        return found
-    sentence = found.sentence.replace(_NOTHING, _NOT_KNOWN, 1)
-    return replace(found, sentence=sentence, next_step=f"{IN_TEXTS}, and estimate those.")
+def _nothing(results: Results, step: str) -> tuple[str, str]:
+    """Return how a verdict without a gain begins, and its step; hashes may hide a gain."""
+    if not results.hides_texts or results.trace.requests < 2 or step == LONGER_STEP:
+        return "Nothing to gain", step
+    return _NOT_KNOWN, f"{IN_TEXTS}, and estimate those."
 
 
 def _first(results: Results, step: str) -> str:
@@ -173,10 +170,11 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     }
     if best is None:
         tried = ", ".join(one.name for one in ways.ways)
+        nothing, step = _nothing(results, NO_STEP)
         return SavingsVerdict(
-            f"{_NOTHING} here: {ways.prompts:,} prompts were replayed in {len(ways.ways)} "
+            f"{nothing} here: {ways.prompts:,} prompts were replayed in {len(ways.ways)} "
             f"ways, and none computes {LEAST_SAVED:.0%} less ({cache}): {tried}.",
-            NO_STEP,
+            step,
             measured=measured,
         )
     share = best.saved(ways.plain)
@@ -228,7 +226,8 @@ def _of_order(results: Results) -> SavingsVerdict:
     bill = Bill.of(results)
     if bill is None:
         reason, step = _reason(results, chosen, savings)
-        why = f"{_NOTHING} here, because {reason} (one worker, {_cache(results, chosen)})."
+        nothing, step = _nothing(results, step)
+        why = f"{nothing} here, because {reason} (one worker, {_cache(results, chosen)})."
         said = _gain(results, chosen) if chosen.is_worth_it else (why, step)
         also = [*_by_cache(results, chosen, savings), *_also(chosen, together, bill, savings)]
     else:
@@ -439,7 +438,8 @@ def _no_lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, s
             f"too little is read that is not read already: {_policy(saving)} costs "
             f"{_instead(saving)}"
         )
-    return f"{_NOTHING}: {reason} (cache profile {profile_spec(bill.cache)}).", step
+    nothing, step = _nothing(results, step)
+    return f"{nothing}: {reason} (cache profile {profile_spec(bill.cache)}).", step
 
 
 def _instead(saving: Saving) -> str:

@@ -55,7 +55,7 @@ class DocumentPiece(NamedTuple):
 
 
 def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
-    """Cut a text between its documents, at one separator; bare ones where that is not unique."""
+    """Cut a text between its documents, at one separator without words; else bare ones."""
     raw = [(one.start, one.end) for one in spans]
     bare = [words_at(start, text[start:end]) for start, end in raw]
     for at in (bare, raw):  # LlamaIndex shows texts stripped
@@ -63,7 +63,8 @@ def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
         if len(gaps) == 1:
             break
     starts, ends = [start for start, _ in at], [end for _, end in at]
-    for separator in _SEPARATORS if len(gaps) != 1 else ():
+    has_words = any(map(str.isalnum, "".join(gaps)))
+    for separator in _SEPARATORS if len(gaps) != 1 or has_words else ():
         counts = {gap.count(separator) for gap in gaps}
         if len(counts) != 1 or counts == {0}:
             continue

@@ -478,17 +478,18 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     def _completed(self, call: EngineCall) -> Completion:
         reader, ended = call.reader, self._clock()
+        cached, prompt = None, reader.prompt_tokens
         if reader.has_odd_counts:
             self._bookkeeping.note(BrokenReplyError("counts that cannot be right are unknown"))
+        else:
+            cached = self._reports.read(call.expectation, prompt, reader.cached_tokens)
         first_token = ended if call.first_token_at is None else call.first_token_at
         completion = Completion(
             text=reader.text,
             request_id=reader.reply_id if call.plan is None else call.plan.request_id,
             finish_reason=reader.finish_reason or "",
-            prompt_tokens=reader.prompt_tokens,
-            cached_tokens=self._reports.read(
-                call.expectation, reader.prompt_tokens, reader.cached_tokens
-            ),
+            prompt_tokens=prompt,
+            cached_tokens=cached,
             completion_tokens=reader.completion_tokens,
             written_tokens=reader.written_tokens,
             miss=reader.miss,
@@ -506,7 +507,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if self._planner is not None:
             self._planner.report_usage(
                 () if call.plan is None else call.plan,
-                completion.prompt_tokens,
+                None if call.reader.has_odd_counts else completion.prompt_tokens,
                 completion.cached_tokens,
                 completion_tokens=completion.completion_tokens,
                 written_tokens=completion.written_tokens,
