@@ -469,10 +469,13 @@ class ReusePlanner(FixedSettings):
             (plans,) if isinstance(plans, Plan) else checked_each("plans", plans, Plan, "a Plan")
         )
         written = self._written(written_tokens)
+        prompt, cached = reported_count(prompt_tokens), reported_count(cached_tokens)
+        if prompt is not None and (cached or 0) > prompt:  # which means nothing
+            cached = None
         answered = AnsweredCall(
             plans=tuple(given),
-            prompt_tokens=reported_count(prompt_tokens),
-            cached_tokens=reported_count(cached_tokens),
+            prompt_tokens=prompt,
+            cached_tokens=cached,
             completion_tokens=reported_count(completion_tokens),
             seconds=None if seconds is None else checked_number("seconds", seconds),
             written_tokens=None if written is None else sum(written.values()),
@@ -481,7 +484,9 @@ class ReusePlanner(FixedSettings):
         if _checked_tenant(tenant) is None:
             tenant = given[0].request.tenant if given else ""
         self._counting.attempt(
-            lambda: self._count_answer(answered, tenant or "", cached_tokens, written or {}),
+            lambda: self._count_answer(
+                answered, tenant or "", written or {}, is_told=cached_tokens is not None
+            ),
             lambda: None,
         )
 
@@ -725,18 +730,17 @@ class ReusePlanner(FixedSettings):
         self,
         answered: AnsweredCall,
         tenant: str,
-        cached_tokens: object,
         written_tokens: Mapping[str, int],
+        *,
+        is_told: bool,
     ) -> None:
-        expected, before = answered.expected_cached_tokens, 0
-        system = answered.plans[0].request.system if expected else None
+        before, plans = 0, answered.plans
+        system = plans[0].request.system if answered.expected_cached_tokens else None
         if system:  # it is cached if any block is, and counted once
             before = self._planning.block_tokens([ContextBlock(text=system)], tenant, system)
         if len(answered.plans) == 1 and answered.prompt_tokens:
             self._planning.note_length(answered.plans[0], answered.prompt_tokens)
-        mismatch = self._meter.answered(
-            tenant, expected, before, answered.prompt_tokens, cached_tokens, written_tokens
-        )
+        mismatch = self._meter.answered(answered, tenant, before, written_tokens, is_told=is_told)
         if mismatch is not None:
             is_shared, cache = self._exchange is not None, self._settings.cache
             _log.warning("%s", mismatch.words(is_shared=is_shared, cache=cache))

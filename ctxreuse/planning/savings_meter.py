@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey
-from ctxreuse.context.checks import reported_count
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
@@ -30,6 +29,7 @@ from ctxreuse.planning.savings import (
     ReportedUsage,
     Savings,
 )
+from ctxreuse.planning.tracing import AnsweredCall
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
@@ -226,28 +226,26 @@ class SavingsMeter:
 
     def answered(
         self,
+        call: AnsweredCall,
         tenant: str,
-        expected: int,
         before: int,
-        prompt_tokens: object,
-        cached_tokens: object,
-        written_tokens: Mapping[str, int] | None = None,
+        written_tokens: Mapping[str, int],
+        *,
+        is_told: bool,
     ) -> Mismatch | None:
         """Count what an engine reports of an answer; return what the log should say, if any."""
-        prompt, cached = reported_count(prompt_tokens), reported_count(cached_tokens)
-        name = self._class_named(tenant)
+        prompt, cached, name = call.prompt_tokens, call.cached_tokens, self._class_named(tenant)
         if prompt is None:
             with self._lock:
                 self._tally(name).reported["unreported"] += 1
             return None
-        if cached is not None and cached > prompt:  # which means nothing
-            cached = None
+        expected = call.expected_cached_tokens
         with self._lock:
             self._has_reported |= bool(cached)
-            if cached is None and cached_tokens is None and self._has_reported:
+            if cached is None and not is_told and self._has_reported:
                 cached = 0  # vLLM names them only where there are some
             tally = self._tally(name)
-            tally.written.update(written_tokens or {})
+            tally.written.update(written_tokens)
             confirmed = confirmed_tokens(expected, before, prompt, cached or 0)
             if cached is None:
                 tally.reported["unreported"] += 1

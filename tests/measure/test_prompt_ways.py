@@ -241,6 +241,18 @@ def test_what_is_said_of_a_wrapped_model_alone_and_of_small_gains_is_true(
     assert [one for one in parts if one in "\n".join(said.also)] == wanted
 
 
+@pytest.mark.parametrize(("words", "is_short"), [(5, True), (60, False)])
+def test_how_far_off_shares_of_short_documents_are_is_unknown_without_a_tokenizer(
+    tmp_path, words, is_short
+):
+    with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
+        for row in ("abcd", "dcba"):
+            found = [one.page_content for one in Letters(words=words).invoke(row)]
+            Asked(engine=Engine()).invoke("\n\n".join([*found, "Which?"]))
+    notes = measure_savings(EstimateConfig(trace=str(tmp_path))).notes
+    assert any("is unknown without --tokenizer" in one for one in notes) == is_short
+
+
 def test_an_application_whose_documents_never_come_again_gains_nothing(tmp_path):
     with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
         for number in range(30):

@@ -7,10 +7,8 @@ import pytest
 from cli_helpers import run, words
 from planning_helpers import write_jsonl
 
-from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.estimate import TraceSummary
-from ctxreuse.measure.replay.prompt_ways import WRAPPED, MeasuredWay, PromptWays
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.prices import Prices
@@ -44,17 +42,6 @@ def results(*runs, repeated=900, **more):
     trace = TraceSummary(10, 0, 0, 10, 100, 1_000, repeated)
     measured = results_of("some", "blocks", trace, runs, (), {}, **more)
     return replace(measured, prefill_tokens_per_s=more.get("prefill_tokens_per_s", 1_000.0))
-
-
-@pytest.mark.parametrize("cached", [70, 50])
-def test_of_whole_prompts_an_order_that_does_better_on_the_documents_alone_is_named(cached):
-    runs = [of("as retrieved", 20), of("ctxreuse, online", 60), of("papers' order, online", cached)]
-    ways = [MeasuredWay(WRAPPED, CacheUsage(prompt_tokens=1_000, cached_tokens=500))]
-    plain = MeasuredWay("as they are", CacheUsage(prompt_tokens=1_000))
-    of_prompts = PromptWays(plain, ways[0], tuple(ways), 10, "langchain", are_memories=False)
-    also = verdict(replace(results(*runs), prompts=of_prompts)).also
-    named = "Of the documents alone, better: papers' order, online, 62% fewer, 300 tokens "
-    assert also == ((f'{named}(strategy="paper").',) if cached > 60 else ())
 
 
 def test_what_differs_in_front_comes_first():

@@ -89,10 +89,9 @@ def _remedy_for(readings: EngineReadings) -> str:
 
 def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:
     """Return what the metrics say of the cache."""
-    metrics, found = readings.metrics, readings.metrics_error or "0 pages read"
-    if readings.metrics_error is None and metrics is not None:
-        found = "0 counters of a prefix cache on the page, as vLLM names them"
+    metrics, none = readings.metrics, "0 counters of a prefix cache on the page, as vLLM names them"
     if readings.metrics_error or metrics is None or metrics.prefix_cache_queries is None:
+        found = readings.metrics_error or none
         return Finding("metrics", _PROBLEM if is_asked_for else _UNKNOWN, found, _NAME_METRICS)
     hits, queries = metrics.prefix_cache_hits or 0, metrics.prefix_cache_queries
     found = f"{hits:,} of {queries:,} prompt tokens were cached since the engine started"

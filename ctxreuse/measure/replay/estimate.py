@@ -10,6 +10,7 @@ from ctxreuse.measure.replay.policies import OURS_ONLINE, POLICIES, MeasuredPoli
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.traces.trace_files import TraceRequest, block_tokens
+from ctxreuse.rules.cache_rules import CacheRules
 
 _SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 """Tokens that the caches of usual engines hold, from a small GPU with a large model upwards."""
@@ -60,6 +61,10 @@ class TraceSummary:
     def reuse_bound(self) -> float:
         """Share of the block tokens that had been sent before."""
         return self.repeated_tokens / self.block_tokens if self.block_tokens else 0.0
+
+    def is_short(self, cache: CacheRules) -> bool:
+        """Return whether blocks have, on average, fewer tokens than a block of a cache."""
+        return self.distinct_tokens < cache.step_tokens * self.blocks
 
     def cache_sizes(self) -> list[int | None]:
         """Return cache sizes to try, in tokens: unlimited, and usual ones below `block_tokens`."""

@@ -47,6 +47,10 @@ _BEST_FIRST = (
     "ctxreuse keeps the retriever's best block in front here: ReusePlanner(keep_best=True)."
 )
 _TOO_LARGE = "Left out, for the trace is too large for it: {}."
+_SHORT = (
+    "Documents are shorter than a block of the cache: by how many points these shares are off is "
+    "unknown without --tokenizer."
+)
 _FRONT = "in {:,} of {:,} prompts something that differs stands before the documents"
 _FRONT_REMEDY = (
     "put what differs (the question, the date, the user) behind the documents: in your template, "
@@ -155,6 +159,7 @@ def measure_savings(
         notes=(
             *((_BEST_FIRST,) if asked.keep_best else ()),
             *((_TOO_LARGE.format(too_large),) if too_large else ()),
+            *((_SHORT,) if of_prompts and encoder is None and summary.is_short(profile) else ()),
             *(_bill_notes(requests) if runs[0].bill is not None else ()),
         ),
         cache_tokens=next(iter(smaller), None),

@@ -132,8 +132,7 @@ class SavingsVerdict:
 def verdict(results: Results) -> SavingsVerdict:
     """Return what results come to."""
     if results.prompts is not None:
-        of_prompts = _of_prompts(results, results.prompts)
-        return replace(of_prompts, also=(*of_prompts.also, *_of_documents(results)))
+        return _of_prompts(results, results.prompts)
     found = _of_order(results)
     if not results.causes_first or results.trace.reuse_bound < LEAST_SHARE:
         return found
@@ -376,14 +375,6 @@ def _by_cache(results: Results, chosen: Saving, savings: Sequence[Saving]) -> It
         parts += _better(best, savings)
         if len(parts) > 1 or size != chosen.run.capacity_tokens:
             yield f"With {_cache(results, best)}: {'; '.join(parts)}."
-
-
-def _of_documents(results: Results) -> Iterator[str]:
-    """Yield which other order saves more where the documents alone are replayed."""
-    savings = savings_of(results.part(), results.cache)
-    ours = _best([one for one in savings if one.run.policy == OURS_ONLINE.name], results)
-    for words in () if ours is None else _better(ours, savings):
-        yield f"Of the documents alone, {words}."
 
 
 def _better(ours: Saving, savings: Sequence[Saving]) -> Iterator[str]:
