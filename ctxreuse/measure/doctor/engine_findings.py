@@ -29,9 +29,9 @@ _ONE_ENGINE = (
     "keep a session on one, with EngineClient(..., session_id='conversation')"
 )
 _ASK_ITSELF = "ask the engine itself, without a gateway"
-_LARGER = (
-    "tell the planner what the cache holds: ReusePlanner(capacity_tokens=...); for more, vLLM's "
-    "--gpu-memory-utilization"
+_PUSHED_OUT = (
+    f"if others push them out: {_SHARE}; if not: tell the planner what the cache holds: "
+    "ReusePlanner(capacity_tokens=...); for more, vLLM's --gpu-memory-utilization"
 )
 _LONG = 8_000
 _LARGEST_OF_WINDOWS = 128
@@ -97,14 +97,13 @@ def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:
     found = f"{hits:,} of {queries:,} prompt tokens were cached since the engine started"
     if queries:
         found += f", {hits / queries:.0%}"
-    remedy = ""
-    if metrics.capacity_tokens is not None:
-        found += f"; its cache holds {metrics.capacity_tokens:,}"
-        remedy = f"tell the planner: ReusePlanner(capacity_tokens={metrics.capacity_tokens})"
+    size, remedy = metrics.capacity_tokens, ""
+    if size is not None:
+        found += f"; its cache holds {size:,}"
+        remedy = f"tell the planner: ReusePlanner(capacity_tokens={size})"
     if metrics.prefix_caching is False:
         return Finding("metrics", _PROBLEM, f"{found}; enable_prefix_caching is False", _SWITCH_ON)
-    figures: dict[str, int | None] = {"prefix_cache_queries": queries, "prefix_cache_hits": hits}
-    figures["capacity_tokens"] = metrics.capacity_tokens
+    figures = {"prefix_cache_queries": queries, "prefix_cache_hits": hits, "capacity_tokens": size}
     return Finding("metrics", _OK, found, remedy, figures)
 
 
@@ -210,16 +209,15 @@ def _usage(readings: EngineReadings) -> Finding:
 
 def _untrue(readings: EngineReadings) -> str:
     """Return which answer says more than a cache can hold of its prompt; "" if none does."""
-    odd = sum(one.is_odd for one in readings.sent)
-    if odd:
+    if odd := sum(one.is_odd for one in readings.sent):
         return (
             f"{odd} of {len(readings.sent)} answers have a count that cannot be right, such as "
             "more tokens cached than sent: it means nothing"
         )
     # the first is new, but for a chat template
     for one, bound in ((readings.first, _LONGEST_TEMPLATE), (readings.half, MOST_TOKENS)):
-        most = 0 if one is None else min(bound, int(_TOO_MANY * readings.shares(one)))
-        if one is not None and most and (one.cached_tokens or 0) > most:
+        most = one and min(bound, int(_TOO_MANY * readings.shares(one)))
+        if one and most and (one.cached_tokens or 0) > most:
             said = f"{one.cached_tokens:,} of {one.prompt_tokens:,} tokens cached"
             return f"an answer says {said}, where {most:,} can be"
     return ""
@@ -240,9 +238,9 @@ def _common_half(readings: EngineReadings) -> Finding:
     if readings.third is not None:
         figures["third_cached_tokens"] = readings.third.cached or 0
         remedy = _for_whole_prompts(readings, common)
-    if readings.third is not None and readings.found_half(readings.third):
-        found += f", and {readings.third.cached:,} of a third one"
-        remedy = _ONE_ENGINE if _is_elsewhere(readings) else _for_states(readings)
+        if readings.found_half(readings.third):
+            found += f", and {readings.third.cached:,} of a third one"
+            remedy = _ONE_ENGINE if _is_elsewhere(readings) else _for_states(readings)
     return Finding(check, _PROBLEM, found, remedy, figures)
 
 
@@ -294,8 +292,7 @@ def _kept(readings: EngineReadings) -> Finding:
     found = f"{after:,} of {before:,} tokens still cached {readings.quiet_s:g} s later"
     if after >= _NEARLY_ALL * before:
         return Finding(check, _OK, found, figures=figures)
-    remedy = f"if others push them out: {_SHARE}; if not: {_LARGER}"
-    remedy = _ONE_ENGINE if _is_elsewhere(readings) else remedy
+    remedy = _ONE_ENGINE if _is_elsewhere(readings) else _PUSHED_OUT
     return Finding(check, _PROBLEM, found, remedy, figures)
 
 
