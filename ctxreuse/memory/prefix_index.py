@@ -178,12 +178,14 @@ class PrefixIndex:
     def __init__(self, capacity_tokens: int | None = None, max_nodes: int = 40_000) -> None:
         self.max_nodes = max_nodes
         self._most_tokens = inf if capacity_tokens is None else capacity_tokens
-        self._number = 0  # of entries in the queue of leaves
+        # a heap by last use, of numbers alone, which garbage collections pass over; some are stale
+        self._leaves: list[tuple[int, int]] = []
+        self._queued: dict[int, Node] = {}  # by the numbers there
+        self._number = 0
         self.roots: dict[Hashable, Node] = {}
         self.node_count = self.block_count = self.tokens = 0
         self._ends: dict[RequestId, _Ends] = {}  # the oldest first
         self.ids_size = 0  # a long id counts several times
-        self._leaves: list[tuple[int, int, Node]] = []  # a heap by last use; some are out of date
 
     @property
     def request_count(self) -> int:
@@ -542,21 +544,24 @@ class PrefixIndex:
         if node.children or node.parent is None:
             return
         if len(self._leaves) > _STALE_LEAVES + 2 * self.node_count:
-            self._leaves = [one for one in self._leaves if _is_due(one)]
+            self._leaves = [one for one in self._leaves if self._is_due(*one)]
+            self._queued = {number: self._queued[number] for _, number in self._leaves}
             heapify(self._leaves)
         self._number += 1
-        heappush(self._leaves, (node.last, self._number, node))
+        self._queued[self._number] = node
+        heappush(self._leaves, (node.last, self._number))
 
     def _oldest_leaf(self) -> Node | None:
-        while self._leaves and not _is_due(self._leaves[0]):
-            heappop(self._leaves)
-        return self._leaves[0][2] if self._leaves else None
+        while self._leaves:
+            if self._is_due(*self._leaves[0]):
+                return self._queued[self._leaves[0][1]]
+            del self._queued[heappop(self._leaves)[1]]
+        return None
 
-
-def _is_due(entry: tuple[int, int, Node]) -> bool:
-    """Return whether an entry of the queue is a leaf still that was not used since."""
-    last, _, node = entry
-    return node.last == last and not node.children and node.parent is not None
+    def _is_due(self, last: int, number: int) -> bool:
+        """Return whether an entry of the queue is a leaf still that was not used since."""
+        node = self._queued[number]
+        return node.last == last and not node.children and node.parent is not None
 
 
 def _path_to(node: Node, blocks: int) -> tuple[BlockKey, ...]:
