@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from itertools import count
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeAlias
@@ -58,16 +59,6 @@ class IndexStatistics:
     limits_reached: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
-class _Ends:
-    """The ids of the requests that end at a node; an object, so that all can move in one step."""
-
-    __slots__ = ("ids", "node")
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.ids: dict[RequestId, None] = {}  # garbage collections pass over it; not over a set
-
-
 class Point:
     """What is known of the prefix that ends at a node, where a cache keeps only some prefixes."""
 
@@ -96,7 +87,9 @@ class Point:
 class Node:
     """A run of blocks; of a root, or a later turn of a conversation, `edge` is no block."""
 
-    __slots__ = ("children", "edge", "ends", "last", "parent", "point", "run", "uses", "weights")
+    __slots__ = (
+        *("children", "edge", "ended", "ends", "last", "parent", "point", "run", "uses", "weights"),
+    )
 
     def __init__(
         self,
@@ -113,7 +106,9 @@ class Node:
         self.weights = weights
         self.uses = uses
         self.last = last
-        self.ends: _Ends | None = None
+        # the requests that end here, which garbage collections pass over; not over a set
+        self.ends: dict[RequestId, None] | None = None
+        self.ended = 0  # what stands for these: all can move in one step
         self.point: Point | None = None
         self.children: dict[Hashable, Node] = _NO_CHILDREN
 
@@ -181,10 +176,11 @@ class PrefixIndex:
         # a heap by last use, of numbers alone, which garbage collections pass over; some are stale
         self._leaves: list[tuple[int, int]] = []
         self._queued: dict[int, Node] = {}  # by the numbers there
-        self._number = 0
+        self._numbers = count(1)
         self.roots: dict[Hashable, Node] = {}
         self.node_count = self.block_count = self.tokens = 0
-        self._ends: dict[RequestId, _Ends] = {}  # the oldest first
+        self._ends: dict[RequestId, int] = {}  # what stands for where it ends; the oldest first
+        self._end_nodes: dict[int, Node] = {}
         self.ids_size = 0  # a long id counts several times
 
     @property
@@ -255,10 +251,10 @@ class PrefixIndex:
 
     def trim(self, request_id: RequestId, blocks: int) -> int | None:
         """Keep the first blocks of a request only; return what left, None if it is not known."""
-        ends = self._ends.get(request_id)
-        if ends is None:
+        end = self.end_of(request_id)
+        if end is None:
             return None
-        turn = [ends.node]
+        turn = [end]
         while turn[-1].parent is not None and not turn[-1].opens_turn:
             turn.append(turn[-1].parent)
         for node in reversed(turn):
@@ -399,8 +395,7 @@ class PrefixIndex:
 
     def end_of(self, request_id: RequestId) -> Node | None:
         """Return the node where a request ends; None where it is not known."""
-        ends = self._ends.get(request_id)
-        return None if ends is None else ends.node
+        return self._end_nodes.get(self._ends.get(request_id, 0))
 
     def _new_root(self, root: Hashable, now: int) -> Node:
         node = self.roots[root] = Node(None, root, (), (), 0, now)
@@ -444,9 +439,11 @@ class PrefixIndex:
                 earlier = self._forget_end(request_id)
                 if earlier is not None and earlier is not node and earlier.parent is None:
                     self._prune(earlier)
-            node.ends = ends = node.ends or _Ends(node)
-            ends.ids[request_id] = None
-            self._ends[request_id] = ends
+            if node.ends is None:
+                node.ends, node.ended = {}, next(self._numbers)
+                self._end_nodes[node.ended] = node
+            node.ends[request_id] = None
+            self._ends[request_id] = node.ended
             self.ids_size += ids_size((request_id,))
         self._note_leaf(node)
         while self.ids_size > _REQUESTS_A_NODE * self.max_nodes and self._ends:
@@ -459,14 +456,15 @@ class PrefixIndex:
 
     def _forget_end(self, request_id: RequestId) -> Node | None:
         """Forget a request's id; return where it ended, None if it is not known."""
-        ends = self._ends.pop(request_id, None)
-        if ends is None:
+        node = self.end_of(request_id)
+        if node is None or node.ends is None:
             return None
         self.ids_size -= id_size(request_id)
-        ends.ids.pop(request_id, None)
-        if not ends.ids:
-            ends.node.ends = None
-        return ends.node
+        del self._ends[request_id], node.ends[request_id]
+        if not node.ends:
+            node.ends = None
+            del self._end_nodes[node.ended]
+        return node
 
     def _prune(self, node: Node) -> int:
         """Take out a node, and those above it, as far as nothing stands or ends there."""
@@ -515,17 +513,22 @@ class PrefixIndex:
         """Let the requests that end at a node end at another one; None forgets them."""
         moved, node.ends = node.ends, None
         assert moved is not None
+        del self._end_nodes[node.ended]
         if holder is None:
-            for request_id in moved.ids:
+            for request_id in moved:
                 del self._ends[request_id]
                 self.ids_size -= id_size(request_id)
-        elif holder.ends is None:
-            holder.ends, moved.node = moved, holder
-        else:
-            fewer, more = sorted((moved, holder.ends), key=lambda ends: len(ends.ids))
-            more.ids |= fewer.ids
-            self._ends.update(dict.fromkeys(fewer.ids, more))
-            holder.ends, more.node = more, holder
+            return
+        pairs = [(moved, node.ended)]
+        if holder.ends is not None:
+            pairs.append((holder.ends, holder.ended))
+            del self._end_nodes[holder.ended]
+        *others, (more, number) = sorted(pairs, key=lambda pair: len(pair[0]))
+        for fewer, _ in others:
+            more |= fewer
+            self._ends.update(dict.fromkeys(fewer, number))
+        holder.ends, holder.ended = more, number
+        self._end_nodes[number] = holder
 
     def _unlink(self, node: Node) -> int:
         """Take a node out of its parent's children; return its tokens."""
@@ -547,9 +550,9 @@ class PrefixIndex:
             self._leaves = [one for one in self._leaves if self._is_due(*one)]
             self._queued = {number: self._queued[number] for _, number in self._leaves}
             heapify(self._leaves)
-        self._number += 1
-        self._queued[self._number] = node
-        heappush(self._leaves, (node.last, self._number))
+        number = next(self._numbers)
+        self._queued[number] = node
+        heappush(self._leaves, (node.last, number))
 
     def _oldest_leaf(self) -> Node | None:
         while self._leaves:

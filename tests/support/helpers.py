@@ -113,7 +113,7 @@ def nodes_of(index: PrefixIndex) -> list[Node]:
 
 def ids_at(index: PrefixIndex, node: Node) -> list[str | int | bytes]:
     """Return the ids of the requests that end at a node, the oldest first."""
-    ids = node.ends.ids if node.ends else ()
+    ids = node.ends or ()
     return [one for one in index._ends if one in ids]
 
 
@@ -155,9 +155,10 @@ def check_index(index: PrefixIndex) -> None:
         assert len(node.weights) == len(node.run)
         assert node.uses >= 1
 
-    ends = {one: node for node in nodes if node.ends for one in node.ends.ids}
-    assert {one: ends.node for one, ends in index._ends.items()} == ends
-    assert all(node.ends.node is node and node.ends.ids for node in nodes if node.ends)
+    ends = {one: node for node in nodes if node.ends for one in node.ends}
+    assert {one: index._end_nodes[ended] for one, ended in index._ends.items()} == ends
+    assert set(index._end_nodes.values()) == set(ends.values())
+    assert all(index._end_nodes[node.ended] is node for node in nodes if node.ends is not None)
 
     size = index.statistics()
     assert size.nodes == len(inner) <= index.max_nodes
