@@ -90,11 +90,10 @@ def only_one_from_standard_input(*paths: str) -> None:
         raise InputFileError("only one file can be read from standard input ('-')")
 
 
-def check_outputs(*paths: str | Path | None) -> None:
-    """Check, before long work, that files could be written."""
-    for path in paths:
-        if path is not None:
-            check_writable(path)
+def check_outputs(path: str | Path | None) -> None:
+    """Check, before long work, that a file could be written."""
+    if path is not None:
+        check_writable(path)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ The heaviest block saves most tokens if all its n requests begin with it: its ow
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -95,14 +95,12 @@ class ConversationTurns:
         stray = leading.are_later
         held = np.repeat(~stray, leading.lengths)
         named = stray & (leading.conversations != 0)
-        counted = Contexts(
-            leading.scopes,
-            np.where(named, leading.conversations, leading.digests),
-            leading.conversations,
-            stray,
-            np.where(stray, 0, leading.lengths),
-            leading.blocks[held],
-            leading.weights[held],
+        counted = replace(
+            leading,
+            digests=np.where(named, leading.conversations, leading.digests),
+            lengths=np.where(stray, 0, leading.lengths),
+            blocks=leading.blocks[held],
+            weights=leading.weights[held],
         )
         found = positions(self.conversations, leading.conversations)
         return Leading(counted, 1 + np.where(stray, 0, at(self._later, found, 0)), ~stray)
@@ -232,16 +230,16 @@ class GroupTree:
         parts[used] = before + np.arange(with_names)
         self._rest[left] = before + with_names + np.arange(len(left))
         self.are_leaves[cut] = False
-        parents = np.concatenate((candidates.owners[used], left))
-        self.parents = np.concatenate((self.parents, parents))
-        self.scopes = np.concatenate((self.scopes, self.scopes[parents]))
+        parents = np.append(candidates.owners[used], left)
+        self.parents = np.append(self.parents, parents)
+        self.scopes = np.append(self.scopes, self.scopes[parents])
         self.sizes = np.concatenate((self.sizes, named[1][used], rest[1][left]))
         self._holders = np.concatenate((self._holders, named[0][used], rest[0][left]))
-        self._rest = np.concatenate((self._rest, np.full(len(parents), NONE)))
-        self.are_leaves = np.concatenate((self.are_leaves, np.ones(len(parents), dtype=np.bool_)))
-        self.are_tried = np.concatenate((self.are_tried, np.zeros(len(parents), dtype=np.bool_)))
-        codes = np.concatenate((self._codes, candidates.codes[used]))
-        ranked = np.concatenate((self._ranked, (np.flatnonzero(used) << 32) | parts[used]))
+        self._rest = np.append(self._rest, np.full(len(parents), NONE))
+        self.are_leaves = np.append(self.are_leaves, np.ones(len(parents), dtype=np.bool_))
+        self.are_tried = np.append(self.are_tried, np.zeros(len(parents), dtype=np.bool_))
+        codes = np.append(self._codes, candidates.codes[used])
+        ranked = np.append(self._ranked, (np.flatnonzero(used) << 32) | parts[used])
         order = np.argsort(codes)
         self._codes, self._ranked = codes[order], ranked[order]
         return parts

@@ -27,7 +27,6 @@ class Partitioning:
 
     count: int  # partitions are numbered from 0, small ones last
     _turns: ConversationTurns
-    _tree: GroupTree
     _leaves: _LeafPartitions
     _followed: Integers
 
@@ -36,7 +35,7 @@ class Partitioning:
         conversations = self._turns.followed(contexts)
         partitions = at(self._followed, conversations)
         leading = self._turns.leading(contexts).contexts
-        partitions[conversations == NONE] = self._leaves.of(self._tree, leading)
+        partitions[conversations == NONE] = self._leaves.of(leading)
         return partitions
 
 
@@ -52,20 +51,21 @@ def partition(batches: Iterable[Contexts], most: int) -> Partitioning:
         pairs.append(tree.cut(batches, turns, large))
     bounds = _bounds(batches, turns, tree, most)
     count, first = _numbered(tree, _joined(tree.sizes, pairs, most), bounds, most)
-    leaves = _LeafPartitions(first, bounds)
-    return Partitioning(count, turns, tree, leaves, _followed(batches, turns, tree, leaves, count))
+    leaves = _LeafPartitions(tree, first, bounds)
+    return Partitioning(count, turns, leaves, _followed(batches, turns, leaves, count))
 
 
 @dataclass(frozen=True, slots=True)
 class _LeafPartitions:
     """The partition of each leaf of the tree."""
 
+    tree: GroupTree
     first: Integers
     bounds: Mapping[int, Digests]  # of spread leaves, the smallest digest of each but the first
 
-    def of(self, tree: GroupTree, leading: Contexts) -> Integers:
+    def of(self, leading: Contexts) -> Integers:
         """Return the partitions of leading requests."""
-        leaves = tree.leaves(leading)
+        leaves = self.tree.leaves(leading)
         partitions = self.first[leaves]
         for leaf in np.unique(leaves).tolist():
             if leaf in self.bounds:
@@ -179,11 +179,7 @@ def _filled(members: Iterable[int], sizes: Sequence[int], most: int) -> list[lis
 
 
 def _followed(
-    batches: Iterable[Contexts],
-    turns: ConversationTurns,
-    tree: GroupTree,
-    leaves: _LeafPartitions,
-    count: int,
+    batches: Iterable[Contexts], turns: ConversationTurns, leaves: _LeafPartitions, count: int
 ) -> Integers:
     """Return the partition of each conversation's first turn; the lowest if it has several."""
     partitions = np.full(len(turns.conversations), count)
@@ -191,5 +187,5 @@ def _followed(
         leading = turns.leading(contexts)
         named = leading.are_first & (leading.contexts.conversations != 0)
         found = positions(turns.conversations, leading.contexts.conversations[named])
-        np.minimum.at(partitions, found, leaves.of(tree, leading.contexts)[named])
+        np.minimum.at(partitions, found, leaves.of(leading.contexts)[named])
     return partitions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -86,9 +87,7 @@ def _plans(requests: Sequence[ContextRequest], planner: ReusePlanner) -> tuple[B
 def _grouped(batch: BatchPlan, batch_size: int) -> list[_Planned]:
     """Return the rows in an order in which few prefix groups stand in two batches."""
     sizes = prefix_groups(_beginnings(batch.plans), batch_size)
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + size)
+    starts = list(accumulate(sizes, initial=0))
     rows = [
         _Planned(batch.order[place], batch.plans[place], group)
         for group in batch_order(sizes, batch_size)
@@ -132,9 +131,8 @@ def _with_turns_in_order(rows: list[_Planned], order: Sequence[int]) -> list[_Pl
 
 def _sent_positions(plan: Plan) -> list[int]:
     """Return for each block that is sent its position among the request's blocks."""
-    positions = dict.fromkeys(plan.request.unique_blocks, 0)
-    for position, block in reversed(list(enumerate(plan.request.blocks))):
-        positions[block.key] = position
+    reverse = reversed(list(enumerate(plan.request.blocks)))
+    positions = {block.key: position for position, block in reverse}
     return [positions[block.key] for block in plan.blocks]
 
 

@@ -167,10 +167,7 @@ class _Job:
                 f"the dataset has a column {taken[0]!r} already, where plans are put; rename it "
                 "with ds.rename_columns, or drop it with ds.drop_columns"
             )
-        if not table.num_rows:
-            partitions = np.empty(0, dtype=np.int64)
-        else:
-            partitions = ray.get(partitioning).of(self._contexts(table))
+        partitions = ray.get(partitioning).of(self._contexts(table)) if table.num_rows else ()
         return table.append_column(_PARTITION, pa.array(partitions, pa.int64()))
 
     def planned(self, table: pa.Table) -> Iterator[pa.Table]:

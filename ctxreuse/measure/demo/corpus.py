@@ -118,5 +118,5 @@ def retrieve(texts: Sequence[str], queries: Sequence[str], k: int) -> list[list[
         raise MissingExtraError("the demo's retrieval", "demo") from error
     index = faiss.IndexFlatIP(embedder.dimension)
     index.add(embedder.embed(texts))
-    _, found = index.search(embedder.embed(queries), k)
-    return [[int(position) for position in row] for row in found]
+    found: list[list[int]] = index.search(embedder.embed(queries), k)[1].tolist()
+    return found

@@ -17,7 +17,6 @@ _SWITCH_ON = (
 )
 _SHOW_DETAILS = "start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report"
 _NAME_METRICS = "name the engine's metrics: ctxreuse doctor --metrics http://HOST:8000/metrics"
-_NAME_ENGINE = "name the engine: ctxreuse doctor --base-url http://HOST:8000/v1"
 _SHARE = "give all processes one log: ReusePlanner(shared_log=SQLiteLog('sent.sqlite'))"
 _SHARE_IN_REDIS = (
     "give all processes one log: ReusePlanner(shared_log=RedisLog(url, secret=...)), the same "

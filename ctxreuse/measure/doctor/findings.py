@@ -68,16 +68,13 @@ def verdict(findings: Sequence[Finding]) -> str:
     names = ", ".join(one.check for one in unknown if not one.needs)
     open_ = f"; not known from outside: {names}" if names else ""
     open_ += "".join(f"; {need}" for need in _needs(findings))
-    checks = "1 check" if len(findings) == 1 else f"{len(findings)} checks"
-    if problems:
-        first = problems[0]
-        step = printable(first.remedy or first.found)
-        words = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        return f"{words} in {checks}{open_}. Next, {first.check}: {step}"
-    if len(unknown) == len(findings):
-        first = unknown[0]
-        step = printable(first.remedy or first.found)
-        return f"No verdict, since {checks} found nothing to judge. Next, {first.check}: {step}"
+    checks = counted(len(findings), "check")
+    if problems or len(unknown) == len(findings):
+        words = f"No verdict, since {checks} found nothing to judge"
+        if problems:
+            words = f"{counted(len(problems), 'problem')} in {checks}{open_}"
+        first = (problems or unknown)[0]
+        return f"{words}. Next, {first.check}: {printable(first.remedy or first.found)}"
     steps = (f"Next, {one.check}: {printable(one.remedy)}" for one in unknown if one.remedy)
     return f"No problem found in {checks}{open_}. {next(steps, 'Next: nothing to mend here.')}"
 
@@ -98,6 +95,11 @@ def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
             for one in findings
         ],
     }
+
+
+def counted(number: int, name: str = "request") -> str:
+    """Return how many there are of something, in words."""
+    return f"1 {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,8 @@ from typing import Final, TypeAlias
 
 from ctxreuse.context.checks import check_function, checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.measure.lint.lint_report import LintFinding, LintReport, counted
+from ctxreuse.measure.doctor.findings import counted
+from ctxreuse.measure.lint.lint_report import LintFinding, LintReport
 from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan, shortened
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.simulate import Progress, no_progress

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ctxreuse.measure.doctor.findings import printable
+from ctxreuse.measure.doctor.findings import counted, printable
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.table import Shown, Table
 
@@ -46,8 +46,7 @@ class LintReport:
         of = f"{counted(self.requests)} with {self.prompt_tokens:,} prompt tokens ({self.cache})"
         if not self.findings:
             return f"Nothing found in {of}."
-        number, first = len(self.findings), self.findings[0]
-        words = "1 finding" if number == 1 else f"{number} findings"
+        words, first = counted(len(self.findings), "finding"), self.findings[0]
         return f"{words} in {of}. First: {first.check}, {first.share:.1%} of the input's price."
 
     def _money(self, finding: LintFinding) -> float | None:
@@ -95,8 +94,3 @@ class LintReport:
         money = self._money(one)
         cells = [] if money is None else [f"{money:.4g}"]
         return (one.check, f"{one.requests:,}", f"{one.tokens:,}", f"{one.share:.1%}", *cells)
-
-
-def counted(requests: int) -> str:
-    """Return a number of requests in words."""
-    return "1 request" if requests == 1 else f"{requests:,} requests"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxreuse.context.files import written_file
 from ctxreuse.errors import MissingExtraError
+from ctxreuse.measure.doctor.findings import printable
 from ctxreuse.measure.html_page import legible
 from ctxreuse.measure.replay.explain_plan import TreeNode
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
@@ -93,7 +94,7 @@ class Chart:
 
 def charts(results: Results) -> list[Chart]:
     """Return the charts that results have something for."""
-    runs = [run for run in _shown(results, results.part()) if run.capacity_tokens is None]
+    runs = [run for run in _shown(results) if run.capacity_tokens is None]
     found = [_tree_chart(results.tree)] if results.tree.children else []
     if runs and runs[0].bill is None:  # what a provider computes is not known
         computed = Chart(
@@ -124,13 +125,12 @@ def _tree_chart(tree: TreeNode) -> Chart:
     )
 
 
-def _shown(results: Results, runs: Sequence[RunResult]) -> list[RunResult]:
+def _shown(results: Results) -> list[RunResult]:
     """Return as retrieved, and the others with de-duplication, where there are conversations."""
-    if not results.trace.conversations:
-        return list(runs)
+    runs = results.part()
     deduplicated = [run for run in runs if run.deduplicated]
-    if not deduplicated:
-        return list(runs)
+    if not results.trace.conversations or not deduplicated:
+        return runs
     as_it_is = (TODAY.name, AS_SENT.name)
     plain = [run for run in runs if run.policy in as_it_is and not run.deduplicated]
     return plain + [
@@ -162,8 +162,7 @@ def _draw_over_time(axes: Axes, runs: Sequence[RunResult]) -> None:
     for text in legend.get_texts():
         text.set_parse_math(False)  # a dollar sign would begin a formula
     axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 class _Box(NamedTuple):
@@ -214,10 +213,9 @@ def _draw_tree(axes: Axes, boxes: Sequence[_Box]) -> None:
     axes.set(xlim=(0, 1), ylim=(-_DEEPEST + 0.5, 0.5), xlabel="share of the block tokens")
     axes.set_yticks([-depth for depth in range(_DEEPEST)], [str(n + 1) for n in range(_DEEPEST)])
     axes.set_ylabel("block of the prompt")
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def _printable(name: str, most: int) -> str:
-    name = "".join(letter if letter.isprintable() else "?" for letter in name[: most + 1])
+    name = printable(name[: most + 1])
     return name if len(name) <= most else f"{name[: most - 1]}…"
