@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from itertools import count
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeAlias
@@ -176,7 +175,7 @@ class PrefixIndex:
         # a heap by last use, of numbers alone, which garbage collections pass over; some are stale
         self._leaves: list[tuple[int, int]] = []
         self._queued: dict[int, Node] = {}  # by the numbers there
-        self._numbers = count(1)
+        self._number = 0  # the last one given
         self.roots: dict[Hashable, Node] = {}
         self.node_count = self.block_count = self.tokens = 0
         self._ends: dict[RequestId, int] = {}  # what stands for where it ends; the oldest first
@@ -440,7 +439,8 @@ class PrefixIndex:
                 if earlier is not None and earlier is not node and earlier.parent is None:
                     self._prune(earlier)
             if node.ends is None:
-                node.ends, node.ended = {}, next(self._numbers)
+                node.ends = {}
+                node.ended = self._number = self._number + 1
                 self._end_nodes[node.ended] = node
             node.ends[request_id] = None
             self._ends[request_id] = node.ended
@@ -550,7 +550,7 @@ class PrefixIndex:
             self._leaves = [one for one in self._leaves if self._is_due(*one)]
             self._queued = {number: self._queued[number] for _, number in self._leaves}
             heapify(self._leaves)
-        number = next(self._numbers)
+        number = self._number = self._number + 1
         self._queued[number] = node
         heappush(self._leaves, (node.last, number))
 
