@@ -328,10 +328,8 @@ class Told(ToolLLM):
         if "Action Input" in system and is_done:
             message.blocks = [TextBlock(text=f"Thought: I can answer.\nAnswer: {message.content}")]
         elif "Action Input" in system:
-            asked = json.dumps({"input": last})
-            message.blocks = [
-                TextBlock(text=f"Thought: Search.\nAction: search\nAction Input: {asked}")
-            ]
+            text = "Thought: Search.\nAction: search\nAction Input: "
+            message.blocks = [TextBlock(text=text + json.dumps({"input": last}))]
         return response
 
 
