@@ -54,8 +54,7 @@ class _SentPrompts:
         self._fronts = fronts
         self._prompts: list[SentEntry] = []
         self._with: dict[BlockId, deque[int]] = {}
-        self._beginnings: dict[Hashable, int] = {}
-        self._turns: dict[Hashable, int] = {}
+        self._latest: dict[Hashable, int] = {}  # by beginning, and by conversation
 
     def add(self, prompt: SentEntry) -> None:
         number = len(self._prompts)
@@ -63,22 +62,18 @@ class _SentPrompts:
         for block_id in set(prompt.ids):
             self._with.setdefault(block_id, deque(maxlen=_LATEST)).append(number)
         if prompt.conversation is not None:
-            self._turns[prompt.tenant, prompt.conversation] = number
+            self._latest[prompt.tenant, prompt.conversation] = number
         if not prompt.is_later_turn:
-            for beginning in _beginnings(prompt, self._fronts):
-                self._beginnings[beginning] = number
+            self._latest |= dict.fromkeys(_beginnings(prompt, self._fronts), number)
 
     def related(self, prompt: SentEntry) -> list[SentEntry]:
         """Return, in order, the earlier prompts that can be closest to this one."""
         holding = {number for block_id in prompt.ids for number in self._with.get(block_id, ())}
-        numbers = {
-            self._beginnings[beginning]
-            for beginning in _beginnings(prompt, self._fronts)
-            if beginning in self._beginnings
-        }
+        names = list(_beginnings(prompt, self._fronts))
+        if prompt.is_later_turn:
+            names.append((prompt.tenant, prompt.conversation))
+        numbers = {self._latest[name] for name in names if name in self._latest}
         numbers.update(sorted(holding)[-_MOST_COMPARED:])
-        if prompt.is_later_turn and (prompt.tenant, prompt.conversation) in self._turns:
-            numbers.add(self._turns[prompt.tenant, prompt.conversation])
         return [self._prompts[number] for number in sorted(numbers)]
 
 

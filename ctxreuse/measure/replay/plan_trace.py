@@ -161,12 +161,11 @@ def _offline(
     later_turns: dict[object, list[TraceRequest]] = {}
     for traced in trace:
         key = histories.key(traced)
-        if key is None:
-            first_turns.append(traced)
-        elif key in later_turns:
+        if key in later_turns:
             later_turns[key].append(traced)
-        else:
-            first_turns.append(traced)
+            continue
+        first_turns.append(traced)
+        if key is not None:
             later_turns[key] = []
     requests = [histories.request(traced) for traced in first_turns]
     batch = planner.plan_batch(requests, policy.strategy, primes=policy.is_primed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
-_Value = TypeVar("_Value")
-
+_BY_REQUEST = ("prompt_tokens", "cached_tokens", "request_ids", "first_token_s", "answers")
 
 POLICIES_PART = "policies"
 """The part of what is measured that compares policies; benchmarks have others."""
@@ -148,15 +147,8 @@ class RunResult:
     def only(self, request_ids: Set[str]) -> Self:
         """Return the part of an engine's result that is about some requests."""
         places = [at for at, one in enumerate(self.request_ids) if one in request_ids]
-
-        def kept(values: Sequence[_Value]) -> tuple[_Value, ...]:
-            return tuple(values[at] for at in places) if values else ()
-
-        return replace(
-            self,
-            prompt_tokens=kept(self.prompt_tokens),
-            cached_tokens=kept(self.cached_tokens),
-            request_ids=kept(self.request_ids),
-            first_token_s=kept(self.first_token_s),
-            answers=kept(self.answers),
-        )
+        columns = {name: getattr(self, name) for name in _BY_REQUEST}
+        kept: dict[str, Any] = {
+            name: tuple(values[at] for at in places) for name, values in columns.items() if values
+        }
+        return replace(self, **kept)

@@ -163,16 +163,15 @@ class Replay:
         """Return what each request finds in a cache that is empty at first."""
         if self.tokenizer is None:
             blocks = BlockLevelCache(capacity_tokens, self.cache)
-            served = simulate_blocks(planned, self.corpus, blocks, counts_words=True)
-            served = map(self._read, served)
+            served: Iterator[CacheUsage] = (
+                CacheUsage(one.prompt_tokens, read_of_blocks(self.cache, one.cached_tokens))
+                for one in simulate_blocks(planned, self.corpus, blocks, counts_words=True)
+            )
         else:
             states = self.cache.states
             cache = PrefixCacheSimulator(capacity_tokens, self.cache.step_tokens, states=states)
             served = simulate_tokens(planned, self.corpus, cache, self.tokenizer)
         return list(counted(served, self.advance))
-
-    def _read(self, usage: CacheUsage) -> CacheUsage:
-        return CacheUsage(usage.prompt_tokens, read_of_blocks(self.cache, usage.cached_tokens))
 
 
 Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[], object]]]

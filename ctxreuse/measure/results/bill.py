@@ -49,8 +49,7 @@ class Saving:
     @property
     def is_worth_it(self) -> bool:
         """Whether it is large enough to do something for: more than caching nothing would save."""
-        cheap = self.to_uncached <= 1 - LEAST_SHARE
-        return cheap and self.share >= LEAST_SHARE
+        return self.to_uncached <= 1 - LEAST_SHARE and self.share >= LEAST_SHARE
 
     @property
     def to_uncached(self) -> float:
@@ -218,11 +217,8 @@ class Bill:
 
 def base_run(runs: Sequence[RunResult]) -> RunResult | None:
     """Return the run that others are compared with: as sent today, or else as retrieved."""
-    for policy in (TODAY, AS_SENT):
-        for run in runs:
-            if run.policy == policy.name and not run.deduplicated:
-                return run
-    return None
+    plain = {run.policy: run for run in reversed(runs) if not run.deduplicated}
+    return plain.get(TODAY.name) or plain.get(AS_SENT.name)
 
 
 def price_lines(bill: Bill) -> Iterator[str]:

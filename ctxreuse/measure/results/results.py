@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import ctxreuse
 from ctxreuse.context.blocks import BlockId
@@ -108,7 +108,8 @@ def results_of(
     """Return results, with the tree and the misses of one policy's prompts."""
     told = explain_plan(shown, corpus, cache=cache)
     explained = sorted(told, key=lambda one: -one.lost_tokens)
-    named = _Names.of(shown, corpus, titles or {})
+    questions = {one.request_id: " ".join((one.query or "").split()) for one in shown}
+    named = _Names(questions, corpus, titles or {})
     return Results(
         title=title,
         level=level,
@@ -138,11 +139,6 @@ class _Names:
     questions: Mapping[str | int, str]
     corpus: Corpus
     titles: Titles
-
-    @classmethod
-    def of(cls, planned: Sequence[PlannedRequest], corpus: Corpus, titles: Titles) -> Self:
-        questions = {one.request_id: " ".join((one.query or "").split()) for one in planned}
-        return cls(questions, corpus, titles)
 
     def miss(self, explanation: Explanation) -> Miss:
         """Return a request that lost something, named as people know it."""

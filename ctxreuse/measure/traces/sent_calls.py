@@ -48,10 +48,9 @@ class SentCall:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object; what is empty is left out."""
-        counts = {name: getattr(self, name) for name in _COUNTS if getattr(self, name)}
-        names = {name: getattr(self, name) for name in ("model", "key") if getattr(self, name)}
-        tools = {"tools": list(self.tools)} if self.tools else {}
-        return names | tools | counts | {"marks": dict(self.marks)}
+        told = {name: getattr(self, name) for name in ("model", "key", "tools", *_COUNTS)}
+        told["tools"] = list(self.tools)
+        return {name: one for name, one in told.items() if one} | {"marks": dict(self.marks)}
 
 
 def sent_call_of(line: JsonLine) -> SentCall | None:
@@ -63,7 +62,7 @@ def sent_call_of(line: JsonLine) -> SentCall | None:
     tools = sent.get("tools", (list,), [])
     if not all(isinstance(one, str) for one in tools):
         sent.fail("field 'tools' must hold strings")
-    counts = {name: sent.natural(name, None) for name in _COUNTS}
+    counts = {name: sent.natural(name, None if name == "system_tokens" else 0) for name in _COUNTS}
     marks = sent.get("marks", (dict,), {})
     placed = JsonLine(f"{sent.place}, in 'marks'", marks)
     numbers = {name: placed.natural(name, 0) for name in MARKED_PLACES}
@@ -71,10 +70,7 @@ def sent_call_of(line: JsonLine) -> SentCall | None:
         model=sent.get("model", (str,), ""),
         key=sent.get("key", (str,), ""),
         tools=tuple(tools),
-        tool_tokens=counts["tool_tokens"] or 0,
-        system_tokens=counts["system_tokens"],
-        history=counts["history"] or 0,
-        history_tokens=counts["history_tokens"] or 0,
+        **counts,
         marks={name: count for name, count in numbers.items() if count},
     )
 
