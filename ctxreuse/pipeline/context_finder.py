@@ -9,7 +9,15 @@ from itertools import chain
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.pipeline.known_texts import ANY_KIND, Form, KnownSpan, KnownTexts, TextList, words_at
+from ctxreuse.pipeline.known_texts import (
+    ANY_KIND,
+    EXACT_KINDS,
+    Form,
+    KnownSpan,
+    KnownTexts,
+    TextList,
+    words_at,
+)
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*\s*/?>")
 _UNPAIRED = re.compile(r"<(?:br|hr|sep)\b|.*/>", re.IGNORECASE | re.DOTALL)
@@ -93,7 +101,7 @@ def contexts_in(
     if len(spans) < 2:
         return FoundContexts(words=words)
     runs = list(_runs(message, spans))
-    if spans[0].known.form.kind:  # of nodes, which LlamaIndex's synthesizers strip
+    if spans[0].known.form.kind not in EXACT_KINDS:
         bare = [KnownSpan(*words_at(one.start, one.known.form.text), one.known) for one in spans]
         stripped = list(_runs(message, bare))
         if len(stripped) < len(runs) + (message[bare[0].end : bare[1].start] == "\n\n"):

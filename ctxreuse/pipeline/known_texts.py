@@ -17,6 +17,8 @@ from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.planning.prompt_records import Edit
 
 ANY_KIND = "*"
+EXACT_KINDS = ("", "shown", "labelled")
+"""Of texts that stand in prompts as they are; synthesizers strip nodes."""
 SHORTEST = 12
 """Characters; shorter texts may stand anywhere by chance."""
 _MOST_CHARACTERS = 32_000_000
@@ -191,7 +193,7 @@ class KnownTexts:
     def _add(self, tenant: str, form: Form, held: TextList, rank: int) -> None:
         known = self._known.get(tenant, form.text)
         if known is None:
-            text = form.text.strip() if form.kind else form.text  # nodes may stand stripped
+            text = form.text if form.kind in EXACT_KINDS else form.text.strip()
             known = KnownText(form, form.block or ContextBlock(text=text), ())
             if len(form.text) >= SHORTEST:
                 beginnings = self._beginnings.setdefault(tenant, {})
