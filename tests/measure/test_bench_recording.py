@@ -217,25 +217,18 @@ def test_the_command_shows_what_the_engine_reported(run, recording, served):
     assert "What is left to compute" not in shown  # any engine's cache holds all of it
 
 
-def test_a_small_cache_is_simulated_beside_the_engines_own(run, recording, served, monkeypatch):
+def test_a_small_cache_is_simulated_beside_the_engines_own_whose_answers_are_written(
+    run, recording, served, monkeypatch, tmp_path
+):
     served(answer="yes")
     monkeypatch.setattr("ctxreuse.measure.replay.estimate._SIZES", (700, 2_000))
-    code, out, err = run("bench", recording, "--base-url", URL)
+    code, out, err = run("bench", recording, "--base-url", URL, "--answers", tmp_path / "answers")
     assert code == 0, err
     shown = words(out)
     assert "With a cache of 700 tokens, simulated: " in shown
     assert "What is left to compute" in shown
     assert "a cache of 700 tokens, without what a chat shows ctxreuse, online " in shown
     assert "2,000" not in shown
-
-
-def test_the_answers_of_a_small_cache_are_those_of_the_engine(
-    run, recording, served, monkeypatch, tmp_path
-):
-    served(answer="yes")
-    monkeypatch.setattr("ctxreuse.measure.replay.estimate._SIZES", (700,))
-    code, _, err = run("bench", recording, "--base-url", URL, "--answers", tmp_path / "answers")
-    assert code == 0, err
     lines = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
     both = {"as retrieved": "yes", "ctxreuse, online": "yes"}
     assert [line["answers"] for line in lines] == [both] * len(TRACE)

@@ -2,6 +2,8 @@
 
 import copy
 import json
+from functools import reduce
+from operator import getitem
 
 import pytest
 from cli_helpers import run
@@ -67,10 +69,7 @@ def stored(tmp_path_factory):
 def changed(stored, path, value):
     """Return the file's text with one part replaced by other JSON."""
     fields = copy.deepcopy(stored)
-    inside = fields
-    for step in path[:-1]:
-        inside = inside[step]
-    inside[path[-1]] = "@"
+    reduce(getitem, path[:-1], fields)[path[-1]] = "@"
     return json.dumps(fields).replace('"@"', value)
 
 
@@ -116,9 +115,7 @@ def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
     kept, others = [], {}
     for path in places(stored):
         fields = copy.deepcopy(stored)
-        inside = fields
-        for step in path[:-1]:
-            inside = inside[step]
+        inside = reduce(getitem, path[:-1], fields)
         if isinstance(inside, list):
             continue
         del inside[path[-1]]
