@@ -87,6 +87,17 @@ def test_every_shape_is_planned(shape, inner):
     assert wrapped.prompt_statistics.planned == 2
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_documents_with_line_breaks_at_their_ends_are_joined_as_before(shape, inner):
+    options: Any = {"separator": "\n", **SHAPES[shape]}
+    a, b = documents("ab")
+    b.page_content = f"{b.page_content}\n"
+    wrapped = model(inner)
+    for found in ([a, b], [b, a]):
+        wrapped.invoke(f"{format_context(found, **options)}\n\nWhich?")
+    assert all(call.text.startswith(format_context([a, b], **options)) for call in inner.calls)
+
+
 @pytest.mark.parametrize("templates", [PAPER_TEMPLATES, Templates(label="[Doc_{id}]")])
 def test_the_planners_words_are_found(templates, inner):
     wrapped = model(inner, planner=ReusePlanner(templates=templates))
