@@ -54,6 +54,7 @@ from ctxreuse.policy.ready import ready_policies
 from ctxreuse.policy.reuse import REUSE
 from ctxreuse.policy.view import Policy
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, cache_profile
+from ctxreuse.sharing.environment import as_given, settled
 from ctxreuse.sharing.exchange import Exchange, SharedLog, SharedLogs, SharingStatistics
 
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
@@ -101,7 +102,7 @@ class ReusePlanner(FixedSettings):
         labels: Whether prompts show blocks under labels, to be cited. None: only where later turns
             or words of `templates` may refer to them.
         mode: "active", or "shadow": all is sent as retrieved, and `savings` says what planning
-            would save.
+            would save. Where this, `capacity_tokens` or `shared_log` is None, `CTXREUSE_*` holds.
         shared_log: Where planners of other processes with the same engine tell what they have sent;
             planning never waits for it, nor fails because of it.
         tenant_class: From a tenant to the class that `savings` counts it in, as a function or a
@@ -134,7 +135,7 @@ class ReusePlanner(FixedSettings):
         deduplicate: bool = True,
         annotate: bool | None = None,
         labels: bool | None = None,
-        mode: Mode = "active",
+        mode: Mode | None = None,
         shared_log: SharedLog | None = None,
         tenant_class: TenantClasses | None = None,
         tracing: Tracing | None = None,
@@ -146,7 +147,11 @@ class ReusePlanner(FixedSettings):
                 f"settings are given by name, not as {describe(given[0])}: "
                 "ReusePlanner(capacity_tokens=100_000)"
             )
-        checked_choice("mode", mode, get_args(Mode))
+        if mode is not None:
+            checked_choice("mode", mode, get_args(Mode))
+        mode, capacity_tokens, shared_log, self._is_told = settled(
+            mode, checked_optional_integer("capacity_tokens", capacity_tokens), shared_log
+        )
         checked_kind("keep_best", keep_best, bool, "True or False")
         checked_kind("annotate", annotate, (bool, NoneType), "True, False or None")
         self._mode: Mode = mode
@@ -154,7 +159,7 @@ class ReusePlanner(FixedSettings):
         self._settings = PlannerSettings(
             alpha=checked_number("alpha", alpha),
             count_tokens=as_token_counter(token_counter),
-            capacity_tokens=checked_optional_integer("capacity_tokens", capacity_tokens),
+            capacity_tokens=capacity_tokens,
             templates=checked_kind("templates", templates, Templates, "ctxreuse.Templates"),
             deduplicate=deduplicate,
             annotate=not keep_best if annotate is None else annotate,
@@ -203,21 +208,27 @@ class ReusePlanner(FixedSettings):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, strict: bool = False, **settings: Any
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        strict: bool = False,
+        missing_ok: bool = False,
+        **settings: Any,
     ) -> ReusePlanner:
-        """Return a planner that goes on from a file of `save`; an empty one without the file.
+        """Return a planner that goes on from a file of `save`.
 
         Args:
             path: The file; its key stands beside it, in `.key`.
             strict: Whether a damaged or newer file is an error; else it is logged, and left out.
+            missing_ok: Whether the planner starts empty where there is no file, as at first.
             **settings: As for `ReusePlanner`, without `shared_log`.
 
         Raises:
-            InputFileError: the file cannot be read, and `strict` is set.
+            InputFileError: there is no file; it cannot be read, and `strict` is set.
         """
-        planner = cls(**settings)
-        planner._check_can_save()
-        planner._restore(checked_path("path", path), strict)
+        planner, file = cls(**settings), checked_path("path", path)
+        if planner._savable() is not None:
+            planner._restore(file, strict, missing_ok)
         return planner
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -235,7 +246,9 @@ class ReusePlanner(FixedSettings):
         from ctxreuse.sharing.snapshot import write_snapshot
 
         file = checked_path("path", path)
-        planning = self._check_can_save()
+        planning = self._savable()
+        if planning is None:
+            return
         secret = kept_secret(file, self._secret, InputFileError)
         if self._secret not in (None, secret):
             raise InvalidRequestError(
@@ -244,12 +257,17 @@ class ReusePlanner(FixedSettings):
             )
         write_snapshot(file, secret, planning.replay(KeyedDigests(secret)))
 
-    def _restore(self, path: Path, strict: bool) -> None:
+    def _restore(self, path: Path, strict: bool, missing_ok: bool) -> None:
         from ctxreuse.sharing.snapshot import read_snapshot
 
         try:
             secret, entries = read_snapshot(path)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if not missing_ok:
+                raise InputFileError(
+                    f"there is no file {path}; name one that save has written, or pass "
+                    "missing_ok=True to start empty"
+                ) from error
             _log.info("there is no file %s yet; this planner starts empty", path)
             return
         except CtxreuseError as error:
@@ -266,17 +284,23 @@ class ReusePlanner(FixedSettings):
                 self._meter.sent_elsewhere(entry)
         self._planning, self._secret = planning, secret
 
-    def _check_can_save(self) -> TenantPlanner:
+    def _savable(self) -> TenantPlanner | None:
+        """Return what is saved and loaded; None where the environment has it that nothing is."""
         if isinstance(self._planning, ShadowPlanner):
-            raise InvalidRequestError(
+            problem = (
                 "a planner in shadow mode sends everything as retrieved, so there is nothing to "
                 'save or load; take mode="active"'
             )
-        if self._exchange is not None:
-            raise InvalidRequestError(
+        elif self._exchange is not None:
+            problem = (
                 "a planner with a shared_log starts from that: call catch_up(), not save or load"
             )
-        return self._planning
+        else:
+            return self._planning
+        if not self._is_told:
+            raise InvalidRequestError(problem)
+        _log.warning("CTXREUSE_* is set, so no file is saved or loaded: %s", problem)
+        return None
 
     @property
     def savings(self) -> Savings:
@@ -614,6 +638,7 @@ class ReusePlanner(FixedSettings):
     def __reduce__(self) -> tuple[Any, ...]:
         settings = self._settings
         return made_with(
+            as_given,
             ReusePlanner,
             alpha=settings.alpha,
             token_counter=self._token_counter,

@@ -11,7 +11,7 @@ from paper_words import with_paper_words
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.lru_map import LRUMap
-from ctxreuse.pipeline import environment
+from ctxreuse.pipeline import process_planners
 from ctxreuse.pipeline.known_texts import known_texts
 
 # per cent of the number that a test names (`example_counts.py`); no deadlines: machines differ
@@ -39,7 +39,7 @@ def new_objects_only() -> None:
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test begin without what tests before it rendered, retrieved and planned."""
     known_texts().forget_all()
-    monkeypatch.setattr(environment, "_planners", LRUMap())
+    monkeypatch.setattr(process_planners, "_planners", LRUMap())
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from chain_of_agents.trace.answer import Answer
 from ctxreuse.context.checks import check_function, checked_kind, checked_number
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
-from ctxreuse.pipeline.environment import default_planner
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.aio.runnable_bridge import RunnableBridge
@@ -109,7 +108,7 @@ class ChainOfAgents(
     ) -> None:
         planner = checked_kind(
             "planner",
-            default_planner(annotate=False) if planner is None else planner,
+            ReusePlanner(annotate=False) if planner is None else planner,
             ReusePlanner,
             "a ReusePlanner",
         )

@@ -8,7 +8,8 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from ctxreuse.context.checks import check_function, checked_kind, checked_list
-from ctxreuse.context.rendering import SentBlock, message_texts, render_turn
+from ctxreuse.context.content_parts import turn_parts
+from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.tokens import as_token_counter, well_formed
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planning.plan import Plan
@@ -119,13 +120,9 @@ def _in_tokens(ends: Sequence[int], characters: int, prompt_tokens: int) -> list
 
 def character_ends(plan: Plan) -> list[int]:
     """Return where each block of a plan ends in `plan.content`, in characters."""
-    ends, end = [], 0
-    for part in plan.parts:
-        end += len(render_turn([part], None, "", plan.templates))
-        if isinstance(part, SentBlock):
-            ends.append(end)
-        end += len(plan.templates.separator)
-    return ends
+    parts = turn_parts(plan.parts, None, "", plan.templates, (), is_labelled=plan.is_labelled)
+    ends = accumulate(len(part.text) for part in parts)
+    return [end for part, end in zip(parts, ends, strict=True) if part.block is not None]
 
 
 def checked_ends(ends: Sequence[int], blocks: int) -> list[int]:

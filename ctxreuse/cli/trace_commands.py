@@ -63,6 +63,7 @@ from ctxreuse.measure.traces.recording import recording as record_openai
 from ctxreuse.measure.traces.trace_files import corpus_path, read_corpus, read_requests, trace_path
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.rules.cache_rules import cache_profile
+from ctxreuse.sharing.environment import as_given
 
 _OUTPUT = "Where to write; '-' is standard output."
 
@@ -217,8 +218,11 @@ class PlanCommand:
             )
         check_outputs(None if self.output == STANDARD_STREAM else self.output)
         _, requests, _ = read_requests(self.trace, self.corpus)
-        planner = ReusePlanner(
-            capacity_tokens=self.capacity_tokens, cache=self.cache, keep_best=self.keep_best
+        planner = as_given(
+            ReusePlanner,
+            capacity_tokens=self.capacity_tokens,
+            cache=self.cache,
+            keep_best=self.keep_best,
         )
         with progress("planning", len(requests)) as advance:
             planned = plan_trace(

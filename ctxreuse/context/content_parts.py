@@ -44,8 +44,11 @@ def cut(text: str, lengths: Iterable[int]) -> list[ContentPart]:
 
 
 def separated(pieces: Sequence[str], separator: str) -> list[ContentPart]:
-    """Return a part for each piece of a text, with the separator in front of it."""
-    return [ContentPart(separator + one if n else one) for n, one in enumerate(pieces)]
+    """Return a part for each piece of a text, with the separator between those that hold any."""
+    first = next((n for n, one in enumerate(pieces) if one), 0)
+    return [
+        ContentPart(separator + one if one and n > first else one) for n, one in enumerate(pieces)
+    ]
 
 
 def turn_parts(

@@ -409,9 +409,9 @@ def render_turn(
     *,
     is_labelled: bool = True,
 ) -> str:
-    """Return the content of one turn's user message."""
+    """Return the content of one turn's user message; empty texts have no lines."""
     pieces = turn_pieces(parts, order_annotation, query, templates, is_labelled=is_labelled)
-    return templates.separator.join(pieces)
+    return templates.separator.join(filter(None, pieces))
 
 
 def turn_pieces(

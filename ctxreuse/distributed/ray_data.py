@@ -16,6 +16,7 @@ from ctxreuse.distributed.partitions import Partitioning, partition
 from ctxreuse.distributed.rows import ColumnReader, Row
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.planner import ReusePlanner
+from ctxreuse.sharing.environment import as_given, settled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,7 +118,8 @@ def _reader(columns: Mapping[str, str] | None, request: RequestReader | None) ->
 
 def _checked_planner(planner: ReusePlanner | None) -> ReusePlanner:
     if planner is None:
-        return ReusePlanner()
+        mode, capacity_tokens, *_ = settled(None, None, shared_log=False)  # partitions have none
+        return as_given(ReusePlanner, mode=mode, capacity_tokens=capacity_tokens)
     checked_kind("planner", planner, ReusePlanner, "a ReusePlanner or None")
     if planner.shared_log is not None:
         raise InvalidRequestError(

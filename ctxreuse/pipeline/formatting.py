@@ -51,7 +51,7 @@ def joined_forms(
         places = sorted(first.values())
         shown, texts = [shown[one] for one in places], [texts[one] for one in places]
     known_texts().add_rendered(tenant, shown, texts)
-    return separator.join([one.text for one in shown])
+    return separator.join([one.text for one in shown if one.text])
 
 
 def _labelled(form: Form, block: ContextBlock, templates: Templates) -> Form:

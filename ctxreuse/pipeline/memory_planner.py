@@ -30,7 +30,6 @@ from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, RetrievedItems
-from ctxreuse.pipeline.environment import planner_for
 from ctxreuse.pipeline.memories import (
     ENTITIES,
     Placement,
@@ -45,6 +44,7 @@ from ctxreuse.pipeline.memories import (
     tenant_of,
     without_memories,
 )
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan

@@ -4,7 +4,10 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.documents import Document
 
+from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.cache.prompt_ends import character_ends
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
@@ -16,6 +19,7 @@ from ctxreuse.context.rendering import (
     render_messages,
     render_turn,
 )
+from langchain_ctxreuse import format_context
 
 PARTS = (
     SentBlock("[Doc_3]", ContextBlock(id="a", text="first")),
@@ -45,6 +49,23 @@ def test_a_turn_is_blocks_and_references_then_annotation_and_question_in_either_
 )
 def test_nothing_stands_for_what_is_not_there(parts, annotation, query, content):
     assert render_turn(parts, annotation, query, DEFAULT_TEMPLATES) == content
+
+
+@pytest.mark.parametrize("texts", [[""], ["", "one", "", "", "two", ""], ["one", ""]])
+def test_blocks_with_empty_text_send_no_blank_lines(texts):
+    said = [one for one in texts if one]
+    plan = ReusePlanner().plan(
+        ContextRequest([ContextBlock(id=n, text=one) for n, one in enumerate(texts)], "Why?")
+    )
+    assert plan.content == "\n\n".join([*said, "Why?"])
+    [message] = plan.body()["messages"]
+    assert "".join(part["text"] for part in message["content"]) == plan.content
+    ends = [plan.content.find(one.text) + len(one.text) for one in plan.blocks if one.text]
+    assert [
+        end for end, one in zip(character_ends(plan), plan.blocks, strict=True) if one.text
+    ] == ends
+    documents = [Document(page_content=one) for one in texts]
+    assert format_context(documents) == "\n\n".join(said)
 
 
 @given(st.text(), st.sampled_from(["[Doc_1]", "{text}", ""]))

@@ -416,6 +416,30 @@ def run_page(page: str, sent: Sent, folder: Path, monkeypatch: pytest.MonkeyPatc
             pytest.fail(f"{page}, line {block.line}: nothing runs {block.language!r} blocks")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_switch_sends_what_readme_s_programs_were_given_and_nothing_of_them_changes(
+    sent, monkeypatch, tmp_path
+):
+    """As the questions answer: `CTXREUSE_MODE=shadow`, without a deploy."""
+    monkeypatch.setenv("CTXREUSE_MODE", "shadow")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(OWN["README.md"], namespace)
+    with printed() as out:
+        for block in blocks_of("README.md"):
+            if block.language == "python":
+                exec(compile(block.code, "README.md", "exec"), namespace)
+    tiber, loire, seine = (namespace[name] for name in ("tiber", "loire", "seine"))
+    asked = "\n\n".join([tiber, loire, seine, "Which river is the longest?"])
+    assert out.getvalue().startswith(f"{asked}\n")
+    bodies = [body["messages"][-1]["content"] for body in sent.engine.requests]
+    context = "\n\n".join(namespace["texts"])
+    assert f"{context}\n\nQuestion: Which river is in Paris?" in bodies
+    assert "\n\n".join([loire, seine, "Which is the longest?"]) in bodies
+    assert not [body for body in bodies if "Read documents" in body]
+    assert namespace["planner"].savings.mode == "shadow"
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_is_in_a_language_that_is_run_or_compared(page):
     assert {block.language for block in blocks_of(page)} <= LANGUAGES

@@ -113,9 +113,14 @@ def test_any_id_of_a_request_can_be_saved_and_evicted(tmp_path, request_id):
     assert reloaded(planner, tmp_path).cached_tokens(asked("abc")) == 0
 
 
-def test_without_a_file_the_planner_is_empty_and_the_log_says_so(tmp_path, caplog):
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_file_that_is_not_there_is_an_error_unless_it_may_be_missing(tmp_path, caplog, strict):
+    """A wrong path would else cost all that was saved, unseen."""
+    path, how = tmp_path / "sent", {"strict": strict, "annotate": False}
+    with pytest.raises(InputFileError, match=r"there is no file .*missing_ok=True"):
+        ReusePlanner.load(path, **how)
     with caplog.at_level(logging.INFO):
-        planner = ReusePlanner.load(tmp_path / "sent", strict=True, annotate=False)
+        planner = ReusePlanner.load(path, missing_ok=True, **how)
     assert planner.statistics().requests == 0
     assert "starts empty" in caplog.text
     assert planner.plan(asked("abc")).blocks

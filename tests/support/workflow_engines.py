@@ -105,9 +105,15 @@ def corpus_retriever(
 
 
 def plain_search(query: str, k: int, metric: str = "L2") -> list[ContextBlock]:
-    """Search as faiss does, in one go."""
-    _, ids = corpus_index(metric).search(_text_vector(query)[None], k)
-    return [BLOCKS[number] for number in ids[0].tolist() if number >= 0]
+    """Search as faiss does, in one go; more clusters where these hold fewer than k."""
+    index = corpus_index(metric)
+    for nprobe in range(index.nprobe, index.nlist + 1):
+        wide = faiss.SearchParametersIVF(nprobe=nprobe)
+        _, ids = index.search(_text_vector(query)[None], k, params=wide)
+        found = [BLOCKS[number] for number in ids[0].tolist() if number >= 0]
+        if len(found) == k:
+            break
+    return found
 
 
 def said(

@@ -217,7 +217,7 @@ def test_an_index_without_vectors_finds_nothing():
     assert result.state["docs"] == ()
 
 
-def test_an_absurd_k_gives_all_that_is_probed():
+def test_an_absurd_k_gives_all_there_is():
     class Guarded(VectorRetriever):
         """Refuses what would take the machine's memory."""
 
@@ -233,6 +233,21 @@ def test_an_absurd_k_gives_all_that_is_probed():
 
     result = beside_others(lambda: engine_over(Guarded()), rag(10**5), "all of it")
     assert list(result.state["docs"]) == plain_search("all of it", 10**5)
+    assert len(result.state["docs"]) == len(BLOCKS)
+
+
+@pytest.mark.parametrize("is_step_wise", [False, True])
+async def test_a_search_that_finds_too_little_where_it_looks_goes_on_and_is_counted(is_step_wise):
+    """A cluster holds a few of the corpus: `nprobe` 1 never finds 40 in it."""
+    retriever = corpus_retriever(nprobe=1)
+    for k, further in ((1, 0), (40, 1), (len(BLOCKS) + 7, 2)):
+        if is_step_wise:
+            async with engine_over(retriever) as engine:
+                found = (await engine.run(rag(k), "passage 1")).state["docs"]
+        else:
+            found = await retriever.retrieve("passage 1", k)
+        assert len(found) == min(k, len(BLOCKS))
+        assert retriever.probed_further == further
 
 
 class Choosy(WordEmbedder):

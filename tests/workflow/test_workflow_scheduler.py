@@ -97,6 +97,6 @@ def test_without_a_last_search_the_nearest_cluster_comes_first():
     embedding = scheduler.next_job()
     assert embedding is not None
     scheduler.finish(embedding, embedding.run())
-    _, clusters = corpus_retriever().prepare(["passage 1"])
+    _, clusters = corpus_retriever().prepare(["passage 1"], [3])
     assert search.clusters.tolist() == clusters[0].tolist()
     assert search.recalled is None

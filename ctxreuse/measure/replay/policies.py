@@ -12,6 +12,7 @@ from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.policy.paper import Paper
 from ctxreuse.policy.view import Policy
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
+from ctxreuse.sharing.environment import as_given
 
 TraceMode: TypeAlias = Literal["online", "offline"]
 
@@ -33,7 +34,8 @@ class MeasuredPolicy:
         self, *, deduplicate: bool, capacity_tokens: int | None, cache: CacheRules = DEFAULT_CACHE
     ) -> ReusePlanner:
         """Return a planner for an engine or a provider whose cache is empty."""
-        return ReusePlanner(
+        return as_given(
+            ReusePlanner,
             annotate=None if self.is_annotated else False,
             labels=self.labels(deduplicate=deduplicate),
             deduplicate=deduplicate,

@@ -29,6 +29,7 @@ from ctxreuse.pipeline.ordered_release import (
 )
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
+from ctxreuse.sharing.environment import as_given
 
 Plannable: TypeAlias = ContextRequest | Plan
 """A request to plan, or a plan whose order stands."""
@@ -163,7 +164,9 @@ class AdmissionQueue:
         if isinstance(request, Plan):
             plan, given_id = request, request.request.request_id
         else:
-            spare = ReusePlanner(templates=self._planner.templates)  # with counts of its own
+            spare = as_given(
+                ReusePlanner, templates=self._planner.templates
+            )  # with counts of its own
             plan, given_id = spare.plan(request, "none"), request.request_id
         if given_id is None:  # an id of another planner may be another request's here
             given_id = f"unplanned-{token_hex(8)}"  # a count would show other tenants' requests

@@ -22,7 +22,6 @@ from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
-from ctxreuse.pipeline.environment import default_planner
 from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.serving.aio.concurrency import AsyncClosing
@@ -105,7 +104,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         self._patience_s: float = client.get("timeout_s") or _PATIENCE_S
         self._router = RequestRouter(queue_weight, strategy == "none")
         self._factory = ReplicaFactory(
-            planner=default_planner() if planner is None else planner,
+            planner=ReusePlanner() if planner is None else planner,
             strategy=strategy,
             concurrency=concurrency,
             window_s=window_s,

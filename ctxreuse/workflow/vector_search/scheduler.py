@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -25,7 +25,7 @@ class Embedded(NamedTuple):
     """Queries' vectors, and the clusters to probe for each, nearest first."""
 
     vectors: Vectors
-    clusters: Ids
+    clusters: Sequence[Ids]
 
 
 class Scanned(NamedTuple):
@@ -45,7 +45,8 @@ class EmbeddingJob:
     def run(self) -> Embedded | Exception:
         """Return the vectors, or what went wrong."""
         try:
-            return Embedded(*self.retriever.prepare([search.text for search in self.searches]))
+            texts, k = zip(*[(search.text, search.k) for search in self.searches], strict=True)
+            return Embedded(*self.retriever.prepare(texts, k))
         except Exception as error:
             return error
 
@@ -305,7 +306,7 @@ class SearchScheduler:
             if search not in self._open:
                 continue
             try:
-                self._enter(search, vector, probed[probed >= 0])
+                self._enter(search, vector, probed)
             except Exception as error:
                 updates += self._fail([search], error)
                 continue

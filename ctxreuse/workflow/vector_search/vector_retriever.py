@@ -10,6 +10,7 @@ import numpy as np
 
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_list
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.graph.state import Documents
 from ctxreuse.workflow.models.embedders import Embedder, checked_embedder, checked_vectors
@@ -31,9 +32,13 @@ class VectorRetriever:
         index: A stock faiss IVF index, or an `IVFIndex`.
         blocks: The block of each id: a sequence, or a function.
         embedder: Makes a query's vector.
-        nprobe: Clusters that each search scans; the index's own by default.
+        nprobe: Clusters that each search scans; the index's own by default. One that finds fewer
+            than k there goes on until it has k, or has scanned all.
         hot: Keeps the clusters that are used most in fast memory: a `HotTier` or `GpuTier` over the
             same `IVFIndex`.
+
+    Attributes:
+        probed_further: How many searches went on.
 
     Raises:
         InvalidRequestError: the parts do not fit each other.
@@ -74,9 +79,11 @@ class VectorRetriever:
         self.hot = hot
         self._blocks = blocks
         self._embedder = embedder
+        self.probed_further = 0
+        self._counting = ForkSafeLock()
 
-    def prepare(self, queries: Sequence[str]) -> tuple[Vectors, Ids]:
-        """Return the queries' vectors and the clusters to probe for each, nearest first.
+    def prepare(self, queries: Sequence[str], k: Sequence[int]) -> tuple[Vectors, list[Ids]]:
+        """Return the queries' vectors and the clusters to probe for k of each, nearest first.
 
         Raises:
             InvalidRequestError: The embedder does not return one finite vector for each query.
@@ -85,7 +92,20 @@ class VectorRetriever:
         vectors = checked_vectors(
             self._embedder.embed(queries), len(queries), self.index.dimension, "the embedder"
         )
-        return vectors, self.index.nearest_clusters(vectors, self.nprobe)
+        nearest = self.index.nearest_clusters(vectors, self.nprobe)
+        return vectors, [self._probed(*one) for one in zip(vectors, nearest, k, strict=True)]
+
+    def _probed(self, vector: Vectors, nearest: Ids, k: int) -> Ids:
+        """Return the clusters that hold k vectors: more than the nearest where these hold fewer."""
+        sizes, probed = self.index.cluster_sizes, nearest[nearest >= 0]
+        wanted = min(k, self.index.size)
+        if sizes[probed].sum() >= wanted:
+            return probed
+        with self._counting:
+            self.probed_further += 1
+        every = self.index.nearest_clusters(vector[None], self.index.nlist)[0]
+        every = np.concatenate([probed, every[(every >= 0) & ~np.isin(every, probed)]])
+        return every[: int(np.searchsorted(np.cumsum(sizes[every]), wanted)) + 1]
 
     async def retrieve(self, query: str, k: int) -> Documents:
         """Return the k blocks nearest to a query, searched in one call in a thread."""
@@ -93,8 +113,7 @@ class VectorRetriever:
         return await asyncio.to_thread(self._search, query, k)
 
     def _search(self, query: str, k: int) -> Documents:
-        vectors, probed = self.prepare([query])
-        clusters = probed[0][probed[0] >= 0]
+        vectors, [clusters] = self.prepare([query], [k])
         rows = np.zeros(len(clusters), dtype=np.int64)
         k = min(k, self.index.size)
         found = self.index.scan(vectors, rows, clusters, k)

@@ -28,7 +28,7 @@ from ctxreuse.pipeline.engine_options import (
     EngineOptions,
     marks_the_end,
 )
-from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.ordered_release import (
     DEFAULT_WINDOW_S,

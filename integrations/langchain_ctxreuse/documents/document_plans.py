@@ -16,7 +16,7 @@ from ctxreuse.context.fixed_settings import RebuiltCopies
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, shared_names
-from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.formatting import (
     checked_items,
     cited_positions,

@@ -34,7 +34,7 @@ from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.chat.chat_turn import ChatTurn, ChatTurnPlanner, Transcript
 from llamaindex_ctxreuse.nodes.node_plans import checked_retriever

@@ -16,7 +16,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.pipeline.clock import planning_time
-from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan

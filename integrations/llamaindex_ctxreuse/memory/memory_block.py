@@ -37,7 +37,7 @@ from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.document_turn import best_first
-from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.memories import (
     ENTITIES,
     Placement,

@@ -16,7 +16,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.context.fixed_settings import FixedSettings, RebuiltCopies
 from ctxreuse.pipeline.document_turn import DocumentPlanner
-from ctxreuse.pipeline.environment import planner_for
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.llm.delegating_llm import pickled_state
 from llamaindex_ctxreuse.nodes.node_plans import (

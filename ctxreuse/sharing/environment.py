@@ -1,0 +1,129 @@
+"""Settings of planners that an application makes, as the environment says when they are made."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, get_args
+
+from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe, shown_url
+from ctxreuse.planning.savings import Mode
+
+MODE = "CTXREUSE_MODE"
+CAPACITY_TOKENS = "CTXREUSE_CAPACITY_TOKENS"
+SHARED_LOG = "CTXREUSE_SHARED_LOG"
+SHARED_LOG_SECRET = "CTXREUSE_SHARED_LOG_SECRET"
+
+_log = logging.getLogger("ctxreuse")
+_Value = TypeVar("_Value")
+_is_unread: ContextVar[bool] = ContextVar("ctxreuse_environment_is_unread", default=False)
+
+
+class Settled(NamedTuple):
+    """What a planner does of what its maker and the environment say."""
+
+    mode: Mode
+    capacity_tokens: int | None
+    shared_log: Any
+    is_told: bool = False  # the environment has changed what can be saved or shared
+
+
+def as_given(make: Callable[..., _Value], **settings: Any) -> _Value:
+    """Return a planner as its maker says: copies, and those of commands."""
+    token = _is_unread.set(True)
+    try:
+        return make(**settings)
+    finally:
+        _is_unread.reset(token)
+
+
+def settled(mode: Mode | None, capacity_tokens: int | None, shared_log: Any) -> Settled:
+    """Return a planner's settings: those that are None are read from `CTXREUSE_*`."""
+    if _is_unread.get():
+        return Settled(mode or "active", capacity_tokens, shared_log)
+    given = {MODE: mode, CAPACITY_TOKENS: capacity_tokens, SHARED_LOG: shared_log}
+    for name in [name for name, value in given.items() if value is not None and _text(name)]:
+        _say_unused(name, "the program sets it in code")
+    # a wrong mode: all is sent as given
+    held: Mode = mode or _read(MODE, _mode, "active", "shadow")
+    if capacity_tokens is None:
+        capacity_tokens = _read(CAPACITY_TOKENS, _tokens, None, None)
+    if held == "shadow":
+        if _text(SHARED_LOG):
+            _say_unused(SHARED_LOG, "in shadow mode nothing is shared")
+        return Settled(held, capacity_tokens, shared_log if mode else None, is_told=not mode)
+    told = _read(SHARED_LOG, _shared_log, None, None) if shared_log is None else None
+    return Settled(held, capacity_tokens, told or shared_log, is_told=told is not None)
+
+
+def _text(name: str) -> str:
+    return os.environ.get(name, "").strip()
+
+
+def _read(name: str, read: Callable[[str], _Value], missing: _Value, wrong: _Value) -> _Value:
+    """Return a variable's value."""
+    if not (text := _text(name)):
+        return missing
+    try:
+        return read(text)
+    except CtxreuseError as error:
+        _complain(name, str(error), "nothing is changed" if wrong == "shadow" else "")
+    except Exception as error:  # a log's file or server may fail in any way
+        _complain(name, f"failed with {type(error).__name__}", "")
+    return wrong
+
+
+@cache  # once a process, however many planners it makes
+def _complain(name: str, problem: str, instead: str) -> None:
+    _log.error(
+        "The environment variable %s is wrong: %s. Until it is mended, %s.",
+        name,
+        problem,
+        instead or "ctxreuse does as if it were not set",
+    )
+
+
+@cache
+def _say_unused(name: str, reason: str) -> None:
+    _log.warning("The environment variable %s is set and not used: %s.", name, reason)
+
+
+def _mode(text: str) -> Mode:
+    known = text.lower()
+    for mode in get_args(Mode):
+        if mode == known:
+            found: Mode = mode
+            return found
+    raise InvalidRequestError(
+        f"it is {describe(text)}; set it to {' or '.join(get_args(Mode))}, or unset it"
+    )
+
+
+def _tokens(text: str) -> int:
+    digits = text.replace(",", "").replace("_", "")
+    if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
+        return int(digits)
+    raise InvalidRequestError(
+        f"it is {describe(text)}; set it to the number of tokens that the engine's cache holds, "
+        "such as 200000, or unset it"
+    )
+
+
+def _shared_log(text: str) -> Any:
+    # stores are loaded when one is named
+    from ctxreuse.sharing.redis_log import RedisLog, is_redis_url
+
+    if not is_redis_url(text):
+        from ctxreuse.sharing.sqlite_log import SQLiteLog
+
+        return SQLiteLog(text)
+    secret = _text(SHARED_LOG_SECRET)
+    if not secret:
+        raise InvalidRequestError(
+            f"it names the server {shown_url(text)}, and {SHARED_LOG_SECRET} is not set; set that "
+            "to the same secret in all processes"
+        )
+    return RedisLog(text, secret=secret)
