@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from ctxreuse.cli.recorded_program import ProgramEnd
 from ctxreuse.context.files import file_errors
 from ctxreuse.errors import CtxreuseError, MissingExtraError
 
@@ -20,18 +21,27 @@ def main() -> None:
     """Run the command; errors that the user can mend go to standard error, exit code 2."""
     _replace_closed_streams()
     try:
-        _run()
-    except CtxreuseError as error:
-        if isinstance(error.__cause__, BrokenPipeError):
-            sys.exit(_BROKEN_PIPE)
-        with suppress(OSError):  # nobody takes it; the exit code says it
-            print(f"ctxreuse: {error}", file=sys.stderr)
-        sys.exit(2)
-    finally:
+        _command()
+    except ProgramEnd as end:
+        program = end
+    except BaseException:
         try:
             sys.stderr.flush()
         except OSError:  # what is not taken is lost, else Python would exit with 120 for it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        raise
+    program.leave()  # outside, else its error would be shown as one of this one's handling
+
+
+def _command() -> None:
+    try:
+        _run()
+    except CtxreuseError as error:
+        if isinstance(error.__cause__, BrokenPipeError):
+            sys.exit(_BROKEN_PIPE)
+        with suppress(OSError, ValueError):  # nobody takes it; the exit code says it
+            print(f"ctxreuse: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _replace_closed_streams() -> None:

@@ -1,100 +1,94 @@
-"""Runs a program as `python` would, in this process: its errors are shown, and SIGTERM ends it."""
+"""Runs a program in this process, which then ends as `python` would have ended."""
 
 from __future__ import annotations
 
-import os
-import runpy
-import signal
+import io
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from traceback import walk_tb
-from types import FrameType, TracebackType
+from pkgutil import read_code
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
+from zipfile import is_zipfile
+from zipimport import zipimporter
 
 from ctxreuse.errors import InputFileError, describe
 
 
-class ProgramCrashError(Exception):
-    """The program ended with an error of its own."""
+class ProgramEnd(BaseException):
+    """The program has ended, with an error or None; for the command's front door alone."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(f"the program ended with {type(error).__name__}")
+    def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
-    def show(self) -> None:
-        """Show the error as `python` would, or as the program has asked for in `sys.excepthook`."""
-        sys.excepthook(type(self.error), self.error, self.error.__traceback__)
+    def leave(self) -> NoReturn:
+        """End this process as `python` does; errors are shown without the command's frames."""
+        error = SystemExit(0) if self.error is None else self.error
+        show, trace = sys.excepthook, error.__traceback__
+
+        def show_without_command(kind: Any, raised: BaseException, _: object) -> None:
+            raised.__traceback__ = trace
+            show(kind, raised, trace)
+
+        sys.excepthook = show_without_command
+        raise error
 
 
-class Terminated(SystemExit):
-    """SIGTERM has come."""
+def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> BaseException | None:
+    """Run a script, or a module as `python -m` does; return what it ended with.
 
-
-def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> None:
-    """Run a script, or a module as `python -m` does."""
-    before, path = sys.argv, list(sys.path)
+    Nothing is put back: what its threads, children and exit functions see is the program's.
+    """
+    sys.argv = [program, *arguments]
+    sys.path.insert(0, str(Path.cwd() if is_module else Path(program).resolve().parent))
+    main = ModuleType("__main__")
+    main.__file__ = str(Path(program).absolute())
+    spec = _found_module(program) if is_module else _in_archive(main.__file__)
+    if spec is not None:
+        main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+        main.__file__ = str(spec.origin)
+    sys.modules["__main__"], sys.excepthook = main, sys.__excepthook__
+    streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
+    for name in streams:
+        if getattr(sys, f"__{name}__") is None:  # it was closed before `main` put one in its place
+            setattr(sys, name, None)
     try:
-        sys.argv = [program, *arguments]
-        if is_module:
-            sys.path.insert(0, "")
-            _check_module(program)
-        else:
-            sys.path.insert(0, str(Path(program).resolve().parent))
-        try:
-            _run(program, is_module)
-        except Exception as error:
-            error.__traceback__ = _in_program(error.__traceback__)
-            raise ProgramCrashError(error) from None
+        sys.argv[0] = main.__file__ if is_module else program
+        exec(_code(main.__file__) if spec is None else _code_of(spec), main.__dict__)
+    except BaseException as error:
+        error.__traceback__ = _in_program(error.__traceback__, main)
+        return error
     finally:
-        sys.argv, sys.path[:] = before, path
+        for name, stream in streams.items():
+            setattr(sys, name, getattr(sys, name) or stream)
+    return None
 
 
-def _run(program: str, is_module: bool) -> None:
-    try:
-        if is_module:
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(program, run_name="__main__")
-    except IndexError as error:
-        # runpy puts the first argument back, and the program may have taken all away
-        if sys.argv or _last_module(error) != runpy.__name__:
-            raise
-        if error.__context__ is not None:
-            raise error.__context__ from None
+def _in_archive(path: str) -> ModuleSpec | None:
+    """Return the main module of a zip file; None for a script."""
+    if not is_zipfile(path):
+        return None
+    sys.path[0] = path
+    return zipimporter(path).find_spec("__main__")
 
 
-@contextmanager
-def ending_at_sigterm() -> Iterator[None]:
-    """Have SIGTERM unwind what runs inside, then end the process; a forked one ends at once."""
-    process = os.getpid()
-
-    def unwind(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the next one does not wait for anything
-        if os.getpid() != process:
-            os.kill(os.getpid(), signal.SIGTERM)
-        raise Terminated(128 + number)
-
-    is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    with suppress(ValueError):  # in a thread, which gets no signals
-        if is_free:
-            signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    except Terminated:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # closed by the program
-                stream.flush()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        if signal.getsignal(signal.SIGTERM) is unwind:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _code_of(spec: ModuleSpec) -> Any:
+    loader: Any = spec.loader
+    return loader.get_code(spec.name)
 
 
-def _check_module(name: str) -> None:
-    """Check that there is a module to run; `runpy` raises what a program might raise, too."""
+def _code(path: str) -> Any:
+    with io.open_code(path) as file:
+        if (code := read_code(file)) is None:  # it is no compiled script
+            file.seek(0)
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    return code
+
+
+def _found_module(name: str) -> ModuleSpec:
+    """Return where the module to run is; `find_spec` raises what a package might raise, too."""
     try:
         found = find_spec(name)
         if found is not None and found.submodule_search_locations is not None:
@@ -102,22 +96,26 @@ def _check_module(name: str) -> None:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         reason = describe(str(error))
         raise InputFileError(f"{describe(name)}: cannot be found as a module: {reason}") from error
-    if found is None:
+    if found is None or not hasattr(found.loader, "get_code"):
         raise InputFileError(
             f"{describe(name)}: there is no such module to run; name it as for python -m, or a "
             "script without --module"
         )
+    return found
 
 
-def _last_module(error: BaseException) -> str | None:
-    """Return the name of the module in which an error was raised."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__")
-
-
-def _in_program(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the program's first frame on; None where it has none."""
-    hidden = (__name__, runpy.__name__)
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") in hidden:
+def _in_program(trace: TracebackType | None, main: ModuleType) -> TracebackType | None:
+    """Return a traceback from the program's first frame on, without those of our recorders."""
+    while trace is not None and trace.tb_frame.f_globals is not main.__dict__:
         trace = trace.tb_next
+    one = trace
+    while one is not None:
+        while one.tb_next is not None and _is_recorder(one.tb_next):
+            one.tb_next = one.tb_next.tb_next
+        one = one.tb_next
     return trace
+
+
+def _is_recorder(trace: TracebackType) -> bool:
+    name = str(trace.tb_frame.f_globals.get("__name__"))
+    return "ctxreuse" in name and name.endswith(".recording")

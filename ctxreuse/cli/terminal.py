@@ -26,7 +26,7 @@ from ctxreuse.measure.traces.json_lines import STANDARD_STREAM
 
 def say(text: str) -> None:
     """Print on standard error, where no output of a command goes; do without if nobody takes it."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # ValueError: a program that is recorded has closed it
         print(text, file=sys.stderr)
 
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import MISSING, dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-import typer
-
 from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
 from ctxreuse.cli.command_options import PrintsJson
-from ctxreuse.cli.recorded_program import (
-    ProgramCrashError,
-    Terminated,
-    ending_at_sigterm,
-    run_program,
-)
+from ctxreuse.cli.recorded_program import ProgramEnd, run_program
 from ctxreuse.cli.terminal import (
     check_outputs,
     only_one_from_standard_input,
@@ -31,7 +25,6 @@ from ctxreuse.cli.terminal import (
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import file_errors
 from ctxreuse.errors import (
-    CtxreuseError,
     InputFileError,
     InvalidRequestError,
     MissingExtraError,
@@ -105,50 +98,36 @@ class RecordCommand:
         recordings = list(_recordings(self.source))
         if not recordings:
             raise MissingExtraError("recording a program", "langchain")
-        try:
-            with (
-                ending_at_sigterm(),
-                TraceRecorder(self.output, hash_only=self.hash_only) as recorder,
-                self._saying_what_was_recorded(recorder),
-                ExitStack() as exits,
-            ):
-                for recording in recordings:
-                    exits.enter_context(recording(recorder))
-                run_program(self.program, self.arguments, is_module=self.module)
-        except ProgramCrashError as crash:
-            crash.show()
-            raise typer.Exit(1) from None
-        if not recorder.requests:
+        process = os.getpid()
+        with TraceRecorder(self.output, hash_only=self.hash_only) as recorder, ExitStack() as exits:
+            for recording in recordings:
+                exits.enter_context(recording(recorder))
+            error = run_program(self.program, self.arguments, is_module=self.module)
+        if os.getpid() == process:  # a child that the program has forked says nothing
+            self._say_what_was_recorded(recorder, error)
+        raise ProgramEnd(error)
+
+    def _say_what_was_recorded(self, recorder: TraceRecorder, error: BaseException | None) -> None:
+        if recorder.requests:
+            say(f"ctxreuse: recorded in {self.output}: {recorder.summary()}")
+            say(f"ctxreuse: next: ctxreuse estimate {shlex.quote(str(self.output))}")
+        if recorder.faults:
+            say(f"ctxreuse: {recorder.faults} lines could not be recorded; see the log")
+        if recorder.requests:
+            return
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             raise InputFileError(self._nothing_recorded(recorder))
+        say(f"ctxreuse: {self._nothing_recorded(recorder, error)}")
 
-    @contextmanager
-    def _saying_what_was_recorded(self, recorder: TraceRecorder) -> Iterator[None]:
-        """Say at the end what was recorded, however the program ends."""
-        try:
-            yield
-        except BaseException as end:
-            if recorder.requests or not isinstance(end, SystemExit) or end.code:
-                if not recorder.requests and not isinstance(end, CtxreuseError):
-                    say(f"ctxreuse: {self._nothing_recorded(recorder, end)}")
-                raise
-        finally:
-            if recorder.requests:
-                say(f"ctxreuse: recorded in {self.output}: {recorder.summary()}")
-                say(f"ctxreuse: next: ctxreuse estimate {shlex.quote(str(self.output))}")
-            else:
-                recorder.discard()  # an empty recording would stand in the next one's way
-            if recorder.faults:
-                say(f"ctxreuse: {recorder.faults} lines could not be recorded; see the log")
-
-    def _nothing_recorded(self, recorder: TraceRecorder, end: BaseException | None = None) -> str:
+    def _nothing_recorded(self, recorder: TraceRecorder, error: BaseException | None = None) -> str:
         """Return what to do where nothing of a program was recorded, which may have ended early."""
         nothing = f"{describe(self.program)}: nothing was recorded"
         if recorder.faults:
             return f"{nothing}, because nothing could be; see the log"
-        ended = {ProgramCrashError: str(end), Terminated: "SIGTERM ended the program"}
-        if type(end) in ended:
+        if error is not None and not isinstance(error, SystemExit):
             return (
-                f"{nothing}, so nothing is written; {ended[type(end)]} before it retrieved anything"
+                f"{nothing}, so nothing is written; the program ended with {type(error).__name__} "
+                "before it retrieved anything"
             )
         remedy = (
             "--source openai reads the prompts that OpenAI clients send, --source anthropic those "

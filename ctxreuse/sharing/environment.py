@@ -48,7 +48,7 @@ def settled(mode: Mode | None, capacity_tokens: int | None, shared_log: Any) -> 
     for name in [name for name, value in given.items() if value is not None and _text(name)]:
         _say_unused(name, "the program sets it in code")
     # a wrong mode: all is sent as given
-    held: Mode = mode or _read(MODE, _mode, "active", "shadow")
+    held: Mode = _read(MODE, _mode, "active", "shadow") if mode is None else mode
     if capacity_tokens is None:
         capacity_tokens = _read(CAPACITY_TOKENS, _tokens, None, None)
     if held == "shadow":

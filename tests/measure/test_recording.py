@@ -23,7 +23,7 @@ def recorded(folder):
     return corpus, read_trace(str(Path(folder, "trace.jsonl")), corpus)
 
 
-@given(st.lists(st.tuples(odd_contexts, queries), max_size=5), st.booleans())
+@given(st.lists(st.tuples(odd_contexts, queries), min_size=1, max_size=5), st.booleans())
 def test_a_recording_is_what_was_sent(tmp_path_factory, requests, hash_only):
     folder = tmp_path_factory.mktemp("recording")
     with TraceRecorder(folder, hash_only=hash_only) as recorder:
@@ -78,8 +78,8 @@ def test_two_recordings_of_the_same_have_other_names(tmp_path):
 
 
 def test_only_the_owner_may_read_it_and_it_is_not_written_over(tmp_path):
-    with TraceRecorder(tmp_path / "new" / "one"):
-        pass
+    with TraceRecorder(tmp_path / "new" / "one") as recorder:
+        assert recorder.record(["text"]) == 1
     if os.name == "posix":
         mode = (tmp_path / "new" / "one" / "trace.jsonl").stat().st_mode
         assert stat.S_IMODE(mode) == 0o600
@@ -175,7 +175,9 @@ named = st.builds(
 )
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(named, max_size=4)), max_size=30))
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.lists(named, max_size=4)), min_size=1, max_size=30)
+)
 def test_what_is_forgotten_is_written_again_and_the_recording_stays_right(
     tmp_path_factory, requests
 ):

@@ -20,7 +20,7 @@ from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -97,9 +97,12 @@ class TraceRecorder(OnePerProcess):
         self._failing = FailOpen("TraceRecorder", "a request is not written", work="recording")
         with file_errors(folder, "written"):
             self._folder = Path(folder).absolute()  # a program may change its own
+            make_folder(self._folder)
         self._is_closed = False
         self._start_anew()
-        self._open()
+        for name in (CORPUS, TRACE):
+            if os.path.lexists(self._folder / name):
+                raise _is_there(self._folder / name)
         renew_after_fork(self._start_anew)
 
     def _start_anew(self) -> None:
@@ -115,22 +118,19 @@ class TraceRecorder(OnePerProcess):
         self._known = KnownTexts()  # what to name instead of writing it
         self._written_texts = 0
         self._blocks = self._requests_of_conversations = self._talks = 0
-        self._paths: list[Path] = []
-        self._files: list[IO[bytes]] = []
-        self._more_files: dict[str, IO[bytes]] = {}
+        self._paths: dict[str, Path] = {}  # of what has been written to
 
     def _open(self) -> None:
+        """Make the files; each line opens one anew, for a program may close all descriptors."""
         process = process_name().rstrip(".")
         folder = self._folder / f"forked-{process}" if process else self._folder
-        self._paths = [folder / name for name in (CORPUS, TRACE)]
+        _make_file(folder / CORPUS)
         try:
-            self._files += map(_new_file, self._paths)
+            _make_file(folder / TRACE)
         except InputFileError:
-            for path, file in zip(self._paths, self._files, strict=False):
-                file.close()
-                path.unlink()
-            self._files = []  # the next request of a child tries again
+            (folder / CORPUS).unlink()  # the next request tries again
             raise
+        self._paths = {name: folder / name for name in (CORPUS, TRACE)}
 
     @property
     def faults(self) -> int:
@@ -240,17 +240,9 @@ class TraceRecorder(OnePerProcess):
         return f"{count} with {documents}{in_talks * bool(turns)}{': ' * bool(of)}{', '.join(of)}"
 
     def close(self) -> None:
-        """Close the files; what is recorded afterwards counts in `faults`."""
+        """Write no more: what is recorded afterwards counts in `faults`."""
         with self._lock:
             self._is_closed = True
-            for file in (*self._files, *self._more_files.values()):
-                file.close()
-
-    def discard(self) -> None:
-        """Close the files and delete them."""
-        self.close()
-        for path in self._paths:
-            path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -307,11 +299,11 @@ class TraceRecorder(OnePerProcess):
         told: Mapping[str, Any],
     ) -> None:
         """Append a request, and before it the blocks that the corpus lacks; the lock is held."""
-        if not self._files and not self._is_closed:
+        assert not self._is_closed, "closed"
+        if not self._paths:
             self._open()
-        corpus, trace = self._files
         ids = [
-            self._named(block, measured[key], request.tenant, corpus, title_of.get(key, ""))
+            self._named(block, measured[key], request.tenant, title_of.get(key, ""))
             if (name := known[key]) is None
             else name
             for key, block in request.unique_blocks.items()
@@ -327,7 +319,7 @@ class TraceRecorder(OnePerProcess):
             line["conversation_id"] = self._name(request.conversation_id)
             line["turn"] = self._next_turn(request.tenant, request.conversation_id)
             self._requests_of_conversations += 1
-        _append(trace, {**line, **told, "blocks": ids})
+        _append(self._paths[TRACE], {**line, **told, "blocks": ids})
         self.requests += 1
         texts = [one.text for one in request.unique_blocks.values()]
         self._known.add(
@@ -359,19 +351,18 @@ class TraceRecorder(OnePerProcess):
         with self._lock:
             if not self._paths:
                 return  # of a request that the parent has recorded
-            if name not in self._more_files and not self._is_closed:
-                path = self._paths[0].with_name(name)
-                self._more_files[name] = _new_file(path)
-                self._paths.append(path)
-            assert name in self._more_files, "closed"
-            _append(self._more_files[name], line)
+            assert not self._is_closed, "closed"
+            if name not in self._paths:
+                path = self._paths[TRACE].with_name(name)
+                _make_file(path)
+                self._paths[name] = path
+            _append(self._paths[name], line)
 
     def _named(
         self,
         block: ContextBlock,
         measured: _MeasuredBlock,
         tenant: str,
-        corpus: IO[bytes],
         title: str,
     ) -> BlockId:
         """Return a block's name, which the corpus has from now on."""
@@ -386,7 +377,7 @@ class TraceRecorder(OnePerProcess):
             line: dict[str, Any] = {"id": name, "tokens": measured.tokens}
             if not self._hash_only:
                 line |= {"text": block.text} | ({"title": title} if title else {})
-            _append(corpus, line)
+            _append(self._paths[CORPUS], line)
             self._blocks += 1
             if may_be_new:
                 self._written[key] = digest
@@ -440,28 +431,32 @@ def _beside(sent: SentCall | None, marks: Sequence[int] | None) -> dict[str, Any
     return told
 
 
-def _append(file: IO[bytes], line: Mapping[str, Any]) -> None:
+def _append(path: Path, line: Mapping[str, Any]) -> None:
     """Write a line, all of it or nothing: behind half a line, the next one would be lost, too."""
-    before = file.seek(0, os.SEEK_END)
-    left = memoryview(json.dumps(line).encode() + b"\n")
-    try:
-        while left:
-            left = left[file.write(left) :]
-    except OSError:
-        file.truncate(before)
-        raise
+    with open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        left = memoryview(json.dumps(line).encode() + b"\n")
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(before)
+            raise
 
 
-def _new_file(path: Path) -> IO[bytes]:
+def _make_file(path: Path) -> None:
     make_folder(path.parent)
     with file_errors(path, "written"):
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError as error:
-            raise InputFileError(
-                f"{path}: there is a recording already; choose another folder, or delete it"
-            ) from error
-    return os.fdopen(handle, "wb", buffering=0)
+            raise _is_there(path) from error
+
+
+def _is_there(path: Path) -> InputFileError:
+    return InputFileError(
+        f"{path}: there is a recording already; choose another folder, or delete it"
+    )
 
 
 _LABEL = re.compile(
