@@ -65,6 +65,7 @@ def _run() -> None:
     try:
         app()
     except (SystemExit, CtxreuseError):  # a command always ends so
+        _replace_closed_streams()  # a program that was recorded had none
         _write_out()
         raise
     except OSError as error:

@@ -50,8 +50,7 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> B
         main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
         main.__file__ = str(spec.origin)
     sys.modules["__main__"], sys.excepthook = main, sys.__excepthook__
-    streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
-    for name in streams:
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, f"__{name}__") is None:  # it was closed before `main` put one in its place
             setattr(sys, name, None)
     try:
@@ -60,9 +59,6 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> B
     except BaseException as error:
         error.__traceback__ = _in_program(error.__traceback__, main)
         return error
-    finally:
-        for name, stream in streams.items():
-            setattr(sys, name, getattr(sys, name) or stream)
     return None
 
 

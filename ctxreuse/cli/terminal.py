@@ -27,7 +27,8 @@ from ctxreuse.measure.traces.json_lines import STANDARD_STREAM
 def say(text: str) -> None:
     """Print on standard error, where no output of a command goes; do without if nobody takes it."""
     with suppress(OSError, ValueError):  # ValueError: a program that is recorded has closed it
-        print(text, file=sys.stderr)
+        if sys.stderr is not None:  # None would be standard output
+            print(text, file=sys.stderr)
 
 
 def put(text: str) -> None:

@@ -20,7 +20,7 @@ from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.memory.names import Sharing
 from ctxreuse.memory.sent_log import RatioEntry, ToldEntry
-from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
+from ctxreuse.sharing.entries import CHECK_BYTES, UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")
 _MAX_UNTOLD = 100_000
@@ -126,6 +126,7 @@ class _Outbox:
         self.told = self.lost = 0
         self._failures = 0
         self._numbers = 0  # of entries that were given to the log
+        self._written: LRUMap[int, bytes] = LRUMap(_WRITERS)  # their checksums
         self._waiting: deque[ToldEntry | _Numbered] = deque()
         self._appending: list[_Numbered] = []
 
@@ -162,7 +163,10 @@ class _Outbox:
             number = min(len(self._waiting), _AT_ONCE)
             self._appending = [self._numbered(self._waiting.popleft()) for _ in range(number)]
         try:
-            self._log.append([encode(self.writer, *one) for one in self._appending])
+            written = [encode(self.writer, *one) for one in self._appending]
+            for one, entry in zip(self._appending, written, strict=True):
+                self._written.put(one.number, entry[-CHECK_BYTES:])
+            self._log.append(written)
             self.told += number
             self._appending = []
         except Exception:
@@ -173,6 +177,21 @@ class _Outbox:
                 self._waiting.extendleft(reversed(self._appending))
                 self._appending = []
             self._drop_excess()
+
+    def has_written(self, writer: bytes, number: int, entry: bytes) -> bool:
+        """Return whether an entry is this one's; take another name if others write under its."""
+        known = self._written.get(number)
+        if known == entry[-CHECK_BYTES:] or writer != self.writer:
+            return known == entry[-CHECK_BYTES:]
+        if known is None and number <= self._numbers:
+            return True  # too long ago to be known
+        self.writer = os.urandom(len(writer))
+        _log.warning(
+            "another process writes to the shared log under the name of this planner, as after a "
+            "copy of a running process; it has a new one. Make planners behind such a copy: what "
+            "was told since may be lost to others."
+        )
+        return False
 
     def _numbered(self, entry: ToldEntry | _Numbered) -> _Numbered:
         if isinstance(entry, _Numbered):
@@ -318,7 +337,7 @@ class Exchange(Sharing):
                 _log.warning("%s; it is left out. Further ones are only counted.", error)
             return
         take_in = self._take_in()
-        if writer == self._outbox.writer or take_in is None:
+        if self._outbox.has_written(writer, number, one) or take_in is None:
             return
         if number <= (self._latest_of.get(writer) or 0):
             return  # appended twice, or read again behind a gap

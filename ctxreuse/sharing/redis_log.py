@@ -54,6 +54,7 @@ _REMEDIES_OF_CODES = {
     "WRONGTYPE": "the key holds something that is no stream; name another one with stream=",
     "MISCONF": "the server cannot save to its disk, and takes no writes; mend that",
     "NOREPLICAS": "the server has too few replicas to take writes",
+    "DB index": "the server has no such database; mend the number in the URL",
     "MAXMEMORY": "the server is out of memory; give it more, or lower max_entries",
 }
 

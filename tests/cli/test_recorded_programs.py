@@ -49,7 +49,7 @@ ENDS = {
     "gets SIGTERM": "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)",
     "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "fails at its end": "atexit.register(lambda: 1 / 0)",
-    "has a hook": "sys.excepthook = lambda *error: sys.stderr.write('hook')\n1 / 0",
+    "has a hook": "sys.excepthook = lambda *error: sys.stderr.write('hook\\n')\n1 / 0",
     "handles SIGTERM": (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
         "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)"
@@ -127,7 +127,9 @@ OPEN = {
     "no error output": ("2>&-", ""),
     "no input": ("<&-", ""),
 }
-TABLE = list(product(WAYS, ENDS, OPEN))
+IN_LINE = {("thread that forks", "raises from a client"), ("process", "raises from a client")}
+"""Python's own modules show these errors, with the line that notes what a client is sent."""
+TABLE = [case for case in product(WAYS, ENDS, OPEN) if case[:2] not in IN_LINE]
 FEW = [
     ("fork", "raises from a client", "a file where one was closed"),
     ("fork and SIGTERM at once", "leaves at once", "all"),

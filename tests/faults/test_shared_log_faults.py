@@ -72,6 +72,24 @@ class Files:
                 log._connection.execute(words)
 
     @contextmanager
+    def dropped_table(self) -> Iterator[None]:
+        self._write("DROP TABLE entries")
+        yield
+
+    @contextmanager
+    def last_number(self) -> Iterator[None]:
+        self._write(f"INSERT INTO entries VALUES ({2**63 - 1}, x'00')")
+        yield
+        for one in self.path.parent.glob("sent.sqlite*"):  # as the log says
+            if one.suffix != ".key":
+                one.unlink()
+
+    def _write(self, words: str) -> None:
+        with sqlite3.connect(self.path) as other:
+            other.execute(words)
+        other.close()
+
+    @contextmanager
     def damaged(self) -> Iterator[None]:
         parts = sorted(self.path.parent.glob("sent.sqlite*"))
         parts = [one for one in parts if one.suffix != ".key"]
@@ -144,7 +162,10 @@ def entries(store: Files | Redis, spoilt: Callable[[bytes], bytes]) -> Iterator[
 
 Fault = Callable[[Any], AbstractContextManager[None]]
 FAULTS: dict[tuple[str, str], Fault] = {
-    **{("file", name): getattr(Files, name) for name in ("away", "slow", "read_only", "damaged")},
+    **{
+        ("file", name): getattr(Files, name)
+        for name in ("away", "slow", "read_only", "damaged", "dropped_table", "last_number")
+    },
     **{
         ("Redis", name): getattr(Redis, name)
         for name in ("away", "slow", "full", "read_only", "damaged")

@@ -156,7 +156,14 @@ def _locked(server: RedisServer) -> str:
     return "password is wrong"
 
 
-@pytest.mark.parametrize("spoil", [_wrong_type, _out_of_memory, _replica, _no_rights, _locked])
+def _unknown_database(server: RedisServer) -> str:
+    server.url = server.url.partition("?")[0] + "?db=99"
+    return "no such database; mend the number in the URL"
+
+
+@pytest.mark.parametrize(
+    "spoil", [_wrong_type, _out_of_memory, _replica, _no_rights, _locked, _unknown_database]
+)
 def test_a_server_that_refuses_costs_no_plan_and_the_log_says_why(server, caplog, spoil):
     reason = spoil(server)
     log = log_at(server.url)

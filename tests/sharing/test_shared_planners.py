@@ -185,6 +185,29 @@ def test_copies_and_pickles_share_the_log(log):
         assert order(other.plan(asked("cba"))) == "abc"
 
 
+@pytest.mark.parametrize("before", [0, 3])
+def test_planners_with_a_copied_name_take_new_ones_and_know_of_each_other(log, caplog, before):
+    """As when the image of a running process, a snapshot or a container, goes on twice."""
+    one, other, third = sharing(log, 3)
+    for _ in range(before):
+        one.plan(asked("ihg"))
+    caught_up(one, other, third)
+    copied, outbox = one._exchange._outbox, other._exchange._outbox
+    outbox.writer, outbox._numbers = copied.writer, copied._numbers
+    one.plan(asked("bac"), "none")
+    other.plan(asked("fed"), "none")
+    caught_up(one, other, third)
+    assert order(other.plan(asked("abc"))) == "bac"
+    assert order(one.plan(asked("def"))) == "fed"
+    assert copied.writer != outbox.writer
+    assert "under the name of this planner" in caplog.text
+    for planner, letters in ((one, "onm"), (other, "srq")):
+        planner.plan(asked(letters), "none")
+    caught_up(one, other, third)
+    assert order(third.plan(asked("mno"))) == "onm"
+    assert order(third.plan(asked("qrs"))) == "srq"
+
+
 @pytest.mark.parametrize("log", [3, "a path", object()])
 def test_what_is_no_log_is_refused(log):
     with pytest.raises(InvalidRequestError, match="shared_log"):

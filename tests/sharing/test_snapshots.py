@@ -206,7 +206,7 @@ def test_a_broken_file_is_an_error_in_the_log_and_an_empty_planner(tmp_path, cap
     assert order(reloaded(planner, tmp_path).plan(asked("zyx"))) == "xyz", "it is replaced"
 
 
-@pytest.mark.parametrize("how", ["missing", "another", "short", "a folder"])
+@pytest.mark.parametrize("how", ["missing", "another", "short", "empty", "a folder", "a link"])
 def test_a_key_that_does_not_fit_is_named(tmp_path, how):
     before, path, key = ReusePlanner(), tmp_path / "sent", tmp_path / "sent.key"
     before.plan(asked("abc"))
@@ -214,12 +214,14 @@ def test_a_key_that_does_not_fit_is_named(tmp_path, how):
     key.unlink()
     if how == "a folder":
         key.mkdir()
+    elif how == "a link":
+        key.symlink_to(tmp_path / "elsewhere")
     elif how != "missing":
-        key.write_bytes(bytes(32 if how == "another" else 5))
+        key.write_bytes(bytes({"another": 32, "short": 5, "empty": 0}[how]))
     with pytest.raises(CtxreuseError, match=r"key"):
         ReusePlanner.load(path, strict=True)
     assert ReusePlanner.load(path).statistics().requests == 0
-    assert (how == "missing") == (not key.exists()), "none is made for a file that is there"
+    assert (how == "missing") == (not os.path.lexists(key)), "none is made for a file that is there"
 
 
 def test_a_loaded_planner_is_saved_with_its_own_key(tmp_path):
