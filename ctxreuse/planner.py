@@ -286,16 +286,13 @@ class ReusePlanner(FixedSettings):
 
     def _savable(self) -> TenantPlanner | None:
         """Return what is saved and loaded; None where the environment has it that nothing is."""
-        if isinstance(self._planning, ShadowPlanner):
-            problem = (
-                "a planner in shadow mode sends everything as retrieved, so there is nothing to "
-                'save or load; take mode="active"'
-            )
-        elif self._exchange is not None:
-            problem = (
-                "a planner with a shared_log starts from that: call catch_up(), not save or load"
-            )
-        else:
+        problem = (
+            "a planner with a shared_log starts from that: call catch_up(), not save or load"
+            if self._exchange is not None
+            else "a planner in shadow mode sends everything as retrieved, so there is nothing to "
+            'save or load; take mode="active"'
+        )
+        if self._exchange is None and self._mode == "active":
             return self._planning
         if not self._is_told:
             raise InvalidRequestError(problem)

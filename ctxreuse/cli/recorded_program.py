@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Sequence
+from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import read_code
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 from zipfile import is_zipfile
@@ -41,7 +40,6 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> B
 
     Nothing is put back: what its threads, children and exit functions see is the program's.
     """
-    sys.argv = [program, *arguments]
     sys.path.insert(0, str(Path.cwd() if is_module else Path(program).resolve().parent))
     main = ModuleType("__main__")
     main.__file__ = str(Path(program).absolute())
@@ -49,13 +47,17 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> B
     if spec is not None:
         main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
         main.__file__ = str(spec.origin)
+    sys.argv = [main.__file__ if is_module else program, *arguments]
     sys.modules["__main__"], sys.excepthook = main, sys.__excepthook__
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, f"__{name}__") is None:  # it was closed before `main` put one in its place
             setattr(sys, name, None)
     try:
-        sys.argv[0] = main.__file__ if is_module else program
-        exec(_code(main.__file__) if spec is None else _code_of(spec), main.__dict__)
+        if spec is not None and isinstance(spec.loader, InspectLoader):
+            code: Any = spec.loader.get_code(spec.name)
+        else:
+            code = compile(Path(main.__file__).read_bytes(), main.__file__, "exec", 0, True)
+        exec(code, main.__dict__)
     except BaseException as error:
         error.__traceback__ = _in_program(error.__traceback__, main)
         return error
@@ -70,19 +72,6 @@ def _in_archive(path: str) -> ModuleSpec | None:
     return zipimporter(path).find_spec("__main__")
 
 
-def _code_of(spec: ModuleSpec) -> Any:
-    loader: Any = spec.loader
-    return loader.get_code(spec.name)
-
-
-def _code(path: str) -> Any:
-    with io.open_code(path) as file:
-        if (code := read_code(file)) is None:  # it is no compiled script
-            file.seek(0)
-            code = compile(file.read(), path, "exec", dont_inherit=True)
-    return code
-
-
 def _found_module(name: str) -> ModuleSpec:
     """Return where the module to run is; `find_spec` raises what a package might raise, too."""
     try:
@@ -92,7 +81,7 @@ def _found_module(name: str) -> ModuleSpec:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         reason = describe(str(error))
         raise InputFileError(f"{describe(name)}: cannot be found as a module: {reason}") from error
-    if found is None or not hasattr(found.loader, "get_code"):
+    if found is None or not isinstance(found.loader, InspectLoader):
         raise InputFileError(
             f"{describe(name)}: there is no such module to run; name it as for python -m, or a "
             "script without --module"

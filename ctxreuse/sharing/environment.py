@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe, shown_url
 from ctxreuse.planning.savings import Mode
@@ -22,15 +22,6 @@ _Value = TypeVar("_Value")
 _is_unread: ContextVar[bool] = ContextVar("ctxreuse_environment_is_unread", default=False)
 
 
-class Settled(NamedTuple):
-    """What a planner does of what its maker and the environment say."""
-
-    mode: Mode
-    capacity_tokens: int | None
-    shared_log: Any
-    is_told: bool = False  # the environment has changed what can be saved or shared
-
-
 def as_given(make: Callable[..., _Value], **settings: Any) -> _Value:
     """Return a planner as its maker says: copies, and those of commands."""
     token = _is_unread.set(True)
@@ -40,23 +31,27 @@ def as_given(make: Callable[..., _Value], **settings: Any) -> _Value:
         _is_unread.reset(token)
 
 
-def settled(mode: Mode | None, capacity_tokens: int | None, shared_log: Any) -> Settled:
-    """Return a planner's settings: those that are None are read from `CTXREUSE_*`."""
+def settled(
+    mode: Mode | None, capacity_tokens: int | None, shared_log: Any
+) -> tuple[Mode, int | None, Any, bool]:
+    """Return a planner's settings: those that are None are read from `CTXREUSE_*`.
+
+    And whether the environment has changed what can be saved.
+    """
     if _is_unread.get():
-        return Settled(mode or "active", capacity_tokens, shared_log)
+        return mode or "active", capacity_tokens, shared_log, False
     given = {MODE: mode, CAPACITY_TOKENS: capacity_tokens, SHARED_LOG: shared_log}
-    for name in [name for name, value in given.items() if value is not None and _text(name)]:
+    for name in [name for name, value in given.items() if value is not None]:
         _say_unused(name, "the program sets it in code")
     # a wrong mode: all is sent as given
     held: Mode = _read(MODE, _mode, "active", "shadow") if mode is None else mode
     if capacity_tokens is None:
         capacity_tokens = _read(CAPACITY_TOKENS, _tokens, None, None)
     if held == "shadow":
-        if _text(SHARED_LOG):
-            _say_unused(SHARED_LOG, "in shadow mode nothing is shared")
-        return Settled(held, capacity_tokens, shared_log if mode else None, is_told=not mode)
+        _say_unused(SHARED_LOG, "in shadow mode nothing is shared")
+        return held, capacity_tokens, shared_log if mode else None, mode is None
     told = _read(SHARED_LOG, _shared_log, None, None) if shared_log is None else None
-    return Settled(held, capacity_tokens, told or shared_log, is_told=told is not None)
+    return held, capacity_tokens, told or shared_log, told is not None
 
 
 def _text(name: str) -> str:
@@ -70,36 +65,31 @@ def _read(name: str, read: Callable[[str], _Value], missing: _Value, wrong: _Val
     try:
         return read(text)
     except CtxreuseError as error:
-        _complain(name, str(error), "nothing is changed" if wrong == "shadow" else "")
+        problem = str(error)
     except Exception as error:  # a log's file or server may fail in any way
-        _complain(name, f"failed with {type(error).__name__}", "")
+        problem = f"failed with {type(error).__name__}"
+    instead = "nothing is changed" if wrong == "shadow" else "ctxreuse does as if it were not set"
+    _say(logging.ERROR, "wrong: %s. Until it is mended, %s.", name, problem, instead)
     return wrong
 
 
 @cache  # once a process, however many planners it makes
-def _complain(name: str, problem: str, instead: str) -> None:
-    _log.error(
-        "The environment variable %s is wrong: %s. Until it is mended, %s.",
-        name,
-        problem,
-        instead or "ctxreuse does as if it were not set",
-    )
+def _say(level: int, words: str, *about: str) -> None:
+    _log.log(level, f"The environment variable %s is {words}", *about)
 
 
-@cache
 def _say_unused(name: str, reason: str) -> None:
-    _log.warning("The environment variable %s is set and not used: %s.", name, reason)
+    if _text(name):
+        _say(logging.WARNING, "set and not used: %s.", name, reason)
 
 
 def _mode(text: str) -> Mode:
-    known = text.lower()
-    for mode in get_args(Mode):
-        if mode == known:
-            found: Mode = mode
-            return found
-    raise InvalidRequestError(
-        f"it is {describe(text)}; set it to {' or '.join(get_args(Mode))}, or unset it"
-    )
+    modes: dict[str, Mode] = {one: one for one in get_args(Mode)}
+    if text.lower() not in modes:
+        raise InvalidRequestError(
+            f"it is {describe(text)}; set it to {' or '.join(modes)}, or unset it"
+        )
+    return modes[text.lower()]
 
 
 def _tokens(text: str) -> int:

@@ -181,10 +181,9 @@ class _Outbox:
     def has_written(self, writer: bytes, number: int, entry: bytes) -> bool:
         """Return whether an entry is this one's; take another name if others write under its."""
         known = self._written.get(number)
-        if known == entry[-CHECK_BYTES:] or writer != self.writer:
-            return known == entry[-CHECK_BYTES:]
-        if known is None and number <= self._numbers:
-            return True  # too long ago to be known
+        is_too_old = known is None and number <= self._numbers and writer == self.writer
+        if writer != self.writer or is_too_old or known == entry[-CHECK_BYTES:]:
+            return is_too_old or known == entry[-CHECK_BYTES:]
         self.writer = os.urandom(len(writer))
         _log.warning(
             "another process writes to the shared log under the name of this planner, as after a "

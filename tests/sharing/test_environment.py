@@ -11,7 +11,7 @@ from ctxreuse.measure.replay.policies import OURS_ONLINE
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.serving import EnginePool
 from ctxreuse.sharing import SQLiteLog
-from ctxreuse.sharing.environment import _complain, _say_unused
+from ctxreuse.sharing.environment import _say
 from langchain_ctxreuse import ReuseChatModel
 
 NAMES = ("MODE", "CAPACITY_TOKENS", "SHARED_LOG", "SHARED_LOG_SECRET")
@@ -21,8 +21,7 @@ NAMES = ("MODE", "CAPACITY_TOKENS", "SHARED_LOG", "SHARED_LOG_SECRET")
 def unset(monkeypatch):
     for name in NAMES:
         monkeypatch.delenv(f"CTXREUSE_{name}", raising=False)
-    for said_once in (_complain, _say_unused):
-        said_once.cache_clear()
+    _say.cache_clear()
 
 
 def wrapped():

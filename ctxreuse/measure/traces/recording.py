@@ -120,17 +120,15 @@ class TraceRecorder(OnePerProcess):
         self._blocks = self._requests_of_conversations = self._talks = 0
         self._paths: dict[str, Path] = {}  # of what has been written to
 
-    def _open(self) -> None:
-        """Make the files; each line opens one anew, for a program may close all descriptors."""
-        process = process_name().rstrip(".")
-        folder = self._folder / f"forked-{process}" if process else self._folder
-        _make_file(folder / CORPUS)
-        try:
-            _make_file(folder / TRACE)
-        except InputFileError:
-            (folder / CORPUS).unlink()  # the next request tries again
-            raise
-        self._paths = {name: folder / name for name in (CORPUS, TRACE)}
+    def _path(self, name: str) -> Path:
+        """Return a file, made anew at first; none is kept open: a program may close them all."""
+        assert not self._is_closed, "closed"
+        if name not in self._paths:
+            process = process_name().rstrip(".")
+            path = self._folder / (f"forked-{process}" if process else "") / name
+            _make_file(path)
+            self._paths[name] = path
+        return self._paths[name]
 
     @property
     def faults(self) -> int:
@@ -299,11 +297,9 @@ class TraceRecorder(OnePerProcess):
         told: Mapping[str, Any],
     ) -> None:
         """Append a request, and before it the blocks that the corpus lacks; the lock is held."""
-        assert not self._is_closed, "closed"
-        if not self._paths:
-            self._open()
+        corpus, trace = self._path(CORPUS), self._path(TRACE)
         ids = [
-            self._named(block, measured[key], request.tenant, title_of.get(key, ""))
+            self._named(block, measured[key], request.tenant, corpus, title_of.get(key, ""))
             if (name := known[key]) is None
             else name
             for key, block in request.unique_blocks.items()
@@ -319,7 +315,7 @@ class TraceRecorder(OnePerProcess):
             line["conversation_id"] = self._name(request.conversation_id)
             line["turn"] = self._next_turn(request.tenant, request.conversation_id)
             self._requests_of_conversations += 1
-        _append(self._paths[TRACE], {**line, **told, "blocks": ids})
+        _append(trace, {**line, **told, "blocks": ids})
         self.requests += 1
         texts = [one.text for one in request.unique_blocks.values()]
         self._known.add(
@@ -349,20 +345,15 @@ class TraceRecorder(OnePerProcess):
     def _append_to(self, name: str, line: Mapping[str, Any]) -> None:
         """Append to a file that is there only where something is known of requests later."""
         with self._lock:
-            if not self._paths:
-                return  # of a request that the parent has recorded
-            assert not self._is_closed, "closed"
-            if name not in self._paths:
-                path = self._paths[TRACE].with_name(name)
-                _make_file(path)
-                self._paths[name] = path
-            _append(self._paths[name], line)
+            if self._paths:  # else it is of a request that the parent has recorded
+                _append(self._path(name), line)
 
     def _named(
         self,
         block: ContextBlock,
         measured: _MeasuredBlock,
         tenant: str,
+        corpus: Path,
         title: str,
     ) -> BlockId:
         """Return a block's name, which the corpus has from now on."""
@@ -377,7 +368,7 @@ class TraceRecorder(OnePerProcess):
             line: dict[str, Any] = {"id": name, "tokens": measured.tokens}
             if not self._hash_only:
                 line |= {"text": block.text} | ({"title": title} if title else {})
-            _append(self._paths[CORPUS], line)
+            _append(corpus, line)
             self._blocks += 1
             if may_be_new:
                 self._written[key] = digest

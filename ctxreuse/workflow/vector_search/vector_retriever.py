@@ -97,15 +97,14 @@ class VectorRetriever:
 
     def _probed(self, vector: Vectors, nearest: Ids, k: int) -> Ids:
         """Return the clusters that hold k vectors: more than the nearest where these hold fewer."""
-        sizes, probed = self.index.cluster_sizes, nearest[nearest >= 0]
-        wanted = min(k, self.index.size)
-        if sizes[probed].sum() >= wanted:
-            return probed
-        with self._counting:
-            self.probed_further += 1
-        every = self.index.nearest_clusters(vector[None], self.index.nlist)[0]
-        every = np.concatenate([probed, every[(every >= 0) & ~np.isin(every, probed)]])
-        return every[: int(np.searchsorted(np.cumsum(sizes[every]), wanted)) + 1]
+        sizes, wanted = self.index.cluster_sizes, min(k, self.index.size)
+        if sizes[nearest[nearest >= 0]].sum() < wanted:
+            with self._counting:
+                self.probed_further += 1
+            nearest = self.index.nearest_clusters(vector[None], self.index.nlist)[0]
+            nearest = nearest[nearest >= 0]
+            nearest = nearest[: int(np.searchsorted(np.cumsum(sizes[nearest]), wanted)) + 1]
+        return nearest[nearest >= 0]
 
     async def retrieve(self, query: str, k: int) -> Documents:
         """Return the k blocks nearest to a query, searched in one call in a thread."""
