@@ -28,10 +28,10 @@ from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.context_finder import contexts_in
 from ctxreuse.pipeline.document_turn import best_first
 from ctxreuse.pipeline.engine_options import added_cache_fields, marks_the_end
-from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.formatting import labelled_block
 from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import with_breakpoints
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_sent, result_edit
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice

@@ -28,7 +28,6 @@ from ctxreuse.pipeline.engine_options import (
     EngineOptions,
     marks_the_end,
 )
-from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.ordered_release import (
     DEFAULT_WINDOW_S,
@@ -36,6 +35,7 @@ from ctxreuse.pipeline.ordered_release import (
     checked_window,
     planned_aside,
 )
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import (
     PlannedPrompt,
     PromptStatistics,

@@ -16,7 +16,6 @@ from ctxreuse.context.fixed_settings import RebuiltCopies
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, shared_names
-from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.formatting import (
     checked_items,
     cited_positions,
@@ -25,6 +24,7 @@ from ctxreuse.pipeline.formatting import (
     own_labels,
 )
 from ctxreuse.pipeline.known_texts import Form
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.scope import tenant_from_config
 

@@ -32,7 +32,6 @@ from ctxreuse.pipeline.engine_options import (
     SESSION_HEADER,
     EngineOptions,
 )
-from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.ordered_release import (
     DEFAULT_WINDOW_S,
@@ -40,6 +39,7 @@ from ctxreuse.pipeline.ordered_release import (
     checked_window,
     planned_aside,
 )
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import (
     PlannedPrompt,
     PromptPart,

@@ -37,7 +37,6 @@ from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.document_turn import best_first
-from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.memories import (
     ENTITIES,
     Placement,
@@ -50,6 +49,7 @@ from ctxreuse.pipeline.memories import (
     tenant_of,
 )
 from ctxreuse.pipeline.memory_planner import found_memories, memory_block
+from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
