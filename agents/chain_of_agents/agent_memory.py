@@ -107,8 +107,6 @@ class AgentMemory:
             max_conversations, max_weight=max_characters, weight_of=lambda one: one.characters
         )
         self._tokens_each: LRUMap[str, deque[float]] = LRUMap(_MAX_TENANTS)
-        # so that a second question on a document finds the pieces of the first
-        self._cuts: TenantLRUMap[BlockKey, int] = TenantLRUMap(_MAX_DOCUMENTS)
         self._refused: TenantLRUMap[tuple[BlockKey, ...], bool] = TenantLRUMap(_MAX_DOCUMENTS)
 
     @property
@@ -117,7 +115,6 @@ class AgentMemory:
         with self._lock:
             return {
                 "token_lengths": self._tokens_each.size,
-                "cut_documents": self._cuts.size,
                 "refused_segments": self._refused.size,
                 "conversations": self._conversations.size,
                 "conversation_characters": self._conversations.weight_size,
@@ -135,14 +132,6 @@ class AgentMemory:
         with self._lock:
             latest = self._tokens_each.get(tenant) or deque()
             return max(1.0, max(latest, default=1.0))
-
-    def cut_length(self, tenant: str, document: BlockKey, tokens: int) -> int:
-        """Return into pieces of how many tokens a document is cut: always as the first time."""
-        with self._lock:
-            before = self._cuts.get(tenant, document)
-            if before is None:
-                self._cuts.put(tenant, document, tokens)
-            return before or tokens
 
     def note_refused(self, tenant: str, blocks: Iterable[ContextBlock]) -> None:
         """Remember that the model has no room for some blocks together."""

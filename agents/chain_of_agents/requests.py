@@ -43,6 +43,7 @@ class Budget:
     """The bounds of one question's prompts, in tokens."""
 
     window: int  # of a prompt with its answer
+    cut: int  # what the pieces of long documents have at most
     segment: int  # what a worker reads in one call
     notes: int  # what the manager reads
     label: int  # what each document but the first adds besides its text
@@ -63,12 +64,11 @@ def budget_of(
     window = window or _DEFAULT_WINDOW_TOKENS
     prompts, templates, count_tokens = settings.prompts, planner.templates, planner.count_tokens
     note_tokens, answer_tokens = settings.note_tokens, settings.answer_tokens
-    margin = min(_ESTIMATE_MARGIN, _LEARNT_MARGIN / tokens_each)
-    usable = window if planner.counts_tokens else int(window * margin)
-    # the same for all usual questions, so that a long document is always cut at the same places
-    asked = _QUESTION_TOKENS
-    while asked < count_tokens(question):
-        asked *= 2
+    usable = learnt = window
+    if not planner.counts_tokens:
+        usable = int(window * _ESTIMATE_MARGIN)
+        learnt = min(usable, int(window * _LEARNT_MARGIN / tokens_each))
+    longer = max(0, count_tokens(question) - _QUESTION_TOKENS)  # than what is kept for it
     label = templates.label_of(ContextBlock(text=""))
     label_tokens = count_tokens(_beside_a_text(label, templates, count_tokens))
     location, location_line = templates.location_annotations([label])[0] + templates.separator, ""
@@ -77,17 +77,21 @@ def budget_of(
     query = max(count_tokens(prompts.first), count_tokens(prompts.next))
     worker = count_tokens(prompts.worker) + query + 2 * note_tokens
     manager = count_tokens(prompts.manager + prompts.final + prompts.no_notes) + answer_tokens
-    segment = usable - worker - asked - _MARKUP_TOKENS - label_tokens
-    notes = usable - manager - asked - _MARKUP_TOKENS
+    # by neither the question nor what was learnt: each chain and process cuts a document alike
+    cut = usable - worker - _QUESTION_TOKENS - _MARKUP_TOKENS - label_tokens
+    segment = cut - max(0, longer - (window - usable) // 2)
+    notes = usable - manager - _QUESTION_TOKENS - longer - _MARKUP_TOKENS
     if segment < _LEAST_SEGMENT_TOKENS or notes < _LEAST_SEGMENT_TOKENS:
         raise InvalidRequestError(
             f"a model with room for {window} tokens has none for a segment, beside instructions, "
             f"a question of {count_tokens(question)} tokens, notes of {note_tokens} and an answer "
             f"of {answer_tokens}; ask a shorter question, or lower note_tokens or answer_tokens"
         )
+    notes = max(_LEAST_SEGMENT_TOKENS, notes - (usable - learnt))
     note = count_tokens(prompts.note_shown(_HIGH_NUMBER, "") + NOTE_SEPARATOR)
     return Budget(
         window=usable,
+        cut=min(cut, settings.segment_tokens or cut),
         segment=min(segment, settings.segment_tokens or segment),
         notes=notes,
         label=label_tokens,

@@ -86,11 +86,8 @@ class ChainRun:
         pieces = [
             piece
             for block in question.documents
-            for piece in pieces_of(
-                block,
-                self.memory.cut_length(question.tenant, block.key, budget.segment),
-                self.planner.count_tokens,
-            )
+            for cut in pieces_of(block, budget.cut, self.planner.count_tokens)
+            for piece in pieces_of(cut, budget.segment, self.planner.count_tokens)
         ]
         tokens = [self.planner.block_tokens([piece], question.tenant) for piece in pieces]
         one_each = settings.packing == "single" or (

@@ -134,7 +134,9 @@ def budget(asked: str = "q", window: int = 1_000, is_counted: bool = True, **opt
 class TestBudget:
     def test_a_segment_has_the_same_room_for_all_usual_questions_and_what_is_asked_for(self):
         assert budget("q").segment == budget("q " * 256).segment
-        assert budget("q " * 257).segment == budget("q").segment - 256
+        assert budget("q " * 257).segment == budget("q").segment - 1
+        assert budget("q " * 257).cut == budget("q").cut
+        assert budget("q " * 381, is_counted=False).segment == budget(is_counted=False).cut
         assert budget().window == 1_000
         assert budget(is_counted=False).window == 750
         assert budget().segment - budget(is_counted=False).segment == 250

@@ -208,17 +208,34 @@ class TestTooLongForTheModel:
             "the length of a token was not learnt"
         )
 
-    def test_what_one_tenant_reads_says_nothing_of_tokens_to_another(self):
+    @MODES
+    def test_a_document_is_cut_once_whatever_else_is_asked_in_whichever_chain(self, mode):
+        """Denser documents, longer questions, other chains and processes move no cut."""
         engine = EmulatedEngine(answer="A note.", max_model_len=4_000, tokenize=digits)
-        chain = chain_of(engine, mode="parallel", workers=4, note_tokens=64, answer_tokens=64)
-        plain = chain_of(engine, mode="parallel", workers=4, note_tokens=64, answer_tokens=64)
-        chain.invoke({"question": "Which?", "documents": [TABLE], "tenant": "a"})
-        text = "A sentence about something. " * 2_000
-        asked = {"question": "Which?", "documents": [text], "tenant": "b"}
-        one, other = chain.invoke(asked).trace, plain.invoke(asked).trace
-        assert [step.documents for step in one.workers] == [
-            step.documents for step in other.workers
-        ]
+
+        def chain():  # another one has learnt nothing, as in another process
+            return chain_of(engine, mode=mode, note_tokens=64, answer_tokens=64)
+
+        log = [f"{n}: line of the log that tells of mill {n * 31 % 97}" for n in range(2_372)]
+        read = ["\n".join(log), "A sentence about something. " * 900, TABLE, "n" * 9_000]
+        first, computed = chain(), []
+        for asks, documents, words in (
+            (first, read[:1], "Which?"),
+            (first, read[1:], "Which else?"),
+            (first, read[:1], "And which? " * 100),
+            (chain(), read[1::-1], "When?"),
+            (chain(), read[:1:-1], "Why?"),
+            (first, read, "Who?"),
+        ):
+            before = engine.usage.prefilled_tokens
+            trace = asks.invoke({"question": words, "documents": documents}).trace
+            computed.append((engine.usage.prefilled_tokens - before) / len(trace.steps))
+        asked = len(digits("And which? " * 100))
+        assert max(computed[3:]) < 80, "the question, the note and the words around them"
+        assert computed[2] < asked + 80
+        assert min(computed[:2]) > 500
+        for line in log:  # whole, and so behind a label, a line's end or a part's beginning
+            assert any(f"{line}\n" in worker_text(body) for body in engine.requests), line
 
     def test_an_engine_that_finds_everything_too_long_is_not_asked_without_end(self):
         engine = EmulatedEngine(answer="A note.", max_model_len=1)
