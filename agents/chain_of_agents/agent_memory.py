@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -10,15 +9,11 @@ from typing import Any, NamedTuple, TypeAlias
 from ctxreuse.context.blocks import BlockKey, ContextBlock
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
+from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 
 MANAGER = -1
 """The manager's number among the agents."""
 
-_MAX_TENANTS = 1_000
-_LATEST = 64
-"""Prompts of a tenant by which the length of its tokens is told."""
-_LEAST_ESTIMATED = 256
 _MAX_DOCUMENTS = 200_000
 _ENTRY_CHARACTERS = 100
 """What a message, a document or a conversation takes besides its text."""
@@ -106,7 +101,6 @@ class AgentMemory:
         self._conversations: TenantLRUMap[ConversationKey, _Remembered] = TenantLRUMap(
             max_conversations, max_weight=max_characters, weight_of=lambda one: one.characters
         )
-        self._tokens_each: LRUMap[str, deque[float]] = LRUMap(_MAX_TENANTS)
         self._refused: TenantLRUMap[tuple[BlockKey, ...], bool] = TenantLRUMap(_MAX_DOCUMENTS)
 
     @property
@@ -114,24 +108,10 @@ class AgentMemory:
         """How much is remembered, and how much may be; all tenants together."""
         with self._lock:
             return {
-                "token_lengths": self._tokens_each.size,
                 "refused_segments": self._refused.size,
                 "conversations": self._conversations.size,
                 "conversation_characters": self._conversations.weight_size,
             }
-
-    def note_tokens(self, tenant: str, estimated: int, reported: int) -> None:
-        """Remember how many tokens a model has reported of a prompt."""
-        if estimated >= _LEAST_ESTIMATED:
-            with self._lock:
-                latest = self._tokens_each.get_or_make(tenant, lambda: deque(maxlen=_LATEST))
-                latest.append(reported / estimated)
-
-    def tokens_each(self, tenant: str) -> float:
-        """Return the model's tokens for each estimated one, the most in the latest prompts."""
-        with self._lock:
-            latest = self._tokens_each.get(tenant) or deque()
-            return max(1.0, max(latest, default=1.0))
 
     def note_refused(self, tenant: str, blocks: Iterable[ContextBlock]) -> None:
         """Remember that the model has no room for some blocks together."""

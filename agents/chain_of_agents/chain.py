@@ -58,7 +58,8 @@ class ChainOfAgents(
         mode: "sequential": each worker reads the note of the one before, and the manager the last.
             "parallel": all read at the same time, and the manager reads all notes.
         packing: "single": one document a call. "packed": all that an agent has, as in conversations
-            always. "auto": one where there are no more documents than workers.
+            always. "auto": as many short documents (256 tokens) as the model has room for; of
+            long ones, one where there are no more calls than workers.
         prompts: The texts around documents, notes and questions.
         note_tokens: The longest note of a worker, sent to engines as `max_tokens`; longer ones are
             cut.

@@ -44,21 +44,17 @@ class ChainPrompts:
     """
 
     worker: str = (
-        "You are one of several readers of a long context. You read one part of it. Note what your "
-        "part says that helps to answer the question at its end, with the label of the document, "
-        "such as [KQTZ]. Be brief, and write nothing that is not there. If nothing helps and "
-        "there is no note yet, write: Nothing relevant."
+        "Note briefly what helps to answer the question, with labels if there are any. If nothing "
+        "helps and there is no note yet, write: Nothing relevant."
     )
     first: str = "Question: {question}\n\nWrite your note."
     next: str = (
         "Note of the readers before you:\n{note}\n\nQuestion: {question}\n\n"
-        "Write the note again, with what your part adds to it. If it adds nothing, write the note "
-        "again as it stands."
+        "Write the note again, with what your part adds."
     )
     manager: str = (
-        "Several readers have each read a part of a long context for you and noted what helps to "
-        "answer a question. Answer the question from their notes, briefly. If the notes do not "
-        "tell, say so."
+        "Several readers have each read a part of a long text. Answer briefly from their notes. If "
+        "these do not tell, say so."
     )
     note: str = "Reader {worker}: {note}"
     final: str = "Notes:\n{notes}\n\nQuestion: {question}\n\nAnswer:"

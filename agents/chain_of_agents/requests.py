@@ -33,8 +33,6 @@ _HIGH_NUMBER = 9_999
 _QUESTION_TOKENS = 256
 _ESTIMATE_MARGIN = 0.75
 """Share of a window that is used where tokens are only estimated."""
-_LEARNT_MARGIN = 0.9
-"""The same where the model has told how long its tokens are."""
 _CUT = " ..."
 
 
@@ -50,7 +48,6 @@ class Budget:
     location: int  # what pointing to a document adds, in a conversation
     location_line: int  # what pointing to any number of documents adds besides
     note: int  # what each note adds besides its text
-    most_notes: int  # with which half of what the manager reads is notes
 
 
 def budget_of(
@@ -58,16 +55,12 @@ def budget_of(
     window: int | None,
     settings: Settings,
     planner: ReusePlanner,
-    tokens_each: float = 1.0,  # the model's for each one that is estimated
 ) -> Budget:
     """Return the bounds of a question's prompts."""
     window = window or _DEFAULT_WINDOW_TOKENS
     prompts, templates, count_tokens = settings.prompts, planner.templates, planner.count_tokens
     note_tokens, answer_tokens = settings.note_tokens, settings.answer_tokens
-    usable = learnt = window
-    if not planner.counts_tokens:
-        usable = int(window * _ESTIMATE_MARGIN)
-        learnt = min(usable, int(window * _LEARNT_MARGIN / tokens_each))
+    usable = window if planner.counts_tokens else int(window * _ESTIMATE_MARGIN)
     longer = max(0, count_tokens(question) - _QUESTION_TOKENS)  # than what is kept for it
     label = templates.label_of(ContextBlock(text=""))
     label_tokens = count_tokens(_beside_a_text(label, templates, count_tokens))
@@ -77,7 +70,7 @@ def budget_of(
     query = max(count_tokens(prompts.first), count_tokens(prompts.next))
     worker = count_tokens(prompts.worker) + query + 2 * note_tokens
     manager = count_tokens(prompts.manager + prompts.final + prompts.no_notes) + answer_tokens
-    # by neither the question nor what was learnt: each chain and process cuts a document alike
+    # whatever the question is, each chain and process cuts a document alike
     cut = usable - worker - _QUESTION_TOKENS - _MARKUP_TOKENS - label_tokens
     segment = cut - max(0, longer - (window - usable) // 2)
     notes = usable - manager - _QUESTION_TOKENS - longer - _MARKUP_TOKENS
@@ -87,7 +80,6 @@ def budget_of(
             f"a question of {count_tokens(question)} tokens, notes of {note_tokens} and an answer "
             f"of {answer_tokens}; ask a shorter question, or lower note_tokens or answer_tokens"
         )
-    notes = max(_LEAST_SEGMENT_TOKENS, notes - (usable - learnt))
     note = count_tokens(prompts.note_shown(_HIGH_NUMBER, "") + NOTE_SEPARATOR)
     return Budget(
         window=usable,
@@ -98,7 +90,6 @@ def budget_of(
         location=count_tokens(location),
         location_line=count_tokens(location_line),
         note=note,
-        most_notes=max(1, notes // (2 * max(1, note))),
     )
 
 
@@ -188,18 +179,19 @@ class AgentRequests:
         size += sum(max(length + self.budget.label, self.budget.location) for length in tokens)
         return None if size > self.budget.segment else history
 
-    def manager(self, notes: Sequence[Note]) -> tuple[AgentRequest, str]:
-        """Return the manager's request, and a remark on it."""
+    def manager(self, notes: Sequence[Note], most: int) -> tuple[AgentRequest, str]:
+        """Return the manager's request, with so many tokens of notes at most, and a remark."""
         question, settings, budget = self.question, self.settings, self.budget
         count_tokens = self.planner.count_tokens
-        kept = notes[: budget.most_notes]
-        room = budget.notes - budget.note * len(kept)
+        # with the words around them, notes are half of what the manager reads at least
+        kept = notes[: max(1, most // (2 * max(1, budget.note)))]
+        room = max(0, most - budget.note * len(kept))
         cut = clipped_together([note for _, note in kept], room, count_tokens)
         shown = [(number, note) for (number, _), note in zip(kept, cut, strict=True)]
         remark = "" if shown == notes else "notes were cut to fit the model's context"
         query = settings.prompts.manager_query(question.text, shown)
         history = self.memory.history(question.conversation, MANAGER)
-        if history and history_tokens(history, count_tokens) + count_tokens(query) > budget.notes:
+        if history and history_tokens(history, count_tokens) + count_tokens(query) > most:
             history, remark = (), "the conversation was left out to fit the model's context"
         session_id = None  # outside a conversation any engine may answer
         if question.conversation is not None:
@@ -240,13 +232,14 @@ class AgentRequests:
         system: str,
         history: Sequence[Mapping[str, Any]],
     ) -> ContextRequest:
-        conversation = self.question.conversation
+        conversation, planned = self.question.conversation, self.planner.labels
         return ContextRequest(
             blocks,
             query,
             system=system,
             history=history,
-            labels=self.planner.labels is not False,  # notes cite them
+            # later turns of a conversation refer to them
+            labels=planned if conversation is None else planned is not False,
             conversation_id=None if conversation is None else f"{conversation.id!r}, {agent}",
             tenant=self.question.tenant,
         )

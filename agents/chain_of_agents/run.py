@@ -15,10 +15,10 @@ from chain_of_agents.agent_placement import AgentPlacement
 from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.requests import AgentRequests, Note, budget_of
-from chain_of_agents.segments import Segment, pieces_of, segments_of
+from chain_of_agents.segments import Segment, parcels_of, pieces_of, segments_of
 from chain_of_agents.trace.answer import ManagerError, Trace, UnreadError
 from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_of, remarked
-from ctxreuse.context.rendering import message_texts
+from ctxreuse.context.thoughts import ThoughtFilter, without_thoughts
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import all_of
@@ -64,14 +64,11 @@ class ChainRun:
                 "the model itself"
             )
         window = self.settings.context_window or await self.model.engines.context_window()
-        scale = self.memory.tokens_each(self.question.tenant)
-        budget = budget_of(self.question.text, window, self.settings, self.planner, scale)
+        budget = budget_of(self.question.text, window, self.settings, self.planner)
         requests = AgentRequests(self.question, self.settings, self.planner, self.memory, budget)
         notes = await self._read(self._segments(requests), requests)
         self._look_at_unread()
-        request, remark = requests.manager(notes)
-        step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=self._now())
-        step, reply = await self._ask(step, request, on_piece=on_piece)
+        step, reply = await self._manage(notes, budget.notes, requests, on_piece)
         self._steps += (step,)
         if isinstance(reply, Exception):
             raise self._manager_error(step.error) from reply
@@ -90,20 +87,28 @@ class ChainRun:
             for piece in pieces_of(cut, budget.segment, self.planner.count_tokens)
         ]
         tokens = [self.planner.block_tokens([piece], question.tenant) for piece in pieces]
-        one_each = settings.packing == "single" or (
-            settings.packing == "auto" and len(pieces) <= settings.workers
+        shown = self.memory.shown(question.conversation)
+        parcels = parcels_of(
+            tokens,
+            lambda place: settings.packing == "auto" and pieces[place].key not in shown,
+            budget.segment,
+            budget.label,
         )
-        if question.conversation is not None:
-            one_each = False  # an agent's history continues with one turn a question
-        agents = self.placement.assign(
-            [
-                Document(piece.key, length + _CALL_TOKENS * one_each)
-                for piece, length in zip(pieces, tokens, strict=True)
-            ],
-            question.tenant,
-            self.memory.shown(question.conversation),
+        # in a conversation, an agent's history continues with one turn a question
+        one_each = question.conversation is None and (
+            settings.packing == "single"
+            or (settings.packing == "auto" and len(parcels) <= settings.workers)
         )
-        return segments_of(pieces, agents, tokens, budget.segment, budget.label, one_each)
+        # of documents that mostly come together, the least key is mostly the same
+        documents = [
+            Document(
+                min(pieces[place].key for place in parcel),
+                sum(tokens[place] for place in parcel) + _CALL_TOKENS * one_each,
+            )
+            for parcel in parcels
+        ]
+        agents = self.placement.assign(documents, question.tenant, shown)
+        return segments_of(pieces, parcels, agents, tokens, budget.segment, budget.label, one_each)
 
     async def _read(self, segments: Sequence[Segment], requests: AgentRequests) -> list[Note]:
         """Let the workers read; return the notes that the manager reads."""
@@ -160,6 +165,17 @@ class ChainRun:
                 note = next((written for _, written in reversed(read) if written), note)
         return read
 
+    async def _manage(
+        self, notes: Sequence[Note], room: int, requests: AgentRequests, on_piece: OnPiece | None
+    ) -> tuple[Step, AgentReply | Exception]:
+        """Ask the manager, with shorter notes if the model has no room for them."""
+        request, remark = requests.manager(notes, room)
+        step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=self._now())
+        step, reply = await self._ask(step, request, on_piece=on_piece)
+        if is_too_long(reply) and room > 1:
+            return await self._manage(notes, room // 4, requests, on_piece)
+        return step, reply
+
     def _look_at_unread(self) -> None:
         """Raise UnreadError if too little was read for an answer; else say what was not."""
         trace = self.trace
@@ -200,7 +216,6 @@ class ChainRun:
             outcome, description = failure_of(error, "\n".join(prompt))
             self._first_failure = self._first_failure or error
             return replace(step, outcome=outcome, error=description, ended_s=self._now()), error
-        self._learn_token_length(reply)
         step = replace(
             step,
             note=reply.text or "",
@@ -219,14 +234,6 @@ class ChainRun:
             self._turns.append(turn)
         return step, reply
 
-    def _learn_token_length(self, reply: AgentReply) -> None:
-        """Compare what a prompt was estimated at with what the model says it has."""
-        tokens = reply.usage.prompt_tokens
-        if tokens is not None and not self.planner.counts_tokens:
-            texts = [text for one in reply.plan.messages() for text in message_texts(one)]
-            estimated = sum(map(self.planner.count_tokens, texts))
-            self.memory.note_tokens(self.question.tenant, estimated, tokens)
-
     async def _reply(
         self, agent: str, request: AgentRequest, on_piece: OnPiece | None
     ) -> AgentReply:
@@ -235,11 +242,20 @@ class ChainRun:
             None, {"question": request.context.query}, name=agent
         )
         config = patch_config(self.config, callbacks=run.get_child())
+        spoken = ThoughtFilter()
+
+        def say(piece: str) -> None:
+            if on_piece is not None and piece:
+                on_piece(piece)
+
+        passed = None if on_piece is None else lambda piece: say(spoken.take(piece))
         try:
-            reply = await self.model.ask(request, config, on_piece)
+            reply = await self.model.ask(request, config, passed)
         except BaseException as error:
             await run.on_chain_error(error)
             raise
+        say(spoken.end())
+        reply = replace(reply, text=None if reply.text is None else without_thoughts(reply.text))
         await run.on_chain_end({"note": reply.text})
         return reply
 

@@ -18,10 +18,12 @@ from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 _log = logging.getLogger("ctxreuse")
 
 Packing: TypeAlias = Literal["auto", "single", "packed"]
-"""One document a call, or all that an agent has; "auto" is one where there are enough agents."""
+"""One document a call, or all that an agent has; see `ChainOfAgents`."""
 
 _MOST_HALVINGS = 4
 """So parts are a sixteenth: no text has more tokens for each that is estimated."""
+_SHORT_TOKENS = 256
+"""A document of so many costs less in one call with others than the words of a call of its own."""
 _SEPARATORS = ["\n\n", "\n", ". ", " ", ""]
 
 
@@ -111,31 +113,49 @@ class _PieceSplitter(RecursiveCharacterTextSplitter):
         return joined_up_to(splits, self._chunk_size, self._length_function)
 
 
+def parcels_of(
+    tokens: Sequence[int], has_room: Callable[[int], bool], budget_tokens: int, label_tokens: int
+) -> list[list[int]]:
+    """Put short pieces together, as many as a segment holds, and leave others alone."""
+    parcels: list[list[int]] = []
+    shared: list[int] = []
+    left = 0
+    for position, length in enumerate(tokens):
+        is_short = length <= _SHORT_TOKENS and has_room(position)
+        if is_short and shared and length + label_tokens <= left:
+            shared.append(position)
+        else:
+            parcels.append([position])
+            shared, left = (parcels[-1], budget_tokens) if is_short else (shared, left)
+        left -= (length + label_tokens) * is_short
+    return parcels
+
+
 def segments_of(
     pieces: Sequence[ContextBlock],
+    parcels: Sequence[list[int]],  # each with the positions of its pieces
     agents: Sequence[int],
     tokens: Sequence[int],
     budget_tokens: int,
     label_tokens: int,
     one_each: bool,
 ) -> list[Segment]:
-    """Put uncut pieces, each once, into segments, in the order of their first pieces."""
+    """Put uncut parcels, each once, into segments, in the order of their first pieces."""
     open_segments: dict[int, tuple[list[int], int]] = {}
     closed: list[tuple[int, list[int]]] = []
-    for position, (agent, length) in enumerate(zip(agents, tokens, strict=True)):
+    for agent, parcel in zip(agents, parcels, strict=True):
         members, total = open_segments.get(agent, ([], 0))
-        added = label_tokens + length if members else length
-        if members and (one_each or total + added > budget_tokens):
+        added = sum([tokens[position] + label_tokens for position in parcel])
+        if members and (one_each or total + added - label_tokens > budget_tokens):
             closed.append((agent, members))
-            members, total, added = [], 0, length
-        members.append(position)
-        open_segments[agent] = (members, total + added)
+            members, total = [], 0
+        open_segments[agent] = ([*members, *parcel], total + added)
     closed += [(agent, members) for agent, (members, _) in open_segments.items()]
     closed.sort(key=lambda segment: segment[1][0])
     segments: list[Segment] = []
     known: set[int] = set()
     for agent, members in closed:
-        blocks = tuple(pieces[position] for position in members)
+        blocks = tuple(pieces[position] for position in sorted(members))
         length = sum([max(1, tokens[position]) for position in members])
         segments.append(Segment(agent, blocks, length, agent not in known))
         known.add(agent)

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from ctxreuse.context.files import write_text
+from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.results.bill import Bill
@@ -35,7 +36,7 @@ from ctxreuse.measure.results.tables import (
 from ctxreuse.measure.results.verdict import cache_words
 from ctxreuse.measure.table import Bad, Good, Shown, Table
 from public_data.benchmark import Measured, Part
-from public_data.quality.scoring import exact_match, token_f1, without_thoughts
+from public_data.quality.scoring import exact_match, token_f1
 
 _Scores: TypeAlias = Mapping[str, tuple[float, float]]
 """By request: F1 and exact match of its answer."""

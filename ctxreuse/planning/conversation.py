@@ -15,6 +15,7 @@ from ctxreuse.context.blocks import (
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.rendering import render_messages
+from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.errors import ConversationError, describe
 from ctxreuse.planning.plan import Plan, marked_parts
 
@@ -113,7 +114,7 @@ class Conversation:
                 (
                     *self._history,
                     {"role": "user", "content": _as_sent(turn)},
-                    {"role": "assistant", "content": answer},
+                    {"role": "assistant", "content": without_thoughts(answer)},
                 )
             )
 
@@ -145,7 +146,8 @@ class Conversation:
         checked_kind("summary", summary, str, "a string")
         with self._lock:
             self._unanswered = None
-            self._history = OwnMessages(({"role": "user", "content": summary},))
+            said = without_thoughts(summary)
+            self._history = OwnMessages(({"role": "user", "content": said},))
 
 
 def _as_sent(turn: Plan) -> Any:

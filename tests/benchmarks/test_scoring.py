@@ -7,7 +7,6 @@ from public_data.quality.scoring import (
     exact_match,
     normalize_answer,
     token_f1,
-    without_thoughts,
 )
 
 
@@ -38,23 +37,6 @@ def test_an_answer_is_or_holds_a_right_one_word_by_word():
     assert answer_contained("five", ["the"]) == 0.0
     assert answer_contained("", ["five"]) == 0.0
     assert answer_contained("the", ["."]) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<think>Five or six?</think>\n\nFive.", "Five."),
-        ("Five or six?</think> Five.", "Five."),  # some chat templates begin the thought
-        ("<think>One.</think><think>Two.</think>Five.\n", "Five."),
-        ("\n<think>Five or", ""),
-        ("<think></think>", ""),
-        (" Five. ", " Five. "),
-        ("I think <think> is a tag.", "I think <think> is a tag."),
-        ("", ""),
-    ],
-)
-def test_an_answer_is_what_stands_behind_the_thought(text, answer):
-    assert without_thoughts(text) == answer
 
 
 def test_f1_counts_shared_words_with_the_closest_right_answer_as_often_as_both_have_them():

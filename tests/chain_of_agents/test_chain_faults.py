@@ -198,7 +198,7 @@ class TestManager:
     @pytest.mark.parametrize("is_streamed", [False, True])
     def test_a_manager_that_fails_is_an_error_with_the_notes_and_the_cause(self, mode, is_streamed):
         def says(prompt: str) -> Any:
-            return "A note." if prompt.startswith("You are one") else ValueError(SECRET)
+            return "A note." if "Several readers" not in prompt else ValueError(SECRET)
 
         class Model(SaysModel):
             async def _astream(self, messages: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import pytest
-from block_labels import labelled
 from chain_helpers import InTurn, SaysModel, question
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
@@ -53,7 +52,7 @@ class TestLangChain:
         pipeline = {
             "documents": RunnableLambda(retrieve),
             "question": RunnablePassthrough(),
-        } | ChainOfAgents(llm=SaysModel(), workers=2, assignment=InTurn)
+        } | ChainOfAgents(llm=SaysModel(), workers=2, packing="single", assignment=InTurn)
         answer = pipeline.invoke("cats")
         assert type(answer) is Answer
         assert [one.documents for one in answer.trace.workers] == [("cats-0",), ("cats-1",)]
@@ -76,7 +75,9 @@ class TestLangChain:
     @pytest.mark.parametrize("way", ["invoke", "stream", "batch"])
     def test_callbacks_see_each_agent_inside_the_chain_and_models_inside_agents(self, mode, way):
         runs = Runs()
-        chain = ChainOfAgents(llm=SaysModel(), mode=mode, workers=2, assignment=InTurn)
+        chain = ChainOfAgents(
+            llm=SaysModel(), mode=mode, workers=2, packing="single", assignment=InTurn
+        )
         config: Any = {"callbacks": [runs], "tags": ["mine"], "run_name": "reading"}
         if way == "invoke":
             chain.invoke(question(2), config)
@@ -184,7 +185,7 @@ class TestLangChain:
     def test_usage_of_an_openai_model_lands_in_the_trace(self, mode):
         engine = EmulatedEngine(answer="A note.")
         llm = chat_openai(*clients_of(engine.transport()))
-        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, assignment=InTurn)
+        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, packing="single", assignment=InTurn)
         asyncio.run(chain.ainvoke(question(2)))
         answer = asyncio.run(chain.ainvoke({**question(2), "question": "Other?"}))
         lengths = [len(engine.prompt_tokens(body["messages"])) for body in engine.requests[-3:]]
@@ -249,11 +250,11 @@ class TestLlamaIndex:
             NodeWithScore(node=TextNode(id_="n1", text="one"), score=0.9),
             TextNode(id_="n2", text="two", metadata={"source": "hidden"}),
         ]
-        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, assignment=InTurn)
+        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, packing="single", assignment=InTurn)
         answer = chain.invoke({"question": "Q?", "documents": nodes})
         assert answer == "answer 3"
         assert [one.documents for one in answer.trace.workers] == [("n1",), ("n2",)]
-        assert str(llm.chats[0][1].content).startswith(f"{labelled('one')}\n\n")
+        assert str(llm.chats[0][1].content).startswith("one\n\n")
         assert "hidden" not in str(llm.chats)
         assert "".join(chain.stream({"question": "Q?", "documents": nodes})) == "answer 6"
 
@@ -289,7 +290,7 @@ class TestLlamaIndex:
     async def test_usage_of_an_openai_like_llm_lands_in_the_trace(self, mode):
         engine = EmulatedEngine(answer="A note.")
         llm = openai_like(*clients_of(engine.transport()))
-        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, assignment=InTurn)
+        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, packing="single", assignment=InTurn)
         await chain.ainvoke(question(2))
         answer = await chain.ainvoke({**question(2), "question": "Other?"})
         lengths = [len(engine.prompt_tokens(body["messages"])) for body in engine.requests[-3:]]

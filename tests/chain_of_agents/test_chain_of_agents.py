@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 from itertools import count, pairwise
 from typing import Any
 
@@ -44,6 +45,8 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it():
         engine,
         mode="sequential",
         workers=2,
+        packing="single",
+        planner=ReusePlanner(labels=True, annotate=False),
         assignment=InTurn,
         clock=lambda: float(next(ticks)),
         prompts=ChainPrompts(worker="Read.", manager="Several readers have each read."),
@@ -65,8 +68,7 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it():
                 "role": "user",
                 "content": (
                     f"{d7} D7 says\n\nNote of the readers before you:\nD5 was read.\n\n"
-                    "Question: Q?\n\nWrite the note again, with what your part adds to it. If it "
-                    "adds nothing, write the note again as it stands."
+                    "Question: Q?\n\nWrite the note again, with what your part adds."
                 ),
             },
         ],
@@ -284,6 +286,7 @@ def test_an_address_is_enough_and_each_agent_s_calls_carry_its_session_id(mode):
         model="emulated",
         params={"temperature": 0.5},
         mode=mode,
+        packing="single",
         workers=2,
         assignment=InTurn,
     )
@@ -307,6 +310,7 @@ async def test_several_addresses_are_replicas_and_a_closed_chain_closes_them():
         llm=["http://a/v1", "http://b/v1"],
         http_client=client_of(engine),
         workers=2,
+        packing="packed",
         assignment=InTurn,
     ) as chain:
         answer = await chain.ainvoke(question(4))
@@ -330,13 +334,68 @@ async def test_engines_say_what_they_hold_and_pools_of_the_callers_stay_open():
     assert closed == []
 
 
-@pytest.mark.parametrize(("packing", "calls"), [("single", 6), ("packed", 2), ("auto", 2)])
-def test_documents_are_read_one_a_call_or_as_many_as_an_agent_has(packing, calls):
+@pytest.mark.parametrize(
+    ("packing", "calls", "of_short"), [("single", 6, 6), ("packed", 2, 2), ("auto", 2, 1)]
+)
+def test_documents_are_read_one_a_call_or_as_many_as_an_agent_has(packing, calls, of_short):
     chain = ChainOfAgents(llm=SaysModel(), workers=2, packing=packing, assignment=InTurn)
-    answer = chain.invoke(question(6))
-    assert len(answer.trace.workers) == calls
+    assert len(chain.invoke(question(6)).trace.workers) == of_short
+    asked = question(6, documents=documents(6, 60))
+    assert len(chain.invoke(asked).trace.workers) == calls
     one_each = ChainOfAgents(llm=SaysModel(), workers=6, packing=packing, assignment=InTurn)
-    assert len(one_each.invoke(question(6)).trace.workers) == 6
+    assert len(one_each.invoke(asked).trace.workers) == 6
+
+
+def plain_chain(send, texts, asked, mode, depth):
+    """Answer with so many workers, in the words of the paper (Zhang et al., 2024, appendix)."""
+    notes, each = [], -(-len(texts) // depth)
+    for at in range(0, len(texts), each):
+        before = f"Here is the summary of the previous source text: {notes[-1]}" if notes else ""
+        text = "\n\n".join(texts[at : at + each])
+        said = (
+            "You need to read current source text and summary of previous source text (if any) and "
+            "generate a summary to include them both. Later, this summary will be used for other "
+            "agents to answer the Query, if any. So please write the summary that can include the "
+            "evidence for answering the Query:"
+        )
+        notes.append(send(f"{text}\n{before * (mode == 'sequential')}\nQuestion: {asked}\n{said}"))
+    shown = "\n".join(notes if mode == "parallel" else notes[-1:])
+    said = (
+        "The following are given passages. However, the source text is too long and has been "
+        "summarized. You need to answer based on the summary:"
+    )
+    send(f"{said}\n{shown}\nQuestion: {asked}\nAnswer:")
+
+
+@MODES
+@pytest.mark.parametrize("number", [1, 5, 15, 40])
+@pytest.mark.parametrize("length", [40, 120])
+def test_short_documents_compute_no_more_than_a_plain_chain_as_deep(mode, number, length):
+    asked, note = "Which mill was built by whom?", "Mill 7 was built by weavers in 1877."
+    texts = [
+        " ".join(f"mill {n} ground {n * m * 7919 % 9973}" for m in range(length // 4))
+        for n in range(number)
+    ]
+    plain, ours = (EmulatedEngine(answer=note, max_model_len=6_000) for _ in range(2))
+    client = httpx.Client(transport=plain.transport(), base_url="http://engine")
+
+    def send(text):
+        messages = [{"role": "user", "content": text}]
+        reply = client.post(
+            "/v1/chat/completions", json={"model": "emulated", "messages": messages}
+        )
+        return reply.json()["choices"][0]["message"]["content"]
+
+    trace = chain_of(ours, mode=mode).invoke({"question": asked, "documents": texts}).trace
+    assert len(trace.workers) == (2 if number * length > 4_000 else 1)
+    plain_chain(send, texts, asked, mode, len(trace.workers))
+    assert ours.usage.prefilled_tokens <= 1.02 * plain.usage.prefilled_tokens
+
+
+def test_a_call_carries_few_words():
+    prompts = ChainPrompts()
+    for said in (prompts.worker + prompts.next, prompts.manager + prompts.final + prompts.note):
+        assert len(re.findall(r"\w+|[^\w\s]", re.sub(r"\{\w+\}", "", said))) <= 60
 
 
 def test_planners_of_the_callers_tell_orders_and_give_labels_or_none(planner):
@@ -360,11 +419,11 @@ def test_planners_of_the_callers_tell_orders_and_give_labels_or_none(planner):
         assert answer.trace.workers[0].labels == {}
 
 
-@pytest.mark.parametrize("planner", [None, ReusePlanner(), ReusePlanner(labels=True)])
-def test_documents_have_labels_which_notes_cite_and_the_trace_resolves(planner):
+def test_documents_have_labels_where_asked_for_which_notes_cite_and_the_trace_resolves():
     texts = ["Document 0.", "Document 1."]
     note = f"{label(texts[1])}: it says 1."
     model = SaysModel(says=lambda prompt: note)
+    planner = ReusePlanner(labels=True)
     chain = ChainOfAgents(llm=model, planner=planner, workers=1, packing="packed")
     read = [{"id": f"d{n}", "text": text} for n, text in enumerate(texts)]
     answer = chain.invoke({"question": "Which?", "documents": read})

@@ -105,7 +105,8 @@ class TestSegments:
     BLOCKS = tuple(ContextBlock(id=letter, text=letter) for letter in "abcdef")
 
     def cut(self, agents: list[int], budget: int, label: int, one_each: bool) -> list[Any]:
-        segments = segments_of(self.BLOCKS, agents, [10] * 6, budget, label, one_each)
+        parcels = [[n] for n in range(6)]
+        segments = segments_of(self.BLOCKS, parcels, agents, [10] * 6, budget, label, one_each)
         return [(one.agent, "".join(map(str, (b.id for b in one.blocks)))) for one in segments]
 
     def test_a_share_is_read_in_the_order_of_first_pieces_in_segments_that_are_not_too_long(self):

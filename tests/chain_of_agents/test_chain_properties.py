@@ -121,7 +121,12 @@ def test_words_on_very_many_tiny_documents_make_no_prompt_too_long(templates, co
 
     planner = ReusePlanner(token_counter=count, templates=templates)
     agents = Agents(
-        lambda messages: "a note " * 8, workers=2, mode=mode, context_window=1_000, planner=planner
+        lambda messages: "a note " * 8,
+        workers=2,
+        mode=mode,
+        packing="auto",
+        context_window=1_000,
+        planner=planner,
     )
     asked = "What says it " * 85  # takes what is kept for a question
     names = [f"d{n} of some words" + " and more" * 8 for n in range(200)]

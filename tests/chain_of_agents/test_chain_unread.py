@@ -10,6 +10,7 @@ import httpx
 import pytest
 from chain_helpers import (
     Agents,
+    InTurn,
     SaysModel,
     chain_of,
     client_of,
@@ -18,9 +19,13 @@ from chain_helpers import (
     pool_of,
     question,
 )
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.outputs import ChatGenerationChunk
+from llamaindex_helpers import RecordingLLM
 from openai import APIStatusError
 
 from chain_of_agents import ChainOfAgents, UnreadError
+from chain_of_agents.agent_memory import ConversationKey
 from chain_of_agents.trace.steps import is_too_long
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
@@ -237,6 +242,13 @@ class TestTooLongForTheModel:
         for line in log:  # whole, and so behind a label, a line's end or a part's beginning
             assert any(f"{line}\n" in worker_text(body) for body in engine.requests), line
 
+    def test_a_manager_reads_shorter_notes_where_the_model_has_no_room(self):
+        note = " ".join(f"{n * 7919 % 9973}," for n in range(60))
+        engine = EmulatedEngine(answer=note, max_model_len=3_000, tokenize=digits)
+        chain = chain_of(engine, mode="parallel", packing="single", answer_tokens=64)
+        manager = chain.invoke(question(20)).trace.steps[-1]
+        assert manager.remark == "notes were cut to fit the model's context"
+
     def test_an_engine_that_finds_everything_too_long_is_not_asked_without_end(self):
         engine = EmulatedEngine(answer="A note.", max_model_len=1)
         chain = chain_of(engine, context_window=8_192, mode="parallel", min_read=0)
@@ -365,7 +377,7 @@ class TestNotes:
         agents.run(["a", "b"])
         system, user = (message["content"] for message in agents.model.prompts[1])
         assert "there is no note yet, write: Nothing relevant." in system
-        assert user.endswith("If it adds nothing, write the note again as it stands.")
+        assert user.endswith("Write the note again, with what your part adds.")
 
     @MODES
     def test_a_note_within_max_tokens_is_handed_on_whole(self, mode):
@@ -377,6 +389,70 @@ class TestNotes:
         assert engine.prompt_tokens(engine.requests[-1]["messages"])
         assert note.strip() in str(engine.requests[-1]["messages"])
         assert {step.remark for step in answer.trace.steps} == {""}
+
+
+THOUGHTS = {
+    "think": AIMessage("<think>Is it 1877?</think>\n\nIn 1889."),
+    "thinking": AIMessage("\n<thinking>\nIs it 1877?</thinking>In 1889."),
+    "two": AIMessage("<think>Is it</think><think>1877?</think> In 1889."),
+    "apart": AIMessage("In 1889.", additional_kwargs={"reasoning_content": "Is it 1877?"}),
+    "parts": AIMessage(["In 1889.", {"type": "thinking", "thinking": "Is it 1877?"}][::-1]),
+}
+UNENDED = {
+    "think": AIMessage("<think>Is it 1877?"),
+    "thinking": AIMessage(" <thinking>Is it 1877?"),
+    "apart": AIMessage(" ", additional_kwargs={"reasoning_content": "Is it 1877?"}),
+    "parts": AIMessage([{"type": "thinking", "thinking": "Is it 1877?"}]),
+}
+
+
+class Reasoning(SaysModel):
+    """Streams a message of any form, a text in pieces of a few letters."""
+
+    async def _astream(self, messages, stop=None, run_manager=None, **kwargs):
+        given = (await self._agenerate(messages)).generations[0].message.content
+        pieces = re.findall("(?s).{1,3}", given) if isinstance(given, str) else [given]
+        for piece in pieces:
+            yield ChatGenerationChunk(message=AIMessageChunk(content=piece))
+
+
+def thinking(door, message):
+    """Return what a chain takes, which answers a message each time."""
+    if door == "LangChain":
+        return Reasoning(says=lambda prompt: message)
+    if not isinstance(message.content, str):
+        pytest.skip("a form of LangChain's messages")
+    said = message.content
+    return (
+        RecordingLLM(answer=said) if door == "LlamaIndex" else pool_of(EmulatedEngine(answer=said))
+    )
+
+
+class TestThoughts:
+    @MODES
+    @pytest.mark.parametrize("door", ["LangChain", "LlamaIndex", "addresses"])
+    @pytest.mark.parametrize("form", THOUGHTS)
+    @pytest.mark.parametrize("streams", [False, True])
+    def test_they_are_no_notes_and_no_part_of_the_answer(self, mode, door, form, streams):
+        model = thinking(door, THOUGHTS[form])
+        chain = ChainOfAgents(model, 2, mode=mode, packing="single", assignment=InTurn)
+        asked = question(2, conversation_id="c")
+        for _ in range(2):
+            pieces = list(chain.stream(asked)) if streams else [chain.invoke(asked)]
+            assert "".join(pieces) == "In 1889."
+            for step in pieces[-1].trace.steps:
+                assert (step.note, step.outcome) == ("In 1889.", "answered")
+        history = chain._memory.history(ConversationKey("", str, "c"), 0)
+        assert [one["content"] for one in history[1::2]] == ["In 1889."] * 2
+
+    @MODES
+    @pytest.mark.parametrize("door", ["LangChain", "LlamaIndex", "addresses"])
+    @pytest.mark.parametrize("form", UNENDED)
+    @pytest.mark.parametrize("streams", [False, True])
+    def test_a_worker_that_only_thought_has_read_nothing(self, mode, door, form, streams):
+        chain = ChainOfAgents(thinking(door, UNENDED[form]), 2, mode=mode)
+        with pytest.raises(UnreadError, match="none of the documents was read"):
+            list(chain.stream(question(2))) if streams else chain.invoke(question(2))
 
 
 class TestOddInput:

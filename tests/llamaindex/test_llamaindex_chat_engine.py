@@ -72,6 +72,18 @@ class TestPrompts:
         ]
         assert chat.faults == 0
 
+    @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
+    async def test_thoughts_reach_neither_the_history_nor_a_search(self, way):
+        inner, retriever = RecordingLLM(answer="<think>Hm.</think>\n\nAb"), LetterRetriever()
+        chat = engine(inner, retriever=retriever, skip_condense=False)
+        for message in ("ab one?", "cb \udfff two?"):
+            await ask(way, chat, message)
+        assert len(inner.prompts) == 3
+        assert "Hm." not in "".join(inner.prompts)
+        said = [one.content for one in chat._transcript.said()]
+        assert said == ["ab one?", "Ab", "cb ? two?", "Ab"]
+        assert retriever.queries == ["ab one?", "Ab"]
+
     def test_first_turns_share_their_order_within_a_tenant(self):
         inner, planner = RecordingLLM(), ReusePlanner()
         engine(inner, planner=planner).chat("abc one?")

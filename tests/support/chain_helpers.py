@@ -137,7 +137,7 @@ class Agents:
         given: dict[str, Any] = {
             "workers": 4,
             "mode": "sequential",
-            "packing": "auto",
+            "packing": "single",
             "prompts": ChainPrompts(),
             "note_tokens": 16,
             "answer_tokens": 16,

@@ -36,6 +36,7 @@ from ctxreuse.workflow.errors import (
 )
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.nodes import END, START
+from ctxreuse.workflow.models.language_model import Piece
 from ctxreuse.workflow.retrievers import CallableRetriever
 from ctxreuse.workflow.runtime import services
 from ctxreuse.workflow.runtime.events import (
@@ -106,10 +107,21 @@ async def test_inputs_are_given_by_name_and_missing_ones_are_told():
         assert (metrics.runs, metrics.finished, metrics.failed) == (4, 2, 2)
 
 
+class Thinking(SteadyLLM):
+    """Thinks aloud before each answer."""
+
+    async def stream(self, prompt: Any, params: Any) -> Any:
+        for piece in ("<th", "ink>Why passage 3?", "</think>\n\n"):
+            yield Piece(piece, 1)
+        async for said in super().stream(prompt, params):
+            yield said
+
+
+@pytest.mark.parametrize("model", [SteadyLLM, Thinking])
 @pytest.mark.usefixtures("eager")
-def test_events_come_in_order_and_end_with_the_result():
+def test_events_come_in_order_and_end_with_the_result(model):
     async def main() -> list[Any]:
-        async with engine_over(options=EAGER) as engine:
+        async with engine_over(llm=model(), options=EAGER) as engine:
             events = [event async for event in engine.stream(guess_first(), "Why")]
             assert events[-1] == RunFinished(events[-1].result)
             assert events[-1].result.answer == plainly(guess_first(), "Why").answer

@@ -46,7 +46,7 @@ class Step:
         document_tokens: How long these are together, as the planner counts; at least 1 each.
         shown_before: Ids of those that the prompt only points to, read earlier in the conversation.
         labels: What each label in its prompt stands for.
-        note: What it wrote, as it came.
+        note: What it wrote, as it came, without a reasoning model's thoughts.
         outcome: How the call ended.
         error: Why it was not answered, without any text of documents; empty if it was.
         remark: What else happened, such as that a history was left out to fit the model.

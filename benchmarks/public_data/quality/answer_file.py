@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from ctxreuse.context.files import file_errors, make_folder
+from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
-from public_data.quality.scoring import without_thoughts
 
 if sys.platform != "win32":
     import fcntl

@@ -13,15 +13,6 @@ from collections.abc import Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_THOUGHT, _THOUGHT_ENDS = "<think>", "</think>"
-
-
-def without_thoughts(text: str) -> str:
-    """Return what a reasoning model answered, without what it thought before."""
-    _, end, answer = text.rpartition(_THOUGHT_ENDS)
-    if end:
-        return answer.strip()
-    return "" if text.lstrip().startswith(_THOUGHT) else text
 
 
 def normalize_answer(text: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import EngineError, shown_url
 from ctxreuse.measure.replay.policies import AS_SENT
@@ -81,6 +82,7 @@ def in_words(counts: Mapping[str, Counter[str]]) -> Iterator[str]:
 
 async def _winner(client: EngineClient, question: str, plain: str, other: str) -> str:
     """Return one of `_WORDS`, or why there is no verdict."""
+    plain, other = without_thoughts(plain), without_thoughts(other)
     if plain == other:
         return "ties"
     said = ""
@@ -91,6 +93,6 @@ async def _winner(client: EngineClient, question: str, plain: str, other: str) -
             reply = await client.complete(asked, max_completion_tokens=_MOST_TOKENS)
         except EngineError as error:
             return f"not judged ({error})"
-        found = _VERDICT.fullmatch(reply.text.rpartition("</think>")[2])
+        found = _VERDICT.fullmatch(without_thoughts(reply.text))
         said += found[1].upper() if found else "?"
     return "unreadable" if "?" in said else {"AB": "plain better", "BA": "better"}.get(said, "ties")

@@ -11,6 +11,7 @@ from typing import Any
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import SentBlock, Templates, render_messages, render_turn
+from ctxreuse.context.thoughts import ThoughtFilter
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Strategy
@@ -76,11 +77,13 @@ class GenerationAnswer:
         self._received.set()
 
     async def _receive(self, stream: AsyncGenerator[Piece, None]) -> None:
+        said = ThoughtFilter()
         async with aclosing(stream):
             async for piece in stream:
-                self._pieces.append(piece)
+                self._pieces.append(piece._replace(text=said.take(piece.text)))
                 self.tokens += piece.tokens
                 self._received.set()
+            self._pieces.append(Piece(said.end(), 0))
 
 
 class Generations:

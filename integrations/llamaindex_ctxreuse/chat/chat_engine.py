@@ -14,6 +14,7 @@ from llama_index.core.base.llms.types import (
     ChatResponse,
     ChatResponseAsyncGen,
     ChatResponseGen,
+    CompletionResponse,
 )
 from llama_index.core.callbacks import CallbackManager, trace_method
 from llama_index.core.chat_engine.condense_plus_context import DEFAULT_CONDENSE_PROMPT_TEMPLATE
@@ -33,6 +34,7 @@ from llama_index.core.types import Thread
 from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
@@ -212,7 +214,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         begun, condensing = self._begin(query.query_str, chat_history)
         searched = query
         if condensing is not None:
-            searched = QueryBundle(self._llm.complete(condensing).text)
+            searched = _condensed(self._llm.complete(condensing), query)
         nodes = self._retriever.retrieve(searched)
         for postprocessor in self._postprocessors:
             nodes = postprocessor.postprocess_nodes(nodes, searched)
@@ -225,7 +227,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         begun, condensing = self._begin(query.query_str, chat_history)
         searched = query
         if condensing is not None:
-            searched = QueryBundle((await self._llm.acomplete(condensing)).text)
+            searched = _condensed(await self._llm.acomplete(condensing), query)
         nodes = await self._retriever.aretrieve(searched)
         for postprocessor in self._postprocessors:
             nodes = await postprocessor.apostprocess_nodes(nodes, searched)
@@ -295,6 +297,10 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
 def _as_query(message: str | QueryBundle) -> QueryBundle:
     checked_kind("message", message, (str, QueryBundle), "a text or a QueryBundle")
     return QueryBundle(message) if isinstance(message, str) else message
+
+
+def _condensed(response: CompletionResponse, query: QueryBundle) -> QueryBundle:
+    return QueryBundle(without_thoughts(response.text) or query.query_str)
 
 
 def _checked_history(chat_history: Any) -> list[ChatMessage]:

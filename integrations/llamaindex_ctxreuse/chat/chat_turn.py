@@ -14,7 +14,8 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, texts_to_show
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
-from ctxreuse.context.tokens import as_token_counter, estimate_tokens
+from ctxreuse.context.thoughts import without_thoughts
+from ctxreuse.context.tokens import as_token_counter, estimate_tokens, well_formed
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_planned
@@ -65,11 +66,11 @@ class Transcript:
 
     def with_turn(self, question: str, content: str, answer: str) -> Transcript:
         """Return the transcript with one more turn."""
-        reply = ChatMessage(role=MessageRole.ASSISTANT, content=answer)
+        reply = ChatMessage(role=MessageRole.ASSISTANT, content=without_thoughts(answer))
         turn = (
             Utterance(
                 ChatMessage(role=MessageRole.USER, content=content),
-                ChatMessage(role=MessageRole.USER, content=question),
+                ChatMessage(role=MessageRole.USER, content=well_formed(question)),
             ),
             Utterance(reply, reply),
         )
