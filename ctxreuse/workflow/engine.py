@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import astuple, replace
 from functools import lru_cache, partial
 from itertools import count
+from math import inf
 from os import PathLike
 from types import NoneType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
@@ -36,7 +37,12 @@ from ctxreuse.workflow.runtime.events import (
     SearchResult,
     WorkflowResult,
 )
-from ctxreuse.workflow.runtime.measurements import Timeline, WorkflowMetrics, draw_timeline
+from ctxreuse.workflow.runtime.measurements import (
+    Timeline,
+    WorkflowMetrics,
+    draw_timeline,
+    latency_of,
+)
 from ctxreuse.workflow.runtime.services import (
     DEFAULT_RETRIEVER,
     AnyRetriever,
@@ -300,8 +306,14 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             draw_timeline(self._services.timeline, path)
         return self._services.timeline
 
-    def metrics(self) -> WorkflowMetrics:
-        """Return what the engine has done so far."""
+    def metrics(self, limit_s: float | None = None) -> WorkflowMetrics:
+        """Return what the engine has done so far.
+
+        Args:
+            limit_s: Seconds within which runs and stages should end, for `Latency.within`.
+        """
+        if limit_s is not None:
+            checked_number("limit_s", limit_s)
         services = self._services
         counters = [astuple(one.scheduler.counters) for one in services.executors.values()]
         searches = SearchCounters(*map(sum, zip(*counters, strict=True)))
@@ -317,6 +329,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             speculation=replace(services.speculation),
             planning_failures=services.generations.planning.faults,
             parts=services.parts,
+            latency=latency_of(services.timeline, services.run_seconds, limit_s),
         )
 
     async def aclose(self) -> None:
@@ -377,7 +390,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
     ) -> WorkflowResult:
         graph, clock = context.graph, self._services.clock
         began = clock()
-        async with self._counted():
+        async with self._counted(graph.name):
             run = WorkflowRun(context, inputs)
             try:
                 async with asyncio.timeout(deadline_s), self._limiter.slot():
@@ -391,18 +404,19 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         return WorkflowResult(answer, run.state, tuple(run.visited), clock() - began)
 
     @asynccontextmanager
-    async def _counted(self) -> AsyncGenerator[None, None]:
+    async def _counted(self, workflow: str) -> AsyncGenerator[None, None]:
         """Count a run by how it ends; while it runs, `aclose` can cancel it."""
         if self._is_closed:
             raise EngineClosedError("the engine is closed; make a new one")
         task = asyncio.current_task()
         assert task is not None, "a run is awaited in a task"
-        run = object()
+        run, began = object(), self._services.clock()
         self._running[run] = task
         self._runs += 1
         try:
             yield
             self._finished += 1
+            self._services.run_seconds.append((workflow, self._services.clock() - began))
         except asyncio.CancelledError:
             self._cancelled += 1
             if run in self._closing and not task.uncancel():
@@ -412,6 +426,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             raise
         except BaseException:
             self._failed += 1
+            self._services.run_seconds.append((workflow, inf))
             raise
         finally:
             del self._running[run]

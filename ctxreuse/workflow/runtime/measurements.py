@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf, nan
 from os import PathLike
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 from ctxreuse.context.checks import checked_choice, checked_kind
 from ctxreuse.context.files import written_file
@@ -31,6 +34,23 @@ class SpeculationCounters:
     hints: int = 0  # others that told the real search where to scan first
 
 
+class Latency(NamedTuple):
+    """Seconds that the latest runs of a workflow took, or visits of one of its nodes."""
+
+    count: int
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    within: float | None  # the share that ended within the limit; None where there is none
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], limit_s: float | None) -> Latency:
+        """Return the percentiles of ended ones; those that failed took without end."""
+        ended = [one for one in seconds if one < inf] or [nan]
+        within = None if limit_s is None else sum(one <= limit_s for one in seconds) / len(seconds)
+        return cls(len(seconds), *np.percentile(ended, (50, 95, 99)).tolist(), within)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkflowMetrics:
     """What a workflow engine has done since it was made."""
@@ -46,6 +66,8 @@ class WorkflowMetrics:
     speculation: SpeculationCounters
     planning_failures: int  # prompts with the documents as retrieved
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
+    latency: Mapping[tuple[str, str], Latency] = field(default_factory=dict, compare=False)
+    """Of workflow and node; the node of whole runs, their wait for a slot included, is ""."""
 
 
 Kind: TypeAlias = Literal["generation", "retrieval", "function"]
@@ -58,13 +80,6 @@ _COLOURS: dict[Kind, str] = {
     "function": "#8c8c8c",
 }
 _HATCHES: dict[Outcome, str] = {"committed": "////", "wasted": "xxxx"}
-_LABELS: dict[Outcome, str] = {
-    "committed": "launched before its retrieval had ended, and right",
-    "wasted": "launched, and wrong",
-    "failed": "failed",
-    "cancelled": "cancelled",
-}
-_EDGES: dict[Outcome, str] = {"wasted": "#c44e52", "failed": "#c44e52", "cancelled": "#c44e52"}
 _MOST_RUNS = 60
 _ROW_INCHES = 0.28
 
@@ -87,11 +102,24 @@ Timeline: TypeAlias = deque[Span]
 """The latest stages of a workflow engine."""
 
 
+def latency_of(
+    timeline: Timeline, runs: Iterable[tuple[str, float]], limit_s: float | None
+) -> dict[tuple[str, str], Latency]:
+    """Return how long runs took, by workflow, and stages that were not speculative, by node."""
+    seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for workflow, took_s in runs:
+        seconds[workflow, ""].append(took_s)
+    for span in timeline:
+        if span.outcome in ("done", "failed"):
+            took_s = span.ended_s - span.began_s if span.outcome == "done" else inf
+            seconds[span.workflow, span.node].append(took_s)
+    return {name: Latency.of(took, limit_s) for name, took in seconds.items()}
+
+
 def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     """Draw the latest stages of a workflow engine."""
     try:
         from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
     except ImportError as error:
         raise MissingExtraError("drawing a timeline", "workflow") from error
     known = list(timeline)
@@ -108,15 +136,16 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     kinds_of_pictures = list(figure.canvas.get_supported_filetypes())
     checked_choice("kind of picture", picture.suffix[1:].lower(), kinds_of_pictures)
     axes = figure.subplots()
+    legend = {}
     for span in spans:
         is_speculative = span.outcome in _HATCHES
-        axes.barh(
+        legend[f"{span.kind}, {span.outcome}"] = axes.barh(
             row_of[span.run] + (0.22 if is_speculative else -0.11),
             span.ended_s - span.began_s,
             left=span.began_s - began,
             height=0.22 if is_speculative else 0.44,
             color="white" if is_speculative else _COLOURS[span.kind],
-            edgecolor=_EDGES.get(span.outcome, _COLOURS[span.kind] if is_speculative else "black"),
+            edgecolor=_COLOURS[span.kind] if span.outcome in ("done", "committed") else "#c44e52",
             hatch=_HATCHES.get(span.outcome),
             linewidth=0.6,
         )
@@ -125,18 +154,9 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
     axes.spines[["top", "right"]].set_visible(False)
-    kinds = [kind for kind in _COLOURS if any(span.kind == kind for span in spans)]
-    handles = [Patch(facecolor=_COLOURS[kind], edgecolor="black", label=kind) for kind in kinds]
-    handles += [
-        Patch(
-            facecolor="white",
-            edgecolor=_EDGES.get(outcome, _COLOURS["generation"]),
-            hatch=_HATCHES.get(outcome),
-            label=label,
-        )
-        for outcome, label in _LABELS.items()
-        if any(span.outcome == outcome for span in spans)
-    ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
+    bars = [legend[name] for name in sorted(legend)]
+    figure.legend(
+        bars, sorted(legend), loc="outside upper center", ncols=3, fontsize=8, frameon=False
+    )
     with written_file(picture) as file:
         figure.savefig(file, format=picture.suffix[1:], dpi=150)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
@@ -192,6 +193,7 @@ class Services:
             "WorkflowEngine", "stages begin when they are due", work="speculation, or its history,"
         )
         self.timeline = Timeline(maxlen=_MOST_SPANS)
+        self.run_seconds = deque[tuple[str, float]](maxlen=_MOST_SPANS)  # failed: without end
         self._threads = Threads(_OTHER_THREADS)
         workers = options.workers or default_workers()
         self.retrievers: dict[str, Retriever] = {}
@@ -219,6 +221,7 @@ class Services:
             "generation_statistics": self.generation_statistics.size,
             "preview_stability": self.preview_stability.size,
             "timeline": PartSize(len(self.timeline), _MOST_SPANS),
+            "run_seconds": PartSize(len(self.run_seconds), _MOST_SPANS),
         }
 
     def last_search(self, tenant: str, session: str | int, retriever: str) -> SearchRecord | None:
