@@ -8,7 +8,6 @@ PORT ?= 8000
 MODEL ?= smollm2-135m-instruct
 SECONDS ?= 60
 HOURS ?= 2
-SEED ?= 0
 VLLM := $(BIN)/python tools/vllm_server.py
 # Python keeps what it compiled, whatever it is told elsewhere: tests start it often
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
@@ -54,8 +53,8 @@ test-slow: $(VENV)/dev  ## the slow tests, and many examples of each property; n
 test-core: $(VENV)/dev  ## those of `test` that need no framework
 	$(PYTEST) -m 'not slow' $(CORE_TESTS)
 
-fuzz: $(VENV)/dev  ## hostile inputs for parsers, functions, commands and wrappers; SECONDS=60 SEED=0
-	$(BIN)/python tools/fuzz.py --seconds $(SECONDS) --seed $(SEED)
+fuzz: $(VENV)/dev  ## hostile inputs of a new seed; from SECONDS=600 on the properties, too; SEED=0
+	$(BIN)/python tools/fuzz.py --seconds $(SECONDS) $(SEED:%=--seed %)
 
 golden: $(VENV)/dev  ## whether plans and prompts are as they were; the data in $$CTXREUSE_DATA too
 	$(BIN)/python tools/golden.py check

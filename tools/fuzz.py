@@ -1,14 +1,15 @@
 """Feeds hostile inputs to parsers and to all that is public; only documented errors may come out.
 
-    python tools/fuzz.py                             # every target, a minute in all
-    python tools/fuzz.py --seconds 3600 --seed 7
+    python tools/fuzz.py --seed 7                    # every target, a minute in all
+    python tools/fuzz.py --seconds 3600              # a new seed; half of it is for properties
     python tools/fuzz.py --target "sent edits" --inputs 40000
     python tools/fuzz.py --target "kv events" --seed 7 --number 1234     # one input again
 
 Each input follows from the seed, the target's name and the input's number alone. A target accepts
 it or refuses it with a `CtxreuseError`. Any other exception, a broken invariant, and more than two
 seconds of processor time are faults: the input goes into a file in `--failures`, with the command
-that repeats it, and the exit status is 1.
+that repeats it, and the exit status is 1. From ten minutes on, half of the time is for the property
+tests: with new examples each round, of the next seed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import logging
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -55,6 +57,7 @@ AREAS = (
 )
 _HANGS_AFTER_S = 60
 _SHOWN_FAULTS = 5
+_PROPERTIES_FROM_S = 600
 
 
 class TooSlowError(BaseException):
@@ -80,7 +83,8 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     targets = _targets(options.target)
-    share = options.seconds / sum(target.weight for target in targets.values())
+    has_time = not options.target and options.seconds >= _PROPERTIES_FROM_S
+    share = options.seconds / (1 + has_time) / sum(target.weight for target in targets.values())
     total = Counts()
     print(f"seed {options.seed}, {len(targets)} targets, {share:.1f} s for most", flush=True)
     print(f"{'target':<24}{'inputs':>10}{'accepted':>10}{'refused':>10}{'faults':>8}  slowest")
@@ -91,13 +95,29 @@ def main() -> int:
         total.outcomes.update(counts.outcomes)
         total.slowest_s = max(total.slowest_s, counts.slowest_s)
     _say("all", total)
-    return 1 if total.outcomes["fault"] else 0
+    failed = _failed_rounds(options.seconds / 2, options.seed) if has_time else 0
+    return 1 if total.outcomes["fault"] or failed else 0
+
+
+def _failed_rounds(seconds: float, seed: int) -> int:
+    """Run all property tests again and again, for so long; return how many rounds failed."""
+    begun, failed = time.monotonic(), 0
+    drawn_anew = {name: value for name, value in os.environ.items() if name != "CI"}
+    while time.monotonic() - begun < seconds:
+        command = ["-m", "pytest", "-q", "-n", "auto", "-m", "hypothesis", "--hypothesis-seed"]
+        print("python", *command, seed, flush=True)
+        run = subprocess.run([sys.executable, *command, str(seed)], cwd=ROOT, env=drawn_anew)
+        failed += run.returncode != 0
+        seed += 1
+    return failed
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed", type=int, default=Random().randrange(2**32), help="new if not given"
+    )
     parser.add_argument("--target", action="append", help="one of them; may be repeated")
     parser.add_argument("--inputs", type=int, help="so many for each target, instead of seconds")
     parser.add_argument("--number", type=int, help="only the input with this number")

@@ -75,7 +75,10 @@ def _in_archive(path: str) -> ModuleSpec | None:
 def _found_module(name: str) -> ModuleSpec:
     """Return where the module to run is; `find_spec` raises what a package might raise, too."""
     try:
-        found = find_spec(name)
+        # the parent that a name has before its first dot would be run, if it is a module
+        parent = find_spec(name.partition(".")[0])
+        is_there = parent and (parent.submodule_search_locations is not None or "." not in name)
+        found = find_spec(name) if is_there else None
         if found is not None and found.submodule_search_locations is not None:
             found = find_spec(f"{name}.__main__")
     except (ImportError, AttributeError, TypeError, ValueError) as error:

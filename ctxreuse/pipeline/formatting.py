@@ -100,6 +100,12 @@ def labelled_block(form: Form, block_id: BlockId | None, templates: Templates) -
     return ContextBlock(id=own, text=form.text)  # type: ignore[arg-type]
 
 
+def shown_label(text: str, block_id: BlockId | None, templates: Templates) -> str:
+    """Return the label under which a text is shown."""
+    checked_kind("templates", templates, Templates, "Templates")
+    return templates.label_of(labelled_block(Form(text), block_id, templates))
+
+
 def cited_positions(text: str, labels: Iterable[str]) -> list[int]:
     """Return the positions of the labels that an answer names, in its order; of equal ones all."""
     checked_kind("text", text, str, "an answer's text")

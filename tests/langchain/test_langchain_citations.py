@@ -14,6 +14,7 @@ from pydantic import PrivateAttr
 
 from ctxreuse import PAPER_TEMPLATES, ReusePlanner, Templates
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.errors import InvalidRequestError
 from langchain_ctxreuse import cited_documents, format_context
 
 BY_ID = Templates(label="[Doc_{id}]")
@@ -112,6 +113,8 @@ def test_a_label_names_its_document_in_whatever_order_the_model_sees_it(letters,
 def test_all_documents_with_a_label_are_cited_by_it():
     same = [Document("old", id="x"), Document("new", id="x"), *documents("a")]
     assert cited_documents("So it is [Doc_x].", same, templates=BY_ID) == same[:2]
+    with pytest.raises(InvalidRequestError, match="templates must be Templates"):
+        cited_documents("So it is [Doc_x].", same, templates=float("nan"))
     twice = documents("aba")
     assert cited_documents(A, twice) == [twice[0], twice[2]]
 

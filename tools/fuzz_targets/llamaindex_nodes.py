@@ -220,14 +220,17 @@ def _lead_chat(given: Mapping[str, Any]) -> None:
     """Lead a chat; each prompt shows what was found, and begins with what was sent before."""
     retriever = _Nodes([])
     model = answering(given["answer"], given["window"])
-    engine = ReuseChatEngine(
-        retriever,
-        model,
-        system_prompt=given["system"],
-        chat_history=[message(one) for one in given["history"]],
-        skip_condense=given["skip_condense"],
-        metadata_mode=given["mode"],
-    )
+    try:
+        engine = ReuseChatEngine(
+            retriever,
+            model,
+            system_prompt=given["system"],
+            chat_history=[message(one) for one in given["history"]],
+            skip_condense=given["skip_condense"],
+            metadata_mode=given["mode"],
+        )
+    except UsersError as error:  # of a message that cannot be copied
+        raise InvalidRequestError("refused") from error
     refused: Exception | None = None
     prompts: list[list[str | None]] = []
     for number, (method, question) in enumerate(given["turns"]):

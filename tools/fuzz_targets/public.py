@@ -15,13 +15,14 @@ from typing import Any
 
 import openai
 import pydantic
+from langgraph.store.base import InvalidNamespaceError
 
 from ctxreuse.errors import CtxreuseError, InvalidRequestError
 from fuzz_targets.genuine import OBJECTS, VALID, key_of
 from fuzz_targets.mutation import Target, UsersError, hostile, junk, scalar
 from fuzz_targets.public_names import calls, reason
 
-_FRAMEWORKS = (pydantic.ValidationError, openai.OpenAIError)
+_FRAMEWORKS = (pydantic.ValidationError, openai.OpenAIError, InvalidNamespaceError)
 _CLOSES_AFTER_S = 20.0
 _LEFT_OUT = {
     "stemmer": "a function that is called at once, and whose errors are the user's",

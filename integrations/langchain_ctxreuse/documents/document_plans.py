@@ -20,8 +20,8 @@ from ctxreuse.pipeline.formatting import (
     checked_items,
     cited_positions,
     joined_forms,
-    labelled_block,
     own_labels,
+    shown_label,
 )
 from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.pipeline.process_planners import planner_for
@@ -149,8 +149,7 @@ def cited_documents(
     else:
         texts = _shown_by(document_prompt, given)
         own = [
-            templates.label_of(labelled_block(Form(shown), one.id, templates))
-            for one, shown in zip(given, texts, strict=True)
+            shown_label(shown, one.id, templates) for one, shown in zip(given, texts, strict=True)
         ]
     return [given[n] for n in cited_positions(text, own)]
 

@@ -29,8 +29,8 @@ from ctxreuse.pipeline.formatting import (
     checked_items,
     cited_positions,
     joined_forms,
-    labelled_block,
     own_labels,
+    shown_label,
 )
 from ctxreuse.pipeline.known_texts import Form
 
@@ -131,7 +131,7 @@ def cited_nodes(
         own = own_labels(given, label, _metadata)
     else:
         own = [
-            templates.label_of(labelled_block(Form(text), one.node.node_id, templates))
+            shown_label(text, one.node.node_id, templates)
             for one, text in zip(given, _shown(given, text_template, metadata_mode), strict=True)
         ]
     return [given[n] for n in cited_positions(answer, own)]
