@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +37,7 @@ from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 from shared import new_table
-from workflow_data import Author, Collection, Question, make_questions
+from workflow_data import VECTORS, Author, Collection, Question, make_questions
 
 GRAPHS: dict[str, Callable[[], WorkflowGraph]] = {
     "one_shot": library.one_shot,
@@ -185,6 +186,9 @@ SUSTAINED = 4.0
 """A policy sustains a rate if a request takes at most this many times as long as it does alone."""
 
 BASE = "naive async"
+LOADS = (1, 4, 16)
+COMPARED = ("sequential", BASE, "all")
+PLOT = "workflow_loads.png"
 
 
 @dataclass(frozen=True)
@@ -238,10 +242,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100, help="a quarter below a rate of 1")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rate", type=float, action="append", help="of sequential's; several")
+    parser.add_argument("--loads", action="store_true", help=f"{LOADS} at a time, not rates")
+    parser.add_argument("--vectors", type=int, default=VECTORS, help="of the index")
     parser.add_argument("--speed", type=float, help="of the model, instead of a chosen one")
     options = parser.parse_args()
     console = Console(width=190)
-    collection = Collection()
+    collection = Collection(options.vectors)
     questions = make_questions(collection.passages, options.requests)
     for nprobe in options.nprobe or (128,):
         bench = Bench(nprobe, questions, collection)
@@ -251,18 +257,29 @@ def main() -> None:
             f"nprobe {nprobe}: a search takes {1e3 * retrieval_s:.1f} ms; the model runs "
             f"{bench.speed:.1f} times faster than its rates"
         )
+        chosen = options.workflow or [*map(mix_of, GRAPHS), mix_of("mix")]
+        if options.loads:
+            jobs_of = {
+                "+".join(one) if len(one) < 5 else "mix": jobs_for(one, questions) for one in chosen
+            }
+            compare_loads(bench, jobs_of, options.repeats, console)
+            continue
         rates = sorted(options.rate or RATES)
         policies = options.policy or list(POLICIES)
-        for names in options.workflow or [*map(mix_of, GRAPHS), mix_of("mix")]:
-            jobs = [
-                (GRAPHS[names[number % len(names)]](), question.text)
-                for number, question in enumerate(questions)
-            ]
+        for names in chosen:
+            jobs = jobs_for(names, questions)
             alone_s = asyncio.run(bench.alone_s(jobs[:40]))
             sweeps = sweep(bench, policies, jobs, alone_s, rates, options.repeats)
             title = f"{'+'.join(names)}, nprobe {nprobe}"
             console.print(latencies(title, sweeps, alone_s))
-            console.print(techniques(sweeps))
+
+
+def jobs_for(names: Sequence[str], questions: Sequence[Question]) -> list[Job]:
+    """Return a job for each question, of the workflows in turn."""
+    return [
+        (GRAPHS[names[number % len(names)]](), question.text)
+        for number, question in enumerate(questions)
+    ]
 
 
 def mix_of(text: str) -> tuple[str, ...]:
@@ -349,33 +366,36 @@ def latencies(title: str, sweeps: dict[str, Sweep], alone_s: float) -> Table:
     return table
 
 
-def techniques(sweeps: dict[str, Sweep]) -> Table:
-    """Return a table of what the techniques did: at the lowest rate, and with all at once."""
-    table = new_table(
-        f"at the lowest rate; sharing with all at once; scheduling with {IN_FLIGHT} in flight",
-        ("policy",),
-        (
-            *("launched", "right", "wasted tokens", "searches ahead", "right", "hints"),
-            *("queries a scan", "scheduling, of a worker's time"),
-        ),
+def compare_loads(bench: Bench, jobs: dict[str, list[Job]], repeats: int, console: Console) -> None:
+    """Compare policies with so many requests at a time, in turns; print a table and draw it."""
+    means: dict[tuple[str, int, str], list[float]] = defaultdict(list)
+    for name, of_name in jobs.items():
+        answers: set[tuple[str, ...]] = set()
+        for load in LOADS:
+            some = of_name[: 4 + 2 * load]
+            for seed in range(repeats):
+                for policy in random.Random(seed).sample(COMPARED, len(COMPARED)):
+                    measured = asyncio.run(bench.measure(policy, some, None, seed, load))
+                    means[name, load, policy].append(measured.total_s / len(some))
+                    answers.add(measured.answers[:6])
+        if len(answers) > 1:
+            sys.exit(f"{name}: the policies gave different answers")
+    title = (
+        "ms a request, so many requests at a time; in brackets what plain sequential takes of it"
     )
-    for policy, done in sweeps.items():
-        first = done.by_rate[min(done.by_rate)][0] if done.by_rate else done.offline[0]
-        ahead, searches = first.metrics.speculation, done.offline[0].metrics.searches
-        if not searches.batches:
-            continue
-        table.add_row(
-            policy,
-            f"{ahead.launched}/{ahead.retrievals}",
-            f"{ahead.committed}",
-            f"{ahead.wasted_tokens}/{ahead.generated_tokens + ahead.wasted_tokens}",
-            f"{ahead.searches}",
-            f"{ahead.searches_committed}",
-            f"{ahead.hints}",
-            f"{searches.pairs / searches.clusters:.2f}",
-            f"{done.scheduling:.2%}",
-        )
-    return table
+    table = new_table(title, ("workflow", "policy"), map(str, LOADS))
+    figure = Figure(figsize=(3 * len(jobs), 3), layout="constrained")
+    for name, axes in zip(jobs, figure.subplots(1, len(jobs), squeeze=False)[0], strict=True):
+        for policy in COMPARED:
+            took = [1e3 * statistics.median(means[name, load, policy]) for load in LOADS]
+            plain = [1e3 * statistics.median(means[name, load, COMPARED[0]]) for load in LOADS]
+            cells = [f"{one:.0f} ({of / one:.2f}x)" for one, of in zip(took, plain, strict=True)]
+            table.add_row(name, policy, *cells, end_section=policy == COMPARED[-1])
+            axes.plot(LOADS, took, marker="o", label=policy)
+        axes.set(title=name, xlabel="requests at a time", xscale="log", ylim=(0, None))
+    axes.legend()
+    figure.savefig(PLOT)
+    console.print(table, f"drawn in {PLOT}")
 
 
 if __name__ == "__main__":

@@ -88,23 +88,17 @@ class ChainRun:
         ]
         tokens = [self.planner.block_tokens([piece], question.tenant) for piece in pieces]
         shown = self.memory.shown(question.conversation)
-        parcels = parcels_of(
-            tokens,
-            lambda place: settings.packing == "auto" and pieces[place].key not in shown,
-            budget.segment,
-            budget.label,
-        )
+        is_auto = settings.packing == "auto"
+        may_share = [is_auto and piece.key not in shown for piece in pieces]
+        parcels = parcels_of(tokens, may_share, budget.segment, budget.label)
         # in a conversation, an agent's history continues with one turn a question
         one_each = question.conversation is None and (
-            settings.packing == "single"
-            or (settings.packing == "auto" and len(parcels) <= settings.workers)
+            settings.packing == "single" or (is_auto and len(parcels) <= settings.workers)
         )
+        call = _CALL_TOKENS * one_each
         # of documents that mostly come together, the least key is mostly the same
         documents = [
-            Document(
-                min(pieces[place].key for place in parcel),
-                sum(tokens[place] for place in parcel) + _CALL_TOKENS * one_each,
-            )
+            Document(min(pieces[n].key for n in parcel), sum(tokens[n] for n in parcel) + call)
             for parcel in parcels
         ]
         agents = self.placement.assign(documents, question.tenant, shown)
@@ -242,22 +236,25 @@ class ChainRun:
             None, {"question": request.context.query}, name=agent
         )
         config = patch_config(self.config, callbacks=run.get_child())
-        spoken = ThoughtFilter()
-
-        def say(piece: str) -> None:
-            if on_piece is not None and piece:
-                on_piece(piece)
-
-        passed = None if on_piece is None else lambda piece: say(spoken.take(piece))
         try:
-            reply = await self.model.ask(request, config, passed)
+            reply = await self._answered(request, config, on_piece)
         except BaseException as error:
             await run.on_chain_error(error)
             raise
-        say(spoken.end())
-        reply = replace(reply, text=None if reply.text is None else without_thoughts(reply.text))
         await run.on_chain_end({"note": reply.text})
         return reply
+
+    async def _answered(
+        self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None
+    ) -> AgentReply:
+        """Ask the model; a reasoning model's thoughts are no part of the answer."""
+        if on_piece is None:
+            reply = await self.model.ask(request, config)
+        else:
+            said, say = ThoughtFilter(), on_piece
+            reply = await self.model.ask(request, config, lambda piece: say(said.take(piece)))
+            say(said.end())
+        return replace(reply, text=None if reply.text is None else without_thoughts(reply.text))
 
     def _manager_error(self, reason: str) -> ManagerError:
         notes = sum(one.outcome == "answered" for one in self._steps)

@@ -114,20 +114,21 @@ class _PieceSplitter(RecursiveCharacterTextSplitter):
 
 
 def parcels_of(
-    tokens: Sequence[int], has_room: Callable[[int], bool], budget_tokens: int, label_tokens: int
+    tokens: Sequence[int], may_share: Sequence[bool], budget_tokens: int, label_tokens: int
 ) -> list[list[int]]:
     """Put short pieces together, as many as a segment holds, and leave others alone."""
     parcels: list[list[int]] = []
     shared: list[int] = []
     left = 0
     for position, length in enumerate(tokens):
-        is_short = length <= _SHORT_TOKENS and has_room(position)
-        if is_short and shared and length + label_tokens <= left:
-            shared.append(position)
-        else:
+        if length > _SHORT_TOKENS or not may_share[position]:
             parcels.append([position])
-            shared, left = (parcels[-1], budget_tokens) if is_short else (shared, left)
-        left -= (length + label_tokens) * is_short
+            continue
+        if not shared or length + label_tokens > left:
+            shared, left = [], budget_tokens
+            parcels.append(shared)
+        shared.append(position)
+        left -= length + label_tokens
     return parcels
 
 
