@@ -159,6 +159,7 @@ bench-agents: $(VENV)/dev  ## agents over emulated engines, on the traces in $$C
 
 bench-workflows: $(VENV)/dev  ## RAG workflows on a large index, the hot tier, and a real engine
 	$(BIN)/python benchmarks/workflow_index.py
+	$(BIN)/python benchmarks/workflow_index.py --loads --vectors 1000000 --repeats 2 --requests 40
 	$(BIN)/python benchmarks/workflow_tier.py
 	@$(START_ENGINE)
 	$(BIN)/python benchmarks/workflows_server.py --base-url "$(ENGINE_URL)"

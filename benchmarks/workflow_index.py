@@ -31,8 +31,7 @@ from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.retrievers import CallableRetriever
-from ctxreuse.workflow.runtime.measurements import WorkflowMetrics
-from ctxreuse.workflow.runtime.services import WorkflowOptions, default_workers
+from ctxreuse.workflow.runtime.services import WorkflowOptions
 from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
@@ -71,9 +70,6 @@ TIER_SHARE = 0.2
 """The part of the index that the hot tier holds. Here the rest is in memory, too;
 `workflow_tier.py` measures an index that is not."""
 
-IN_FLIGHT = 100
-"""Requests under way while the share of scheduling is measured."""
-
 Job = tuple[WorkflowGraph, str]
 
 
@@ -84,7 +80,6 @@ class Measured:
     mean_s: float
     total_s: float
     answers: tuple[str, ...]
-    metrics: WorkflowMetrics
 
 
 class Bench:
@@ -140,13 +135,6 @@ class Bench:
         )
         return WorkflowEngine(llm, retriever, options=replace(options, max_in_flight=in_flight))
 
-    async def scheduling(self, policy: str, jobs: Sequence[Job]) -> float:
-        """Return the part of a worker's time that goes into choosing, with many in flight."""
-        many = [jobs[number % len(jobs)] for number in range(4 * IN_FLIGHT)]
-        measured = await self.measure(policy, many, None, 0, IN_FLIGHT)
-        workers_s = measured.total_s * default_workers()
-        return measured.metrics.searches.scheduling_s / workers_s
-
     async def measure(
         self,
         policy: str,
@@ -170,12 +158,10 @@ class Bench:
                 tasks.append(asyncio.create_task(engine.run(graph, text)))
             results = await asyncio.gather(*tasks)
             total_s = time.perf_counter() - began
-            metrics = engine.metrics()
         return Measured(
             statistics.fmean(result.seconds for result in results),
             total_s,
             tuple(str(result) for result in results),
-            metrics,
         )
 
 
@@ -198,13 +184,10 @@ class Sweep:
     Attributes:
         by_rate: The measurements, by the multiple of what sequential execution sustains.
         offline: All requests at once.
-        scheduling: The part of a worker's time that choosing what to scan takes, with `IN_FLIGHT`
-            requests under way.
     """
 
     by_rate: dict[float, list[Measured]]
     offline: list[Measured]
-    scheduling: float
 
     def mean_s(self, rate: float) -> float:
         """Return the mean latency at a rate."""
@@ -338,7 +321,6 @@ def sweep(
         policy: Sweep(
             runs[policy],
             offline[policy],
-            asyncio.run(bench.scheduling(policy, jobs)) if POLICIES[policy] else 0.0,
         )
         for policy in policies
     }

@@ -183,12 +183,13 @@ class ChainOfAgents(
         run = self._new_run(question_of(question, config), run_manager, config)
         queue: asyncio.Queue[Answer | None] = asyncio.Queue()
         answering = asyncio.create_task(
-            run.answer(lambda piece: piece and queue.put_nowait(Answer(piece, run.trace)))
+            run.answer(lambda piece: queue.put_nowait(Answer(piece, run.trace)))
         )
         answering.add_done_callback(lambda _: queue.put_nowait(None))
         try:
             while (piece := await queue.get()) is not None:
-                yield piece
+                if piece:  # a thought tells nothing
+                    yield piece
             await answering
         finally:
             answering.cancel()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf, nan
 from os import PathLike
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class SpeculationCounters:
 class Latency(NamedTuple):
     """Seconds that the latest runs of a workflow took, or visits of one of its nodes."""
 
-    count: int
+    ended: int
     p50_s: float
     p95_s: float
     p99_s: float
@@ -46,9 +46,10 @@ class Latency(NamedTuple):
     @classmethod
     def of(cls, seconds: Sequence[float], limit_s: float | None) -> Latency:
         """Return the percentiles of ended ones; those that failed took without end."""
-        ended = [one for one in seconds if one < inf] or [nan]
+        finished = [one for one in seconds if one < inf] or [nan]
         within = None if limit_s is None else sum(one <= limit_s for one in seconds) / len(seconds)
-        return cls(len(seconds), *np.percentile(ended, (50, 95, 99)).tolist(), within)
+        p50_s, p95_s, p99_s = np.percentile(finished, (50, 95, 99)).tolist()
+        return cls(len(seconds), p50_s, p95_s, p99_s, within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     kinds_of_pictures = list(figure.canvas.get_supported_filetypes())
     checked_choice("kind of picture", picture.suffix[1:].lower(), kinds_of_pictures)
     axes = figure.subplots()
-    legend = {}
+    legend: dict[str, Any] = {}
     for span in spans:
         is_speculative = span.outcome in _HATCHES
         legend[f"{span.kind}, {span.outcome}"] = axes.barh(
