@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from chain_of_agents import ChainOfAgents, ChainPrompts, Step
+from chain_of_agents.segments import Packing
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import CacheUsage
 from ctxreuse.planner import Strategy
@@ -168,7 +169,10 @@ def measure(job: Job) -> Ledger:
 async def _ask_all(job: Job, questions: Sequence[dict[str, object]]) -> Ledger:
     ledger = Ledger()
     policy = POLICIES[job.policy]
-    chain, *_ = chain_on(policy, job.engines, job.capacity_tokens, ledger, job.workers_alone)
+    packing: Packing = "packed" if job.trace == "locomo_k100" else "single"
+    chain, *_ = chain_on(
+        policy, job.engines, job.capacity_tokens, ledger, job.workers_alone, packing
+    )
     await chain.abatch(list(questions))
     return ledger
 
@@ -179,6 +183,7 @@ def chain_on(
     capacity_tokens: int,
     ledger: Ledger,
     workers_alone: bool = False,
+    packing: Packing = "single",
 ) -> tuple[ChainOfAgents, EnginePool, dict[str, VirtualClient]]:
     """Return a chain on emulated engines, its pool, and the engines."""
     engines = {
@@ -194,6 +199,7 @@ def chain_on(
     chain = ChainOfAgents(
         llm=pool,
         workers=AGENTS,
+        packing=packing,
         mode="parallel",
         prompts=PROMPTS,
         note_tokens=2 * NOTE_TOKENS,  # estimates may be above what the engine counts
