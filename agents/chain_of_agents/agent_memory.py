@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock
@@ -78,13 +79,6 @@ class _AgentHistories:
         )
 
 
-class _Remembered(NamedTuple):
-    """A conversation with its size, which is asked more often than it changes."""
-
-    conversation: _AgentHistories
-    characters: int
-
-
 class AgentMemory:
     """The agents' histories by conversation; a forgotten one costs reuse, never content."""
 
@@ -98,8 +92,10 @@ class AgentMemory:
 
     def _forget_all(self) -> None:
         max_conversations, max_characters = self._bounds
-        self._conversations: TenantLRUMap[ConversationKey, _Remembered] = TenantLRUMap(
-            max_conversations, max_weight=max_characters, weight_of=lambda one: one.characters
+        # with their sizes, which are asked more often than they change
+        self._conversations: TenantLRUMap[ConversationKey, tuple[_AgentHistories, int]]
+        self._conversations = TenantLRUMap(
+            max_conversations, max_weight=max_characters, weight_of=itemgetter(1)
         )
         self._refused: TenantLRUMap[tuple[BlockKey, ...], bool] = TenantLRUMap(_MAX_DOCUMENTS)
 
@@ -142,7 +138,7 @@ class AgentMemory:
             for turn in turns:
                 conversation = conversation.after(turn)
             size = conversation.characters + len(str(key.id))
-            self._conversations.put(key.tenant, key, _Remembered(conversation, size))
+            self._conversations.put(key.tenant, key, (conversation, size))
             if self._conversations.weight_size.is_exceeded:  # by this one, which is the last left
                 self._conversations.pop(key.tenant, key)
 
@@ -154,4 +150,4 @@ class AgentMemory:
     def _conversation(self, key: ConversationKey | None) -> _AgentHistories:
         """Return what is remembered of a conversation, nothing at first; the lock is held."""
         known = None if key is None else self._conversations.of(key.tenant).peek(key)
-        return _AgentHistories() if known is None else known.conversation
+        return _AgentHistories() if known is None else known[0]

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from langchain_core.messages import BaseMessage, convert_to_messages
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from chain_of_agents.agent_placement import Engines
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import check_keywords, reported_count
 from ctxreuse.context.copies import made_with
@@ -55,26 +54,6 @@ class AgentRequest:
     limit_s: float | None = None  # from being sent; None waits
 
 
-class AgentModel(Protocol):
-    """What a chain needs of the model that answers its agents."""
-
-    @property
-    def keeps_connections(self) -> bool:
-        """Whether connections outlive a request, so that sync calls must share an event loop."""
-
-    @property
-    def engines(self) -> Engines:
-        """The engines that agents can live on."""
-
-    async def ask(
-        self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
-    ) -> AgentReply:
-        """Send an agent's request and wait for the reply."""
-
-    async def aclose(self) -> None:
-        """Close what the chain has opened."""
-
-
 def as_model(
     llm: object,
     planner: ReusePlanner,
@@ -114,7 +93,7 @@ def as_model(
 class PoolModel:
     """AgentModel backed by an `EnginePool`."""
 
-    keeps_connections = False
+    keeps_connections = False  # beyond a request, so that sync calls must share an event loop
 
     def __init__(self, pool: EnginePool, params: Mapping[str, Any], owned: bool) -> None:
         if "max_tokens" in params:
@@ -283,6 +262,10 @@ class LlamaIndexModel(SingleEngineModel):
             plan=plan,
             usage=usage or ReportedTokens(),
         )
+
+
+AgentModel: TypeAlias = PoolModel | LangChainModel | LlamaIndexModel
+"""What answers a chain's agents."""
 
 
 def _window(tokens: object) -> int | None:

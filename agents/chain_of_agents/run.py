@@ -14,7 +14,7 @@ from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn
 from chain_of_agents.agent_placement import AgentPlacement
 from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import ChainQuestion, Settings
-from chain_of_agents.requests import AgentRequests, Note, budget_of
+from chain_of_agents.requests import AgentRequests, Budget, Note, budget_of
 from chain_of_agents.segments import Segment, parcels_of, pieces_of, segments_of
 from chain_of_agents.trace.answer import ManagerError, Trace, UnreadError
 from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_of, remarked
@@ -65,10 +65,12 @@ class ChainRun:
             )
         window = self.settings.context_window or await self.model.engines.context_window()
         budget = budget_of(self.question.text, window, self.settings, self.planner)
-        requests = AgentRequests(self.question, self.settings, self.planner, self.memory, budget)
-        notes = await self._read(self._segments(requests), requests)
+        self._requests = AgentRequests(
+            self.question, self.settings, self.planner, self.memory, budget
+        )
+        notes = await self._read(self._segments(budget))
         self._look_at_unread()
-        step, reply = await self._manage(notes, budget.notes, requests, on_piece)
+        step, reply = await self._manage(notes, budget.notes, on_piece)
         self._steps += (step,)
         if isinstance(reply, Exception):
             raise self._manager_error(step.error) from reply
@@ -77,9 +79,9 @@ class ChainRun:
         self.memory.record(self.question.conversation, self._turns)
         return reply.text
 
-    def _segments(self, requests: AgentRequests) -> list[Segment]:
+    def _segments(self, budget: Budget) -> list[Segment]:
         """Say which agent reads what: each piece of each document is in exactly one segment."""
-        question, settings, budget = self.question, self.settings, requests.budget
+        question, settings = self.question, self.settings
         pieces = [
             piece
             for block in question.documents
@@ -104,33 +106,31 @@ class ChainRun:
         agents = self.placement.assign(documents, question.tenant, shown)
         return segments_of(pieces, parcels, agents, tokens, budget.segment, budget.label, one_each)
 
-    async def _read(self, segments: Sequence[Segment], requests: AgentRequests) -> list[Note]:
+    async def _read(self, segments: Sequence[Segment]) -> list[Note]:
         """Let the workers read; return the notes that the manager reads."""
         notes: list[Note] = []
         if self.settings.mode == "parallel":
-            parts = await all_of(self._work(segment, "", requests) for segment in segments)
+            parts = await all_of(self._work(segment, "") for segment in segments)
             read = [one for part in parts for one in part]
             self._steps = tuple(replace(step, position=n) for n, (step, _) in enumerate(read))
             return [(n, note) for n, (_, note) in enumerate(read, 1) if note]
         for segment in segments:
             note = notes[0][1] if notes else ""
-            for step, written in await self._work(segment, note, requests):
+            for step, written in await self._work(segment, note):
                 self._steps += (replace(step, position=len(self._steps)),)
                 if written:
                     notes = [(len(self._steps), written)]
         return notes
 
-    async def _work(
-        self, segment: Segment, note: str, requests: AgentRequests
-    ) -> list[tuple[Step, str]]:
+    async def _work(self, segment: Segment, note: str) -> list[tuple[Step, str]]:
         """Let a worker read its segment, in parts if need be; return steps with their notes."""
         began = self._now()
         if self.memory.is_refused(self.question.tenant, segment.blocks):
             halves = segment.halves(self.planner.count_tokens)
             if halves:
-                return await self._work_in_parts(halves, note, requests)
+                return await self._work_in_parts(halves, note)
         engine = self.placement.engine_of(segment.agent)
-        request, remark = requests.worker(segment, note, engine)
+        request, remark = self._requests.worker(segment, note, engine)
         in_parts = "read in parts, because the model had no room" * bool(segment.halvings)
         step = Step(
             role="worker",
@@ -144,30 +144,28 @@ class ChainRun:
         step, reply = await self._ask(step, request, keeps_turn=segment.is_first_of_agent)
         parts = segment.halves(self.planner.count_tokens) if is_too_long(reply) else ()
         if not parts:
-            return [requests.note_of(step, note)]
+            return [self._requests.note_of(step, note)]
         self.memory.note_refused(self.question.tenant, segment.blocks)
-        return await self._work_in_parts(parts, note, requests)
+        return await self._work_in_parts(parts, note)
 
-    async def _work_in_parts(
-        self, parts: Sequence[Segment], note: str, requests: AgentRequests
-    ) -> list[tuple[Step, str]]:
+    async def _work_in_parts(self, parts: Sequence[Segment], note: str) -> list[tuple[Step, str]]:
         """Let a worker read a segment's parts one after the other."""
         read: list[tuple[Step, str]] = []
         for part in parts:
-            read += await self._work(part, note, requests)
+            read += await self._work(part, note)
             if self.settings.mode == "sequential":
                 note = next((written for _, written in reversed(read) if written), note)
         return read
 
     async def _manage(
-        self, notes: Sequence[Note], room: int, requests: AgentRequests, on_piece: OnPiece | None
+        self, notes: Sequence[Note], room: int, on_piece: OnPiece | None
     ) -> tuple[Step, AgentReply | Exception]:
         """Ask the manager, with shorter notes if the model has no room for them."""
-        request, remark = requests.manager(notes, room)
+        request, remark = self._requests.manager(notes, room)
         step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=self._now())
         step, reply = await self._ask(step, request, on_piece=on_piece)
         if is_too_long(reply) and room > 1:
-            return await self._manage(notes, room // 4, requests, on_piece)
+            return await self._manage(notes, room // 4, on_piece)
         return step, reply
 
     def _look_at_unread(self) -> None:

@@ -109,12 +109,7 @@ def recomp(k: int = 5, params: Params | None = None) -> WorkflowGraph:
         output="summary",
         params=_params(160, params),
     )
-    graph.add_generation(
-        "answer",
-        system=ANSWERER,
-        prompt="Summary of documents:\n{summary}\n\nQuestion: {input}\n\nAnswer:",
-        params=_params(100, params),
-    )
+    _add_answer(graph, params, "Summary of documents:\n{summary}")
     return _chained(graph, "search", "compress", "answer")
 
 
@@ -177,22 +172,19 @@ def multistep(k: int = 2, max_steps: int = 3, params: Params | None = None) -> W
         params=_params(60, params),
     )
     graph.add_function("note", _with_new_note, output="notes")
-    graph.add_generation(
-        "answer",
-        system=ANSWERER,
-        prompt="Known facts:\n{notes}\n\nQuestion: {input}\n\nAnswer:",
-        params=_params(100, params),
-    )
+    _add_answer(graph, params, "Known facts:\n{notes}")
     graph.add_edge(START, "plan").add_edge("plan", _search_or_answer, ["search", "answer"])
     graph.add_edge("search", "find").add_edge("find", "note").add_edge("note", "plan")
     return graph.add_edge("answer", END)
 
 
-def _add_answer(graph: WorkflowGraph, params: Params | None) -> None:
+def _add_answer(
+    graph: WorkflowGraph, params: Params | None, known: str = "You are given {docs}."
+) -> None:
     graph.add_generation(
         "answer",
         system=ANSWERER,
-        prompt="You are given {docs}.\n\nQuestion: {input}\n\nAnswer:",
+        prompt=known + "\n\nQuestion: {input}\n\nAnswer:",
         params=_params(100, params),
     )
 

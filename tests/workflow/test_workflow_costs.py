@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from ivf_helpers import build_index, some_vectors
 
 from ctxreuse.workflow.vector_search.costs import (
-    ArrivalRate,
     FasterWay,
-    MovingMean,
     ScanCosts,
     ScanLoad,
     sub_stage_s,
 )
 from ctxreuse.workflow.vector_search.ivf import IVFIndex, ScannedPairs
+from ctxreuse.workflow.vector_search.scheduler import ArrivalRate, MovingMean
 from ctxreuse.workflow.vector_search.top_k import nothing_found
 
 RATES = np.array([4e-6, 6e-9, 3e-9])

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ctxreuse.context.checks import checked_each, checked_kind, checked_list, checked_texts
 from ctxreuse.context.copies import made_with
@@ -15,6 +15,8 @@ from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import GraphError, RouterError, StateKeyError, VisitLimitError, quoted
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval, Stage
 from ctxreuse.workflow.graph.state import State
+
+_Entry = TypeVar("_Entry")
 
 Targets: TypeAlias = str | Sequence[str]
 RouteFunction: TypeAlias = Callable[[State], Targets | Awaitable[Targets]]
@@ -71,7 +73,7 @@ class Graph:
             values = checked_kind(name, getattr(self, name), Mapping, "a dict").values()
             checked_each(name, values, kind, f"of type {kind.__name__}; use WorkflowGraph")
         for name in (START, *self.nodes):
-            self._edges_of(name)
+            self._known(self.edges, name)
         for name in ("nodes", "edges", "defaults"):
             object.__setattr__(self, name, MappingProxyType(getattr(self, name)))
 
@@ -94,7 +96,7 @@ class Graph:
 
     def _leads_to(self, name: str) -> set[str]:
         """Return the nodes that an edge from a node can lead to, visit limits included."""
-        edges = self._edges_of(name)
+        edges = self._known(self.edges, name)
         targets = set(edges.static)
         for router in edges.routers:
             targets.update(self.nodes if router.targets is None else router.targets)
@@ -145,20 +147,15 @@ class Graph:
                 "return a node's name, END, or a list of them",
                 source,
             )
+        allowed = (*self.nodes, END) if router.targets is None else router.targets
         for name in names:
-            if not self._may_lead_to(router, name):
-                allowed = (*self.nodes, END) if router.targets is None else router.targets
+            if name not in allowed:
                 raise RouterError(
                     f"the router behind {quoted([source])} returned {describe(name)}; "
                     f"it may lead to {quoted(allowed)}",
                     source,
                 )
         return tuple(names)
-
-    def _may_lead_to(self, router: Router, name: object) -> bool:
-        if router.targets is not None:
-            return name in router.targets
-        return name == END or (isinstance(name, str) and name in self.nodes)
 
     def wavefront(self, targets: Iterable[str], state: State) -> tuple[str, ...]:
         """Return the nodes that run next, in the order of `nodes`; an empty result ends the run.
@@ -194,7 +191,7 @@ class Graph:
         """
         if state is not None:
             checked_kind("state", state, State, "a State or None")
-        edges = self._edges_of(name)
+        edges = self._known(self.edges, name)
         if edges.routers or len(edges.static) != 1:
             return None
         target = edges.static[0]
@@ -203,29 +200,21 @@ class Graph:
                 target = self._within_limit(target, state.commit({}, [name]))
             except VisitLimitError:
                 return None
-        return None if target == END else self._node(target)
+        return None if target == END else self._known(self.nodes, target)
 
-    def _node(self, name: str) -> Node:
-        node = self.nodes.get(checked_kind("a node", name, str, "a node's name"))
-        if node is None:
-            raise self._unknown(name)
-        return node
-
-    def _edges_of(self, name: str) -> Edges:
-        edges = self.edges.get(checked_kind("a node", name, str, "a node's name"))
-        if edges is None:
-            raise self._unknown(name)
-        return edges
-
-    def _unknown(self, name: str) -> GraphError:
-        return GraphError(
-            f"workflow {quoted([self.name])} has no node {quoted([name])} with edges; choose one "
-            f"of {quoted(self.nodes)}, or build the graph with WorkflowGraph"
-        )
+    def _known(self, entries: Mapping[str, _Entry], name: str) -> _Entry:
+        """Return what `nodes` or `edges` have for a name."""
+        entry = entries.get(checked_kind("a node", name, str, "a node's name"))
+        if entry is None:
+            raise GraphError(
+                f"workflow {quoted([self.name])} has no node {quoted([name])} with edges; choose "
+                f"one of {quoted(self.nodes)}, or build the graph with WorkflowGraph"
+            )
+        return entry
 
     def _within_limit(self, target: str, state: State) -> str:
         while target != END:
-            node = self._node(target)
+            node = self._known(self.nodes, target)
             if node.max_visits is None or state.visits(target) < node.max_visits:
                 break
             if node.otherwise is None:

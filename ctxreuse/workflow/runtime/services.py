@@ -34,9 +34,9 @@ from ctxreuse.workflow.runtime.measurements import (
     SpeculationCounters,
     Timeline,
 )
-from ctxreuse.workflow.vector_search.costs import MovingMean
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.handle import SearchRecord
+from ctxreuse.workflow.vector_search.scheduler import MovingMean
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 Rule: TypeAlias = Literal["adaptive", "always", "stable", "off"]

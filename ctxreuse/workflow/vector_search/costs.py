@@ -23,7 +23,6 @@ _SCALE = (64.0, 64_000.0, 64_000.0)
 
 _FITTED_EVERY = 16
 _TRIED_EVERY = 32
-_WINDOW_S = 1.0  # in which arrivals are counted
 _SHORTEST_S, _LONGEST_S = 0.001, 0.1  # sub-stages
 _LONGEST_FACTOR = 20.0
 
@@ -106,35 +105,6 @@ class FasterWay:
         """Learn from the seconds that a scan took."""
         with self._lock:
             self._costs[not was_first].observe(load, seconds)
-
-
-class MovingMean:
-    """A mean in which the latest values count most."""
-
-    def __init__(self, value: float, weight: float = 0.1) -> None:
-        self.value = value
-        self._weight = weight
-
-    def add(self, value: float) -> None:
-        """Take in a value."""
-        self.value += self._weight * (value - self.value)
-
-
-class ArrivalRate:
-    """How many searches arrive in a second; the latest seconds count most."""
-
-    def __init__(self) -> None:
-        self._per_s = 0.0
-        self._last_s = 0.0
-
-    def note(self, now_s: float) -> None:
-        """Note an arrival."""
-        self._per_s = self.per_s(now_s) + 1.0 / _WINDOW_S
-        self._last_s = now_s
-
-    def per_s(self, now_s: float) -> float:
-        """Return how many arrive in a second."""
-        return self._per_s * math.exp(-max(0.0, now_s - self._last_s) / _WINDOW_S)
 
 
 def sub_stage_s(

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ctxreuse.workflow.vector_search.costs import ArrivalRate, MovingMean, ScanCosts, sub_stage_s
+from ctxreuse.workflow.vector_search.costs import ScanCosts, sub_stage_s
 from ctxreuse.workflow.vector_search.handle import SearchHandle, SearchProgress, SearchUpdate
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.scan_queue import ScanBatch, ScanQueue
@@ -113,8 +113,38 @@ _SEARCHES_A_BATCH = 12
 _MOST_BATCHES = 6
 """With n searches waiting, n / 12 batches are chosen at a time, at most 6."""
 
+_WINDOW_S = 1.0  # in which arrivals are counted
 _MOSTLY_IDLE = 0.4
 """Workers that are busy for no more of their time have some for speculative searches."""
+
+
+class MovingMean:
+    """A mean in which the latest values count most."""
+
+    def __init__(self, value: float, weight: float = 0.1) -> None:
+        self.value = value
+        self._weight = weight
+
+    def add(self, value: float) -> None:
+        """Take in a value."""
+        self.value += self._weight * (value - self.value)
+
+
+class ArrivalRate:
+    """How many searches arrive in a second; the latest seconds count most."""
+
+    def __init__(self) -> None:
+        self._per_s = 0.0
+        self._last_s = 0.0
+
+    def note(self, now_s: float) -> None:
+        """Note an arrival."""
+        self._per_s = self.per_s(now_s) + 1.0 / _WINDOW_S
+        self._last_s = now_s
+
+    def per_s(self, now_s: float) -> float:
+        """Return how many arrive in a second."""
+        return self._per_s * math.exp(-max(0.0, now_s - self._last_s) / _WINDOW_S)
 
 
 @dataclass(slots=True)
