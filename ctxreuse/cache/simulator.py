@@ -215,10 +215,7 @@ class PrefixCacheSimulator:
                 f"not {len(chain):,}"
             )
         known = [ContentHash(one) for one in chain]
-        taken = self._take(known, prompt_tokens, 0)
-        if taken is None:
-            return CacheUsage(prompt_tokens, 0)
-        held, cached = taken
+        held, cached = self._take(known, prompt_tokens, 0) or ([], 0)
         self._give_back(held)
         return CacheUsage(prompt_tokens, cached)
 

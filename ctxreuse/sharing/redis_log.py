@@ -246,12 +246,12 @@ def _checked_url(url: Any) -> str:
     try:
         parts = urlsplit(url)
         options = parse_qs(parts.query, keep_blank_values=True)
-        is_one = parts.scheme in _SCHEMES and parts.port != 0
+        is_one = is_redis_url(url) and parts.port != 0
         numbers = [*options.get("db", ()), *options.get("protocol", ())]
         is_one = is_one and all(one.isascii() and one.isdigit() for one in numbers)
     except ValueError:
         is_one = False
-    if not is_one or not is_redis_url(url):
+    if not is_one:
         raise InvalidRequestError(
             f"url is {shown_url(url)!r}; give one such as 'redis://host:6379/0', "
             "'rediss://user:password@host:6379/0' or 'unix:///path?db=0'"

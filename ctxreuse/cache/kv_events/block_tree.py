@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple, NewType, TypeAlias
 
 BlockHash: TypeAlias = bytes | int
@@ -406,14 +406,8 @@ class BlockTree:
         return [
             (unknown, at[link])
             for unknown in self._unknown_parents
-            for link in _shared(self._children.get(unknown, {}), at)
+            for link in self._children.get(unknown, {}).keys() & at.keys()
         ]
-
-
-def _shared(one: Mapping[Link, object], other: Mapping[Link, object]) -> list[Link]:
-    """Return the links that both have, by walking the smaller."""
-    fewer, more = (one, other) if len(one) <= len(other) else (other, one)
-    return [link for link in fewer if link in more]
 
 
 class _PathStep(NamedTuple):

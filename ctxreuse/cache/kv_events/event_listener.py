@@ -187,15 +187,12 @@ class EventListener:
             self._backoff.reset()
             if message.number > 0 and not self._sockets.is_replaying:
                 self._ask_from(0)
-        if self._sockets.is_replaying:
-            self._wait(message)
-        else:
-            self._apply_in_turn(message)
+        self._apply_in_turn(message)
 
     def _apply_in_turn(self, message: Received) -> None:
         """Apply a live message if none is missing before it, or if that cannot be helped."""
-        applied = self.applied
-        if applied is not None and message.number > applied + 1:
+        is_replaying, applied = self._sockets.is_replaying, self.applied
+        if not is_replaying and applied is not None and message.number > applied + 1:
             self._counts["gaps"] += 1
             self._ask_from(applied + 1)
         if self._sockets.is_replaying:
@@ -243,11 +240,7 @@ class EventListener:
         if waiting and self._is_wanted:
             self._apply(waiting.popleft())
         while waiting and self._is_wanted:
-            message = waiting.popleft()
-            if self._sockets.is_replaying:
-                self._wait(message)
-            else:
-                self._apply_in_turn(message)
+            self._apply_in_turn(waiting.popleft())
 
     def _drop_replay(self) -> deque[Received]:
         """Hear no more of a replay; return the live messages that have waited for it."""

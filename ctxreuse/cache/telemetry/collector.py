@@ -160,7 +160,7 @@ def _read_pool(name: str, pool: WatchedPool) -> dict[tuple[str, ...], _Read]:
 
 
 def _samples(families: Iterable[Family], numbers: Any) -> dict[str, list[Any]]:
-    return {one.name: list(one.samples(numbers)) for one in families}
+    return {one.name: list(one.read(numbers)) for one in families}
 
 
 def _add_times(family: Any, names: Sequence[str], times: PlanningTime) -> None:

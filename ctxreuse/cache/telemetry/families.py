@@ -32,34 +32,22 @@ class Family:
     name: str
     kind: Kind
     help: str
-    samples: Callable[[Any], Samples]
+    samples: str | Callable[[Any], Samples]  # or an attribute, of each class if that is a label
     labels: tuple[str, ...] = ()
 
-
-def _one(value: str | Callable[[Any], float]) -> Callable[[Any], Samples]:
-    """Return what yields a single value, an attribute's or a function's, without labels."""
-    get = attrgetter(value) if isinstance(value, str) else value
-
-    def samples(numbers: Any) -> Samples:
-        yield (), get(numbers)
-
-    return samples
+    def read(self, numbers: Any) -> Samples:
+        """Return its values."""
+        if callable(self.samples):
+            return self.samples(numbers)
+        get = attrgetter(self.samples)
+        if not self.labels:
+            return iter([((), get(numbers))])
+        return (((name,), get(savings)) for name, savings in _classes(numbers))
 
 
 def _classes(numbers: PlannerNumbers) -> Iterable[tuple[str, Savings]]:
     """Return the savings of each class of tenants; without classes, those of all."""
     return (numbers.savings.by_class or {"": numbers.savings}).items()
-
-
-def _by_class(name: str) -> Callable[[PlannerNumbers], Samples]:
-    """Return what yields an attribute for each class of tenants."""
-    get = attrgetter(name)
-
-    def samples(numbers: PlannerNumbers) -> Samples:
-        for class_name, savings in _classes(numbers):
-            yield (class_name,), get(savings)
-
-    return samples
 
 
 def _sent(numbers: PlannerNumbers) -> Samples:
@@ -98,6 +86,10 @@ def _shared(numbers: PlannerNumbers) -> Samples:
         yield (name,), getattr(numbers.sharing, name)
 
 
+def _shadow(numbers: PlannerNumbers) -> Samples:
+    yield (), float(numbers.savings.mode == "shadow")
+
+
 def _states(status: Any) -> Samples:
     for state in ("up", "resting", "refuses", "on trial", "draining"):
         yield (state,), float(status.state.partition(":")[0] == state)
@@ -114,17 +106,17 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_expected_prefix_cache_hits_tokens", "counter",
         "Block tokens that were expected in the engine's prefix cache as they were sent.",
-        _by_class("cached_as_sent"), _CLASS,
+        "cached_as_sent", _CLASS,
     ),
     Family(
         "ctxreuse_reported_prefix_cache_queries_tokens", "counter",
         "Prompt tokens of answers whose usage tells the cached ones, as the engine counts them.",
-        _by_class("reported.prompt_tokens"), _CLASS,
+        "reported.prompt_tokens", _CLASS,
     ),
     Family(
         "ctxreuse_reported_prefix_cache_hits_tokens", "counter",
         "Of these, served from the engine's prefix cache.",
-        _by_class("reported.cached_tokens"), _CLASS,
+        "reported.cached_tokens", _CLASS,
     ),
     Family(
         "ctxreuse_reported_prefix_cache_written_tokens", "counter",
@@ -134,62 +126,62 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_reported_prefix_cache_expected_hits_tokens", "counter",
         "Block tokens that were expected in the cache for the same answers.",
-        _by_class("reported.expected_cached_tokens"), _CLASS,
+        "reported.expected_cached_tokens", _CLASS,
     ),
     Family(
         "ctxreuse_reported_prefix_cache_confirmed_tokens", "counter",
         "Of these, cached as far as the answers say; where it stays far below, another process may "
         "share the engine.",
-        _by_class("reported.confirmed_cached_tokens"), _CLASS,
+        "reported.confirmed_cached_tokens", _CLASS,
     ),
     Family(
         "ctxreuse_primes", "counter",
         "Calls that were sent besides, to make forks readable; they count nowhere else.",
-        _by_class("reported.primes"), _CLASS,
+        "reported.primes", _CLASS,
     ),
     Family(
         "ctxreuse_prime_tokens", "counter",
         "Tokens that these calls computed.",
-        _by_class("reported.prime_tokens"), _CLASS,
+        "reported.prime_tokens", _CLASS,
     ),
     Family(
         "ctxreuse_retrieved_prefix_cache_hits_tokens", "gauge",
         "Block tokens that would be expected in the cache in the retriever's order; an estimate.",
-        _by_class("cached_as_retrieved"), _CLASS,
+        "cached_as_retrieved", _CLASS,
     ),
     Family(
         "ctxreuse_retrieved_prefix_cache_error_tokens", "gauge",
         "Two standard errors of that estimate.",
-        _by_class("error_tokens"), _CLASS,
+        "error_tokens", _CLASS,
     ),
     Family(
         "ctxreuse_planned_prefix_cache_hits_tokens", "counter",
         "Block tokens that are expected in the cache as planned; in shadow mode, would be.",
-        _by_class("cached_if_planned"), _CLASS,
+        "cached_if_planned", _CLASS,
     ),
     Family(
         "ctxreuse_block_tokens", "counter",
         "Tokens of the blocks of all requests, those that are left out included.",
-        _by_class("block_tokens"), _CLASS,
+        "block_tokens", _CLASS,
     ),
     Family(
         "ctxreuse_left_out_tokens", "counter",
         "Tokens of blocks that a reference stands for; in shadow mode, would.",
-        _by_class("left_out"), _CLASS,
+        "left_out", _CLASS,
     ),
     Family(
         "ctxreuse_references", "counter",
         "Blocks that a reference stands for; in shadow mode, would.",
-        _by_class("references"), _CLASS,
+        "references", _CLASS,
     ),
     Family(
         "ctxreuse_requests", "counter", "Requests that were planned.",
-        _by_class("requests"), _CLASS,
+        "requests", _CLASS,
     ),
     Family(
         "ctxreuse_changed_requests", "counter",
         "Of these, sent otherwise than retrieved; in shadow mode, would be.",
-        _by_class("changed"), _CLASS,
+        "changed", _CLASS,
     ),
     Family(
         "ctxreuse_answers", "counter",
@@ -199,38 +191,38 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_planning_seconds", "histogram",
         "How long planning took; a request of a batch has its share of the batch's time.",
-        _one(lambda _: 0),
+        lambda _: iter(()),
     ),
     Family(
         "ctxreuse_planning_max_seconds", "gauge", "The longest time that planning took.",
-        _one("savings.planning.max_s"),
+        "savings.planning.max_s",
     ),
     Family(
         "ctxreuse_planning_failures", "counter",
         "Internal errors of planning; something was sent as it came.",
-        _one("savings.planning_failures"),
+        "savings.planning_failures",
     ),
     Family(
         "ctxreuse_prompts_without_context", "counter",
         "Prompts in which a wrapper around a model found no context.",
-        _one("savings.prompts_without_context"),
+        "savings.prompts_without_context",
     ),
     Family(
         "ctxreuse_unseen_contexts", "gauge",
         "Contexts that were ordered where nobody sees the prompt; they count nowhere else.",
-        _one("savings.unseen"),
+        "savings.unseen",
     ),
     Family(
         "ctxreuse_shadow_mode", "gauge", "1 if the planner only counts (shadow mode), else 0.",
-        _one(lambda numbers: float(numbers.savings.mode == "shadow")),
+        _shadow,
     ),
     Family(
         "ctxreuse_index_nodes", "gauge", "Nodes of the context index.",
-        _one("statistics.nodes"),
+        "statistics.nodes",
     ),
     Family(
         "ctxreuse_index_tokens", "gauge", "Block tokens that the planner believes to be cached.",
-        _one("statistics.tokens"),
+        "statistics.tokens",
     ),
     Family(
         "ctxreuse_remembered_entries", "gauge",
@@ -243,7 +235,7 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_changed_texts", "counter",
         "Texts of one id that differed from others of late: no prompt is served from there on.",
-        _one("savings.changed_texts"),
+        "savings.changed_texts",
     ),
     Family(
         "ctxreuse_limits_reached", "counter",
@@ -257,12 +249,12 @@ OF_PLANNERS: Final = (
     ),
     Family(
         "ctxreuse_shared_log_waiting_entries", "gauge", "Entries that wait to be told.",
-        _one("sharing.untold"),
+        "sharing.untold",
     ),
     Family(
         "ctxreuse_shared_log_faults", "counter",
         "How often the shared log could not be read or written.",
-        _one("sharing.faults"),
+        "sharing.faults",
     ),
 )  # fmt: skip
 """What is told of each planner; label `planner`."""
@@ -274,32 +266,32 @@ OF_REPLICAS: Final = (
     ),
     Family(
         "ctxreuse_replica_running_requests", "gauge", "Requests that an engine has, unanswered.",
-        _one("running"),
+        "running",
     ),
     Family(
         "ctxreuse_replica_waiting_requests", "gauge", "Requests that are held back for it.",
-        _one("waiting"),
+        "waiting",
     ),
     Family(
         "ctxreuse_replica_queued_tokens", "gauge",
         "Prompt tokens that these have still to compute, as expected.",
-        _one("queued_tokens"),
+        "queued_tokens",
     ),
     Family(
         "ctxreuse_replica_answered_requests", "counter", "Requests that it has answered.",
-        _one("answered"),
+        "answered",
     ),
     Family(
         "ctxreuse_replica_failed_requests", "counter", "Requests that it has not answered.",
-        _one("failed"),
+        "failed",
     ),
     Family(
         "ctxreuse_replica_busy_answers", "counter", "How often it had too much to do.",
-        _one("busy"),
+        "busy",
     ),
     Family(
         "ctxreuse_replica_lost_caches", "counter", "How often it was found with an empty cache.",
-        _one("cache_epoch"),
+        "cache_epoch",
     ),
 )  # fmt: skip
 """What is told of each engine of a pool; labels `pool` and `replica`."""
