@@ -93,13 +93,10 @@ class AgentPlacement:
         available = self._engines.available()
         agents = [agent for agent in self._agents if lives_on[agent] in available]
         agents = agents or list(self._agents)
-        is_new = [shown.get(one.key) not in agents for one in documents]
-        new = [one for one, new in zip(documents, is_new, strict=True) if new]
+        stay = {key: agent for key, agent in shown.items() if agent in agents}
+        new = [one for one in documents if one.key not in stay]
         assigned = iter(self._assigned(new, agents, lives_on, tenant) if new else ())
-        return [
-            int(next(assigned)) if new else shown[one.key]
-            for one, new in zip(documents, is_new, strict=True)
-        ]
+        return [stay[one.key] if one.key in stay else int(next(assigned)) for one in documents]
 
     def _assigned(
         self,

@@ -182,4 +182,4 @@ def _as_block(document: Any) -> ContextBlock:
 
 
 def _named(name: Any, text: Any) -> ContextBlock:
-    return ContextBlock(text=text) if name is None else ContextBlock(id=name, text=text)
+    return ContextBlock(id=name, text=text)  # None is derived

@@ -155,7 +155,10 @@ class SQLiteLog(FixedSettings):
             # another file of this name, or an earlier state of it
             is_other = after > 0 and (of != name or after > _latest(connection))
             after = 0 if is_other else after
-            found = _rows(connection, after, most)
+            found = connection.execute(
+                "SELECT number, entry FROM entries WHERE number > ? ORDER BY number LIMIT ?",
+                (after, min(most, _LARGEST)),
+            ).fetchall()
         has_gap = is_other or bool(after and found and found[0][0] > after + 1)
         # SQLite keeps what others wrote there, whatever its type
         entries = [one if isinstance(one, bytes) else b"" for _, one in found]
@@ -197,13 +200,6 @@ class SQLiteLog(FixedSettings):
             remedies = (remedy for kind, remedy in _REMEDIES.items() if code.startswith(kind))
             advice = next((f"; {remedy}" for remedy in remedies), "")
             raise SharedLogError(f"{self._path} cannot be {done}: {error}{advice}") from error
-
-
-def _rows(connection: sqlite3.Connection, after: int, most: int) -> list[tuple[int, bytes]]:
-    return connection.execute(
-        "SELECT number, entry FROM entries WHERE number > ? ORDER BY number LIMIT ?",
-        (after, min(most, _LARGEST)),
-    ).fetchall()
 
 
 def _latest(connection: sqlite3.Connection) -> int:

@@ -322,16 +322,7 @@ class HeldRequests:
     def apply(self, event: CacheEvent) -> bool:
         """Apply an event; return whether it could be used."""
         if isinstance(event, BlocksStored):
-            return self._blocks.stored(
-                event.block_hashes,
-                event.parent_hash,
-                event.token_ids,
-                event.block_size,
-                event.extra_keys,
-                event.group,
-                whole_prompts=event.whole_prompts,
-                window=event.window,
-            )
+            return self._blocks.stored(**event._asdict())
         if isinstance(event, BlocksRemoved):
             self._blocks.removed(event.block_hashes, event.group)
         else:

@@ -276,8 +276,7 @@ def _message(frames: list[bytes]) -> Received | None:
     return Received(int.from_bytes(frames[-2], "big", signed=True), frames[-1])
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksStored:
+class BlocksStored(NamedTuple):
     """Blocks came into the cache; fields as `EngineBlocks.stored` takes them."""
 
     block_hashes: tuple[BlockHash, ...]

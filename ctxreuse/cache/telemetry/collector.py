@@ -135,12 +135,8 @@ class PlannerCollector:
             yield family
 
     def _family(self, one: Family, whose: tuple[str, ...]) -> Any:
-        kinds = {
-            "counter": self._core.CounterMetricFamily,
-            "gauge": self._core.GaugeMetricFamily,
-            "histogram": self._core.HistogramMetricFamily,
-        }
-        return kinds[one.kind](one.name, one.help, labels=[*whose, *one.labels])
+        kind = getattr(self._core, f"{one.kind.title()}MetricFamily")
+        return kind(one.name, one.help, labels=[*whose, *one.labels])
 
 
 class _Read(NamedTuple):

@@ -103,15 +103,6 @@ class Graph:
         limited = [self.nodes[name].otherwise for name in targets & self.nodes.keys()]
         return {*targets, *filter(None, limited)} & self.nodes.keys()
 
-    @cached_property
-    def _position(self) -> dict[str, int]:
-        return {name: position for position, name in enumerate(self.nodes)}
-
-    def _in_order(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those names that are nodes, in the order of `nodes`."""
-        position = self._position
-        return tuple(sorted([name for name in names if name in position], key=position.__getitem__))
-
     def initial_state(self, inputs: Mapping[str, Any]) -> State:
         """Return the state in which a run begins; defaults are copied for it.
 
@@ -172,7 +163,7 @@ class Graph:
         known = checked_list("targets", targets, "a list of nodes' names and END")
         reached = {self._within_limit(target, state) for target in known}
         writer_of: dict[str, str] = {}
-        for name in self._in_order(reached):
+        for name in filter(reached.__contains__, self.nodes):
             output = self.nodes[name].output
             if output in writer_of:
                 raise RouterError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.rendering import SentBlock, Templates, render_messages, render_turn
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
 from ctxreuse.context.thoughts import ThoughtFilter
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.planner import ReusePlanner
@@ -95,7 +95,6 @@ class Generations:
         self.planning = FailOpen("WorkflowEngine", tell=tell)
         self._llm = llm
         self._planner = planner
-        self._templates = Templates()
         self._under_way: set[GenerationAnswer] = set()
 
     def __len__(self) -> int:
@@ -117,15 +116,11 @@ class Generations:
                 lambda: None,
             )
         if prompt is None:
-            prompt = self._as_retrieved(request)
+            parts = [SentBlock("", block) for block in request.blocks]
+            content = render_turn(parts, None, request.query, DEFAULT_TEMPLATES, is_labelled=False)
+            prompt = render_messages(request.system, None, content)
         answer = GenerationAnswer(request, llm.stream(prompt, request.params))
         self.started += 1
         self._under_way.add(answer)
         answer.receiving.add_done_callback(lambda _: self._under_way.discard(answer))
         return answer
-
-    def _as_retrieved(self, request: GenerationRequest) -> Prompt:
-        parts = [SentBlock("", block) for block in request.blocks]
-        words = self._templates
-        content = render_turn(parts, None, request.query, words, is_labelled=False)
-        return render_messages(request.system, None, content)
