@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS log (name TEXT NOT NULL);
 INSERT INTO log SELECT hex(randomblob(8)) WHERE NOT EXISTS (SELECT 1 FROM log);
 """
 _DROP_OLDEST = "DELETE FROM entries WHERE number <= (SELECT max(number) FROM entries) - ?"
+_NEXT = "SELECT number, entry FROM entries WHERE number > ? ORDER BY number LIMIT ?"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_NAME = 64
 _POSITION = re.compile(r"(\d{1,19})-([0-9A-F]{16})", re.ASCII)
@@ -143,7 +144,7 @@ class SQLiteLog(FixedSettings):
             SharedLogError: the file cannot be read.
         """
         checked_kind("position", position, str, "a string that an earlier read returned, or ''")
-        checked_integer("most", most, 1)
+        most = min(checked_integer("most", most, 1), _LARGEST)
         parts = _POSITION.fullmatch(position)
         if position and parts is None:
             raise InvalidRequestError(
@@ -155,10 +156,7 @@ class SQLiteLog(FixedSettings):
             # another file of this name, or an earlier state of it
             is_other = after > 0 and (of != name or after > _latest(connection))
             after = 0 if is_other else after
-            found = connection.execute(
-                "SELECT number, entry FROM entries WHERE number > ? ORDER BY number LIMIT ?",
-                (after, min(most, _LARGEST)),
-            ).fetchall()
+            found = connection.execute(_NEXT, (after, most)).fetchall()
         has_gap = is_other or bool(after and found and found[0][0] > after + 1)
         # SQLite keeps what others wrote there, whatever its type
         entries = [one if isinstance(one, bytes) else b"" for _, one in found]

@@ -400,8 +400,9 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
                     f"workflow {quoted([graph.name])} did not end within {deadline_s} s; "
                     f"it had been through {quoted(run.visited)}"
                 ) from error
-        answer = run.state.get(graph.answer)
-        return WorkflowResult(answer, run.state, tuple(run.visited), clock() - began)
+        answer, seconds = run.state.get(graph.answer), clock() - began
+        self._services.run_seconds.append((graph.name, seconds))
+        return WorkflowResult(answer, run.state, tuple(run.visited), seconds)
 
     @asynccontextmanager
     async def _counted(self, workflow: str) -> AsyncGenerator[None, None]:
@@ -410,13 +411,12 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             raise EngineClosedError("the engine is closed; make a new one")
         task = asyncio.current_task()
         assert task is not None, "a run is awaited in a task"
-        run, began = object(), self._services.clock()
+        run = object()
         self._running[run] = task
         self._runs += 1
         try:
             yield
             self._finished += 1
-            self._services.run_seconds.append((workflow, self._services.clock() - began))
         except asyncio.CancelledError:
             self._cancelled += 1
             if run in self._closing and not task.uncancel():

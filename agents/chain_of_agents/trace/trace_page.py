@@ -200,12 +200,12 @@ def _share(part: int | None, whole: int | None) -> float | None:
 
 def _share_of_all(steps: Sequence[Step]) -> float | None:
     """Return the share of prompts served from the cache, over the steps that tell both numbers."""
-    known = [
-        (step.cached_tokens, step.prompt_tokens)
-        for step in steps
-        if step.cached_tokens is not None and step.prompt_tokens is not None
-    ]
-    return _share(sum(cached for cached, _ in known), sum(prompt for _, prompt in known))
+    cached = prompts = 0
+    for step in steps:
+        if step.cached_tokens is not None and step.prompt_tokens is not None:
+            cached += step.cached_tokens
+            prompts += step.prompt_tokens
+    return _share(cached, prompts)
 
 
 def _total(counts: Sequence[int | None]) -> _Total:
