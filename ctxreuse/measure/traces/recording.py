@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from ctxreuse.context.blocks import (
@@ -246,12 +245,7 @@ class TraceRecorder(OnePerProcess):
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the files."""
         self.close()
 
