@@ -13,8 +13,7 @@ from ctxreuse.errors import CtxreuseError, MissingExtraError
 
 __all__ = ["app", "main"]
 
-_BROKEN_PIPE = 128 + 13
-"""128 and the number of SIGPIPE, which Windows has no name for."""
+_BROKEN_PIPE = 128 + 13  # the number of SIGPIPE, which Windows has no name for
 
 
 def main() -> None:

@@ -110,8 +110,7 @@ _PIPED_WIDTH = 80
 _LEAST_HELP_WIDTH = 80
 _WIDEST = 10_000
 _LEAST_NAME_WIDTH = 8
-_LEAST_TEXT_WIDTH = 12
-"""Of a column of words."""
+_LEAST_TEXT_WIDTH = 12  # of a column of words
 
 
 def _fitting(table: Table, console: Console) -> rich_tables.Table:

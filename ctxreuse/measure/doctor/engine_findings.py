@@ -33,10 +33,8 @@ _PUSHED_OUT = (
     "ReusePlanner(capacity_tokens=...); for more, vLLM's --gpu-memory-utilization"
 )
 _LONG = 8_000
-_LARGEST_OF_WINDOWS = 128
-"""Tokens of a block; where recurrent layers set it, it has 528 and more."""
-_LONGEST_TEMPLATE = 128
-"""Tokens of a chat template, which a new prompt may find cached."""
+_LARGEST_OF_WINDOWS = 128  # tokens of a block; where recurrent layers set it, it has 528 and more
+_LONGEST_TEMPLATE = 128  # tokens of a chat template, which a new prompt may find cached
 _NEARLY_ALL = 0.9
 _TOO_MANY = 1.2
 _HOSTED_MINIMUM = 1_024

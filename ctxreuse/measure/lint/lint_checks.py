@@ -34,12 +34,8 @@ from ctxreuse.measure.traces.varying_fronts import (
 from ctxreuse.memory.explanations import Cause, Explanation
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
-_OFTEN = 0.1
-"""Share of the requests from which on other tools count as changing."""
-
-_NEARLY = 0.8
-"""Share of the shortest prefix from which on a prompt is just under it."""
-
+_OFTEN = 0.1  # share of the requests from which on other tools count as changing
+_NEARLY = 0.8  # share of the shortest prefix from which on a prompt is just under it
 _VOLATILE: Final = "volatile text in front"
 _BY_CAUSE: Final = {
     Cause.other_order: "documents in changing order",

@@ -20,11 +20,8 @@ from ctxreuse.memory.explanations import Cause, Explanation, explain
 from ctxreuse.memory.sent_log import MOST_BLOCK_TOKENS, SentEntry
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
-_LATEST = 200
-"""Earlier prompts that are compared for each block, beside those that begin alike."""
-
-_MOST_COMPARED = 2_000
-"""Of these, the latest that are compared for all blocks of a prompt together."""
+_LATEST = 200  # earlier prompts that are compared for each block, beside those that begin alike
+_MOST_COMPARED = 2_000  # of these, the latest that are compared for all blocks of a prompt together
 
 
 def explain_plan(

@@ -99,10 +99,9 @@ def prompt_tokens(
     continued = Counter(request.after for request in planned)
 
     def encode(role: str, content: str) -> list[int]:
-        text = well_formed(_said(role, content))
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        return _token_ids(tokenizer, _said(role, content))
 
-    opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False).ids
+    opening = _token_ids(tokenizer, "<|im_start|>assistant\n")
     for request in planned:
         if request.after is not None:
             before = _continued(prompts, request, continued)
@@ -128,13 +127,15 @@ def prime_ends(
         text = render_turn(
             shown[:blocks], None, "", DEFAULT_TEMPLATES, is_labelled=request.is_labelled
         )
-        front = tokenizer.encode(
-            well_formed(f"{system}<|im_start|>user\n{text}"), add_special_tokens=False
-        ).ids
+        front = _token_ids(tokenizer, f"{system}<|im_start|>user\n{text}")
         pairs = zip(front, prompt, strict=False)
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         # one token more: of a prompt, an engine keeps the state before its last token
         yield common - common % block_tokens + 1
+
+
+def _token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(well_formed(text), add_special_tokens=False).ids
 
 
 def _said(role: str, content: str) -> str:
@@ -157,9 +158,7 @@ def prompt_pieces(
     continued = Counter(request.after for request in planned)
 
     def count(text: str) -> int:
-        if tokenizer is None:
-            return 0
-        return len(tokenizer.encode(well_formed(text), add_special_tokens=False).ids)
+        return 0 if tokenizer is None else len(_token_ids(tokenizer, text))
 
     for number, request in enumerate(planned):
         pieces: list[PromptPiece] = []

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_INK = "#123456"
-"""Placeholder for the page's text colour."""
-
+_INK = "#123456"  # placeholder for the page's text colour
 _SIZE = (9.4, 3.6)  # inches
 _FONT_SIZE, _LABEL_SIZE = 10.0, 9.0
 _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
@@ -36,9 +34,7 @@ _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "yti
 _DASHES = ("-", "--", "-.", ":")
 _BLUE = (0.25, 0.56, 0.82)
 _DEEPEST = 5
-_LETTERS = 120
-"""Letters that fit the width of the tree."""
-
+_LETTERS = 120  # letters that fit the width of the tree
 _LONGEST_NAME = 32
 
 

@@ -16,9 +16,7 @@ UNKNOWN = "whether documents change from request to request"
 IN_TEXTS = "record some requests without --hash-only"
 """What says whether documents change, of which hashes say nothing."""
 
-_LEAST_SHARE = 0.02
-"""Of the block tokens; less is no cause."""
-
+_LEAST_SHARE = 0.02  # of the block tokens; less is no cause
 _OFTEN = 0.5  # of the times that a document is shown, its text is new
 _OTHER_TEXT = re.compile(r"~[0-9a-f]{32}\Z")  # how a recording names further texts of one id
 _WITH_DIGITS = re.compile(r"(?<!\S)[^\s\d]*\d\S*")

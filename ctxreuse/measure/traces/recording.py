@@ -56,12 +56,8 @@ PROMPTS = "prompts.jsonl"
 
 _SHORT_DIGEST = 16
 _SAID = re.compile(r"\w(?:.*\w)?")  # a line, but for what stands around its words
-_CONVERSATIONS = 10_000
-"""Conversations that are remembered."""
-
-_TEXTS = 100_000
-"""Texts of prompts that are remembered, to write each once."""
-
+_CONVERSATIONS = 10_000  # conversations that are remembered
+_TEXTS = 100_000  # texts of prompts that are remembered, to write each once
 _BLOCKS = 500_000
 """Blocks of tenants that are remembered, about 400 bytes each; one with a long id counts once for
 every 64 characters."""
