@@ -14,7 +14,6 @@ Reads the folder named by CTXREUSE_DATA, as `hit_ratio.py` does, or made-up ques
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import time
@@ -26,7 +25,7 @@ from rich.console import Console
 
 from ctxreuse import BatchPlan, CacheRules, ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from shared import data_folder, new_table, read_named_trace
+from shared import data_folder, new_parser, new_table, read_named_trace
 
 _SYSTEM_WORD = "rule "
 _SECONDS_APART = 10.0
@@ -152,9 +151,7 @@ def _as_retrieved(row: Row, trace: Sequence[TraceRequest]) -> float:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--orders", action="store_true", help="other orders and a short life, too")
     parser.add_argument("--online-only", action="store_true", help="leave the batch out")
     options = parser.parse_args()

@@ -14,7 +14,6 @@ Reads the folder that CTXREUSE_DATA names. Run with `make bench-distributed`.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import resource
@@ -32,7 +31,7 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache
 from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.distributed import plan_dataset
-from shared import data_folder, new_table, read_named_trace
+from shared import data_folder, new_parser, new_table, read_named_trace
 
 TRACES = (("xquad_k15", 5), ("mtrag_k10", 5), ("locomo_k100", 20))
 """Retrieval traces, and how many blocks a request has."""
@@ -134,9 +133,7 @@ def sent(blocks: Iterable[ContextBlock]) -> Sent:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--partition-size", type=int, default=4_096)
     parser.add_argument("--cpus", type=int, default=2, help="Ray's workers")

@@ -11,7 +11,6 @@ folder that CTXREUSE_DATA names.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import atexit
 import json
@@ -71,7 +70,7 @@ from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
 from loss_programs import EngineLLM, EngineModel, Kept, Nodes, Served, ToolLLM
 from loss_traffic import Asked
 from mem0_ctxreuse import ReuseMemory
-from shared import data_folder, new_table, read_named_trace
+from shared import data_folder, new_parser, new_table, read_named_trace
 
 QUESTIONS = 60
 MOST_POINTS = 5.0
@@ -602,9 +601,7 @@ def measure(made: Application, number: int) -> Row:
 
 def main() -> int:
     """Print the table; return 1 if an estimate was wrong."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--only", default="", metavar="NAME", help="those whose name holds this")
     parser.add_argument("--questions", type=int, default=QUESTIONS, help="default: %(default)s")
     parser.add_argument("--verbose", action="store_true", help="print what estimate says, too")

@@ -26,7 +26,7 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import KVEventSync
 from ctxreuse.errors import EngineError
 from ctxreuse.serving import EmulatedEngine, EnginePool
-from shared import new_table
+from shared import new_parser, new_table
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 
@@ -181,9 +181,7 @@ CASES = {"events": events, "engines": engines, "forks": forks}
 
 def main() -> None:
     """Print one table for each case."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("case", choices=[*CASES, "all"])
     parser.add_argument("--seconds", type=float, default=10.0, help="of the flood; 10")
     parser.add_argument("--rounds", type=int, default=8, help="of dying engines, three each; 8")

@@ -10,7 +10,6 @@ out.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import os
@@ -33,7 +32,7 @@ from ctxreuse.measure.replay.simulate import load_tokenizer
 from ctxreuse.serving import EngineClient
 from public_data.datasets import Dataset, load
 from server import describe_server
-from shared import data_folder, new_table
+from shared import data_folder, new_parser, new_table
 
 MODELS = Path(os.environ.get("CTXREUSE_VLLM_HOME") or ".venv-vllm", "models")
 LABELLED = 1_000
@@ -155,9 +154,7 @@ def compared(scores: Sequence[int], ordinals: Sequence[int]) -> tuple[int, ...]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--base-url", help="a vLLM server, whose first model is asked")
     parser.add_argument("--questions", type=int, default=60, help="of XQuAD (default: 60)")
     parser.add_argument("--system", default=SYSTEM, help="what the model is told first")

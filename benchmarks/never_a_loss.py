@@ -9,7 +9,6 @@ at when defaults are chosen; they need the folder that CTXREUSE_DATA names.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import warnings
@@ -23,7 +22,7 @@ from rich.progress import track
 
 from loss_programs import CONVERSATIONS, ONE_SHOT, PLACEMENTS, Program, Served
 from loss_traffic import Asked, Traffic, traffic
-from shared import data_folder, new_table, read_named_trace
+from shared import data_folder, new_parser, new_table, read_named_trace
 
 QUESTIONS = 240
 MOST = 1.01
@@ -181,9 +180,7 @@ def measure(console: Console, title: str, wanted: Sequence[Cell]) -> list[float]
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer questions and cells")
     parser.add_argument("--program", default="", help="only programs whose name holds this")
     options = parser.parse_args()

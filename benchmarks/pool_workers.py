@@ -15,38 +15,19 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 from rich.console import Console
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.planner import Strategy
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.pool.replica import Client
 from ctxreuse.sharing import SQLiteLog
 from shared import data_folder, new_table, read_named_trace
+from workers import SetUp
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
 ENGINES = 4
-
-
-class SetUp(NamedTuple):
-    """A deployment.
-
-    Attributes:
-        name: What the table calls it.
-        pools: How many processes have a pool.
-        shares: Whether they share a log.
-        strategy: How they order.
-    """
-
-    name: str
-    pools: int
-    shares: bool = False
-    strategy: Strategy = "reuse"
-
-
 SET_UPS = (
     SetUp("4 pools, as retrieved", 4, strategy="none"),
     SetUp("one pool", 1),
@@ -77,7 +58,7 @@ async def hit_ratio(
     names = {str(number): partial(connect, engine) for number, engine in enumerate(engines)}
     pools = [
         EnginePool(names, planner=planner, strategy=set_up.strategy, window_s=0)
-        for _ in range(set_up.pools)
+        for _ in range(set_up.workers)
     ]
     prompt = cached = 0
     for number, request in enumerate(requests):

@@ -11,7 +11,6 @@ the planner reaches that knows all prompts of 30. Reads the folder that CTXREUSE
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -41,7 +40,7 @@ from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
 from llamaindex_ctxreuse import ReuseRetriever as ReuseNodes
-from shared import data_folder, new_table, read_named_trace
+from shared import data_folder, new_parser, new_table, read_named_trace
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
 CONTEXT_WINDOW = 1_000_000
@@ -278,9 +277,7 @@ def print_at_once(console: Console, name: str, requests: dict[str, TraceRequest]
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("traces", nargs="*", default=TRACES, help=f"default: {' '.join(TRACES)}")
     parser.add_argument("--at-once", action="store_true", help="ask 30 questions at a time")
     options = parser.parse_args()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Iterable
@@ -33,6 +34,13 @@ def data_folder(*names: str, folder: Path | None = None) -> Path:
         if not (folder / name).exists():
             sys.exit(f"there is no {name} in {folder}, which should be the folder of public data")
     return folder
+
+
+def new_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of options whose help begins with a text as it is."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def read_named_trace(data: Path, name: str) -> tuple[list[TraceRequest], Corpus]:

@@ -16,7 +16,6 @@ machine down slows all of them. One worker has in its index what each of 8 shari
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import tempfile
 import time
@@ -39,7 +38,7 @@ from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.planner import Strategy
 from ctxreuse.serving import EmulatedEngine, EngineClient
 from ctxreuse.sharing import SQLiteLog
-from shared import data_folder, new_table, read_named_trace
+from shared import data_folder, new_parser, new_table, read_named_trace
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
 START_S = 1.0
@@ -286,9 +285,7 @@ def print_pairs(
 
 def main() -> None:
     """Print the tables of each trace."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("traces", nargs="*", default=TRACES, help=f"default: {' '.join(TRACES)}")
     parser.add_argument("--rate", type=float, default=50.0, help="requests a second, all together")
     parser.add_argument("--requests", type=int, help="so many of each trace, instead of all")

@@ -29,7 +29,7 @@ from golden_cases.langchain_models import (
     searching,
     shown,
 )
-from golden_cases.letters import HISTORY, WORDS, text_of
+from golden_cases.letters import HISTORY, WORDS, FaultyPlanner, text_of
 from golden_cases.recording import Cases, digest
 from langchain_ctxreuse import (
     ReuseChatModel,
@@ -517,23 +517,16 @@ def agent_with_other_tools() -> Any:
 @CASES
 def planning_faults() -> Any:
     """Where planning fails, everything goes through as it is."""
-
-    class Faulty(ReusePlanner):
-        def plan(self, *args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("a fault")
-
-        plan_batch = plan
-
     inner = NotingModel()
-    model = ReuseChatModel(inner=inner, window_s=0, planner=Faulty())
+    model = ReuseChatModel(inner=inner, window_s=0, planner=FaultyPlanner())
     model.invoke(_question("abc"))
     model.batch([_question("ab"), _question("ba")], {"max_concurrency": 1})
-    planned = ReuseRetriever(retriever=LetterRetriever(), planner=Faulty())
+    planned = ReuseRetriever(retriever=LetterRetriever(), planner=FaultyPlanner())
     agent, scripted = _agent(
         [searching(0, "ab"), AIMessage("Done.")],
         search_tool(),
         retriever=LetterRetriever(),
-        planner=Faulty(),
+        planner=FaultyPlanner(),
     )
     _ask(agent, "cd What?")
     return {

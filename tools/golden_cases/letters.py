@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ctxreuse import ContextBlock
+from typing import Any
+
+from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 
 WORDS = ("abc", "dbe", "cba", "xyz", "bca", "", "zxa")
@@ -25,3 +27,13 @@ HISTORY = (
     {"role": "assistant", "content": "Both."},
 )
 """A conversation that shows two letters."""
+
+
+class FaultyPlanner(ReusePlanner):
+    """Fails at whatever it is to plan."""
+
+    def plan(self, *args: Any, **kwargs: Any) -> Any:
+        """Fail."""
+        raise RuntimeError("a fault")
+
+    plan_batch = plan

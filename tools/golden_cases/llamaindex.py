@@ -19,7 +19,7 @@ from llama_index.core.schema import MetadataMode
 from llamaindex_helpers import ListChatStore
 
 from ctxreuse import ReusePlanner, Templates, request_context
-from golden_cases.letters import HISTORY, WORDS, text_of
+from golden_cases.letters import HISTORY, WORDS, FaultyPlanner, text_of
 from golden_cases.llamaindex_models import (
     LetterMemory,
     LetterRetriever,
@@ -510,21 +510,14 @@ def condense_plus_context() -> Any:
 @CASES
 def planning_faults() -> Any:
     """Where planning fails, everything goes through as it is."""
-
-    class Faulty(ReusePlanner):
-        def plan(self, *args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("a fault")
-
-        plan_batch = plan
-
     inner = NotingLLM()
-    llm = ReuseLLM(inner=inner, window_s=0, planner=Faulty())
+    llm = ReuseLLM(inner=inner, window_s=0, planner=FaultyPlanner())
     llm.complete(_question("ab"))
     llm.complete_batch([_question("ab"), _question("ba")], workers=1)
-    chat = _chat_engine(inner, planner=Faulty())
+    chat = _chat_engine(inner, planner=FaultyPlanner())
     chat.chat("ba One?")
-    planned = ReuseRetriever(LetterRetriever(), planner=Faulty())
-    block = ReuseMemoryBlock(memory=LetterMemory(), planner=Faulty())
+    planned = ReuseRetriever(LetterRetriever(), planner=FaultyPlanner())
+    block = ReuseMemoryBlock(memory=LetterMemory(), planner=FaultyPlanner())
     return {
         "calls": inner.calls,
         "retriever": shown(planned.retrieve("ba")),

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from ctxreuse import ReusePlanner, Templates, request_context
-from golden_cases.letters import HISTORY, WORDS, text_of
+from golden_cases.letters import HISTORY, WORDS, FaultyPlanner, text_of
 from golden_cases.recording import Cases, digest
 from mem0_ctxreuse import AsyncReuseMemory, MemoryContext, ReuseMemory, tenant_of
 
@@ -126,11 +126,6 @@ def awaited() -> Any:
 @CASES
 def planning_faults() -> Any:
     """Where planning fails, memories go through as found."""
-
-    class Faulty(ReusePlanner):
-        def plan(self, *args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError("a fault")
-
-    memory = ReuseMemory(LetterMemory(), planner=Faulty())
+    memory = ReuseMemory(LetterMemory(), planner=FaultyPlanner())
     found = memory.search("ba", filters=_FILTERS[0])
     return [found, memory.messages("ba", system="Be brief.", history=HISTORY), memory.faults]
