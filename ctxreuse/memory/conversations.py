@@ -382,6 +382,15 @@ def without_blocks(
     return copied
 
 
+def paragraph_starts(text: str, separator: str) -> Iterator[int]:
+    """Yield each place where a paragraph may begin."""
+    yield 0
+    at = text.find(separator)
+    while at >= 0:
+        yield at + len(separator)
+        at = text.find(separator, at + 1)  # blocks may end with line breaks
+
+
 class _Paragraphs:
     """Looks for blocks that messages show without labels: whole paragraphs, one or more."""
 
@@ -403,7 +412,7 @@ class _Paragraphs:
     def add(self, number: int) -> None:
         """Note where paragraphs of a text begin, and which short ones it has."""
         text, longest = self._texts[number], _LEAST_UNLABELLED - 1
-        for start in self._places(text):
+        for start in paragraph_starts(text, self._separator) if self._separator else ():
             beginning = text[start : start + _LEAST_UNLABELLED]
             self._starts.setdefault(hash(beginning), []).append((number, start))
             self.size += 1
@@ -414,16 +423,6 @@ class _Paragraphs:
                 if len(whole) <= longest:
                     self._short[hash(whole)] = number
                 end = end if end < 0 else end + len(self._separator)
-
-    def _places(self, text: str) -> Iterator[int]:
-        """Yield each place where a paragraph begins."""
-        if not self._separator:
-            return
-        yield 0
-        at = text.find(self._separator)
-        while at >= 0:
-            yield at + len(self._separator)
-            at = text.find(self._separator, at + 1)  # blocks may end with line breaks
 
     def show(self, block: str) -> bool:
         """Return whether a text stands in the messages, as whole paragraphs, and still holds."""

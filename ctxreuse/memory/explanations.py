@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import takewhile
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss
 from ctxreuse.context.tokens import well_formed
+from ctxreuse.memory.prefix_index import common_blocks
 from ctxreuse.memory.sent_log import SentEntry
 from ctxreuse.rules.answers import read_end, why_unread
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
@@ -445,8 +445,7 @@ def _closest(prompt: SentEntry, others: Iterable[SentEntry]) -> SentEntry | None
 
 
 def _shared_blocks(prompt: SentEntry, other: SentEntry) -> int:
-    pairs = zip(prompt.keys, other.keys, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return common_blocks(prompt.keys, other.keys)
 
 
 def _shared_tokens(prompt: SentEntry, other: SentEntry) -> int:

@@ -217,7 +217,7 @@ class PrefixIndex:
             run = child.run
             common = len(run)
             if common > 1 and run != path[done : done + common]:
-                common = _common(run, path[done : done + common])
+                common = common_blocks(run, path[done : done + common])
                 child = self._split(child, common)
             node = child
             node.uses += 1
@@ -582,7 +582,7 @@ def _shortened(node: Node, blocks: int) -> Point | None:
     return None if point is None else Point(point.blocks - blocks, point.sightings, point.seen)
 
 
-def _common(run: Sequence[BlockKey], path: Sequence[BlockKey]) -> int:
+def common_blocks(run: Sequence[BlockKey], path: Sequence[BlockKey]) -> int:
     """Return how many blocks two sequences begin with alike."""
     common = 0
     for one, other in zip(run, path, strict=False):

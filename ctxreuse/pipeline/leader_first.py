@@ -8,13 +8,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from threading import Event, get_ident
 from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
+from ctxreuse.memory.prefix_index import common_blocks
 from ctxreuse.pipeline.ordered_release import OrderedQueue, Slot, TaskWaiter, in_event_loop
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.answers import kept_lengths
@@ -115,8 +115,7 @@ class PrefixUse(NamedTuple):
 
     def reads(self, leader: PrefixUse, written: Collection[int]) -> bool:
         """Return whether it reads a prefix that another one writes."""
-        pairs = zip(self.keys, leader.keys, strict=False)
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        common = common_blocks(self.keys, leader.keys)
         return any(length <= common and length in self.lengths for length in written)
 
 

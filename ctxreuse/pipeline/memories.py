@@ -19,8 +19,10 @@ from ctxreuse.context.blocks import (
     copied_message,
 )
 from ctxreuse.context.checks import checked_choice, checked_number
+from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import Templates, message_texts, render_block, rewrite_texts
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.memory.conversations import paragraph_starts
 from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
 from ctxreuse.planner import ReusePlanner
 
@@ -36,12 +38,6 @@ ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
 _LOGICAL = ("AND", "OR", "NOT")
 _DIGEST_BYTES = 16
 _MOST_LOOKED_UP = 64
-_MOST_KNOWN = 200_000
-_MOST_IDS = 4
-_MOST_LENGTHS = 256
-_LEAST_WORK = 1 << 20
-_WORK_A_CHARACTER = 16
-_WORK_A_BEGINNING = 64
 _BEGINNING = 20
 _FEW_TOKENS = 64
 
@@ -190,15 +186,6 @@ def _memories_among(
     )
 
 
-def _paragraph_starts(text: str, separator: str) -> Iterator[int]:
-    """Yield where a paragraph may begin; each one, for blocks may end with line breaks."""
-    yield 0
-    at = text.find(separator) if separator else -1
-    while at >= 0:
-        yield at + len(separator)
-        at = text.find(separator, at + 1)
-
-
 @dataclass(slots=True)
 class ShownMemories:
     """The memories that earlier messages of a conversation show, and what the store has of them."""
@@ -237,6 +224,14 @@ class ShownMemories:
         if found is None or isinstance(text, str):
             self.stored[memory_id] = text
 
+    def note_error(self, memory_id: BlockId, error: Exception, fail_open: FailOpen) -> None:
+        """Take note of an error: a memory is gone, or could not be looked up, which is counted."""
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status == 404 or "NotFound" in type(error).__name__:
+            self.note(memory_id, None)
+        else:
+            fail_open.note(error)
+
     def outdated(self, found: Sequence[ContextBlock]) -> tuple[ContextBlock, ...]:
         """Return those that no longer hold."""
         now: dict[BlockId, set[str | None]] = {name: {text} for name, text in self.stored.items()}
@@ -269,7 +264,7 @@ def without_memories(
 
     def cleaned(content: str) -> str:
         kept, copied_to = "", 0
-        for start in _paragraph_starts(content, separator):
+        for start in paragraph_starts(content, separator):
             if start < copied_to:  # within what was taken out
                 continue
             words: str | None = templates.removed if are_marked else ""
@@ -343,9 +338,3 @@ def log_unknown_history() -> None:
         "deleted since. Keep a conversation in one process, or leave the memories of earlier turns "
         "out of its history."
     )
-
-
-def is_not_found(error: Exception) -> bool:
-    """Return whether a store says by an error that it has no such memory."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status == 404 or "NotFound" in type(error).__name__

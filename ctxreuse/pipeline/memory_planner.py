@@ -37,7 +37,6 @@ from ctxreuse.pipeline.memories import (
     checked_growth_limit,
     checked_placement,
     forgotten,
-    is_not_found,
     is_too_long,
     note_memories,
     store_name,
@@ -236,7 +235,7 @@ class MemoryPlanner:
             try:
                 shown.note(memory_id, get(memory_id))
             except Exception as error:
-                self._note(shown, memory_id, error)
+                shown.note_error(memory_id, error, self._fail_open)
 
     async def alook_up(
         self, shown: ShownMemories, get: Callable[[Any], Awaitable[Any]] | None
@@ -248,17 +247,10 @@ class MemoryPlanner:
                 stored = get(memory_id)
                 shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
             except Exception as error:
-                self._note(shown, memory_id, error)
+                shown.note_error(memory_id, error, self._fail_open)
 
         if callable(get):
             await asyncio.gather(*(look_up_one(get, one) for one in shown.to_look_up))
-
-    def _note(self, shown: ShownMemories, memory_id: Any, error: Exception) -> None:
-        """Note that a memory is gone, or could not be looked up."""
-        if is_not_found(error):
-            shown.note(memory_id, None)
-        else:
-            self._fail_open.note(error)
 
     def reordered(self, result: Any, search: MemorySearch) -> Any:
         """Return a search's result with its memories in planned order, none left out."""

@@ -43,7 +43,6 @@ from ctxreuse.pipeline.memories import (
     ShownMemories,
     checked_placement,
     forgotten,
-    is_not_found,
     note_memories,
     store_name,
     tenant_of,
@@ -229,10 +228,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             try:
                 shown.note(memory_id, await _called(get, memory_id))
             except Exception as error:
-                if is_not_found(error):
-                    shown.note(memory_id, None)
-                else:
-                    self._searching.note(error)
+                shown.note_error(memory_id, error, self._searching)
         return shown
 
     def shown_anew(self, content: str) -> str:
