@@ -57,7 +57,6 @@ _LENGTHS = [
     for blocks in range(_LONGEST + 1)
 ]
 """The class of each length in blocks; longer ones are of the last."""
-_LAST_OF_LENGTH = {blocks for blocks in range(_LONGEST) if _LENGTHS[blocks] != _LENGTHS[blocks + 1]}
 
 
 class _Again:

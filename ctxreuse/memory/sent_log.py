@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import islice
 from operator import attrgetter
@@ -213,14 +213,13 @@ class SentLog:
 
     def before(self, time: int) -> list[SentEntry]:
         """Return the latest prompts before a time, the latest last."""
-        return list(islice(self._before(time), COMPARED))[::-1]
-
-    def _before(self, time: int) -> Iterator[SentEntry]:
-        for time_then, entry in map(_logged, reversed(list(self._logged))):
-            if time_then >= time or isinstance(entry, LostEntry):
-                continue
-            if not isinstance(entry.request_id, bytes):  # of those the blocks' ids are not known
-                yield entry
+        prompts = (
+            entry
+            for time_then, entry in map(_logged, reversed(list(self._logged)))
+            if time_then < time and isinstance(entry, SentEntry)
+            if not isinstance(entry.request_id, bytes)  # of those the blocks' ids are not known
+        )
+        return list(islice(prompts, COMPARED))[::-1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SentLog:
         return self

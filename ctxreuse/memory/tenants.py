@@ -184,17 +184,13 @@ DROP_OLDEST: Final[dict[str, Callable[[TenantState], object]]] = {
 PARTS = tuple(DROP_OLDEST)
 
 
-_LIMITS = (*("cached_paths", "greedy_paths", "continuations", "paper_orders", "shown_blocks"),)
+_LIMITS = "cached_paths", "greedy_paths", "continuations", "paper_orders", "shown_blocks"
 """The bounds on the work of a plan; see `IndexStatistics.limits_reached`."""
 
 _STEPS_A_HOLD = 64
 
 
 _NoteLost: TypeAlias = Callable[[str, RequestId, int | None], object]
-
-
-def _say_nothing(*_: object) -> None:
-    pass
 
 
 def _holder(request_id: RequestId, states: Iterable[TenantState]) -> TenantState | None:
@@ -380,7 +376,7 @@ class Tenants:
         self,
         request_ids: Iterable[RequestId],
         tenant: str | None = None,
-        note: _NoteLost = _say_nothing,
+        note: _NoteLost = lambda *_: None,
         blocks: int | None = None,
     ) -> Evicted:
         """Forget a tenant's requests, or all of them behind their first `blocks` blocks."""

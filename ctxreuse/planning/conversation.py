@@ -17,7 +17,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.rendering import render_messages
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.errors import ConversationError, describe
-from ctxreuse.planning.plan import Plan, marked_parts
+from ctxreuse.planning.plan import Plan
 
 
 class Conversation:
@@ -152,4 +152,5 @@ class Conversation:
 
 def _as_sent(turn: Plan) -> Any:
     """Return a turn's content: cut into parts where the cache keeps prefixes up to marks."""
-    return [{"type": "text", "text": part.text} for part in marked_parts(turn)] or turn.content
+    parts = turn.content_parts() if turn.cache.marks else ()
+    return [{"type": "text", "text": part.text} for part in parts] or turn.content

@@ -229,7 +229,7 @@ class Plan:
                     f"form={describe(form)} and citations={describe(citations)} need parts=True"
                 )
             return render_messages(self.request.system, self.request.history, self.content)
-        body = self._form(form, citations=citations)
+        body = self.body(form, citations=citations)
         written: list[dict[str, Any]] = body["input" if form == "responses" else "messages"]
         return written
 
@@ -265,11 +265,6 @@ class Plan:
             >>> planner.plan(ContextRequest(["first", "second"], "Which?")).body("anthropic")
             {'messages': [{'role': 'user', 'content': [{'type': 'text', 'text': 'first'}, ...]}]}
         """
-        return self._form(form, citations=citations, tools=tools)
-
-    def _form(
-        self, form: PromptForm, *, citations: bool = False, tools: Sequence[Any] = ()
-    ) -> dict[str, Any]:
         request = self.request
         messages = render_messages(None, request.history)
         if self._is_in_conversation:
@@ -336,11 +331,6 @@ class BatchPlan:
         """Return the plans in the order of the input."""
         plans = dict(zip(self.order, self.plans, strict=True))
         return tuple(plans[position] for position in range(len(plans)))
-
-
-def marked_parts(plan: Plan, query: str | None = None) -> tuple[ContentPart, ...]:
-    """Return a plan's content in parts, as `content_parts` does; () where no request has marks."""
-    return plan.content_parts(query) if plan.cache.marks else ()
 
 
 def group_of(plan: Plan) -> tuple[str, ...]:

@@ -40,10 +40,9 @@ def mark_field(profile: CacheRules) -> MarkField:
 
 def mark_value(field: MarkField, life: str = _DEFAULT_LIFE) -> dict[str, str]:
     """Return what the field holds; OpenAI's time to live stands in `prompt_cache_options`."""
-    if field == "prompt_cache_breakpoint":
-        return {"mode": "explicit"}
     kind = dict([_FIELDS[field]])
-    return {**kind, "ttl": life} if life == _LONGEST_FIRST[0] else kind
+    has_life = field != "prompt_cache_breakpoint" and life == _LONGEST_FIRST[0]
+    return {**kind, "ttl": life} if has_life else kind
 
 
 def cache_options(profile: CacheRules) -> dict[str, str]:

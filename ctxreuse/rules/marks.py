@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ctxreuse.rules.cache_rules import CacheRules
 
@@ -41,7 +42,7 @@ def marks_of_batch(
     request that has a prefix writes it, as far as it has marks left: dynamic programming over the
     prefix tree, by the last written prefix above a fork and the marks left.
     """
-    totals = [_cumulated(one, system_tokens) for one in weights]
+    totals = [list(accumulate(one, initial=system_tokens)) for one in weights]
     marks: list[list[int]] = [[] for _ in sequences]
     groups: dict[tuple[Hashable, ...] | None, list[int]] = {}
     for position, depth in enumerate(written):
@@ -59,13 +60,6 @@ def marks_of_batch(
         # a written beginning is no fork to write, though several requests part there
         _Chosen(rules).mark(fork, read, key is not None, marks)
     return [tuple(sorted(set(one))) for one in marks]
-
-
-def _cumulated(weights: Sequence[int], start: int) -> list[int]:
-    totals = [start]
-    for weight in weights:
-        totals.append(totals[-1] + weight)
-    return totals
 
 
 def _fork(

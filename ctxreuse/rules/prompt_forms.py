@@ -68,7 +68,7 @@ def marked_prompt(
         and part.is_marked
         and not any(map(is_cache_point, content_list(message)[position + 1 : position + 2]))
     ]
-    firm = [at for at in ours if not _content_part(messages, at).is_spare]
+    firm = [at for at in ours if not content_list(messages[at[0]])[at[1]].is_spare]
     passed = _passed_ends(messages)
     while firm and len(taken) + len(firm) > profile.marks and any(at in passed for at in taken):
         gone.append(next(at for at in taken if at in passed))
@@ -226,11 +226,6 @@ def content_list(message: Mapping[str, Any]) -> Sequence[Any]:
 def _is_plain_text(part: Any) -> bool:
     is_plain = isinstance(part, Mapping) and set(part) == {"type", "text"}
     return is_plain and part["type"] == "text" and isinstance(part["text"], str)
-
-
-def _content_part(messages: Sequence[Mapping[str, Any]], at: tuple[int, int]) -> ContentPart:
-    part: ContentPart = content_list(messages[at[0]])[at[1]]
-    return part
 
 
 def _passed_ends(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, Path]]:

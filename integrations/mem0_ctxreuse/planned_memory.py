@@ -121,7 +121,7 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
             **owner: `user_id` and the like, where searches have them outside the filters.
         """
         given = {**owner, "filters": filters}
-        tenant = self._memory_planner.tenant_of(MemorySearch(_no_search, "", (), given))
+        tenant = self._memory_planner.tenant_of(MemorySearch(self._memory.search, "", (), given))
         scope = current_scope().inside(tenant, conversation_id)
         return self._memory_planner.without(memory_ids, history, scope)
 
@@ -325,10 +325,6 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
 
     async def __aexit__(self, *raised: Any) -> Any:
         return await self._special("__aexit__")(*raised)
-
-
-def _no_search(query: str, **kwargs: Any) -> None:
-    """Stand where a search does whose arguments tell the tenant."""
 
 
 def _checked_memory(memory: Any, is_async: bool) -> Any:
