@@ -275,12 +275,6 @@ class KnownTexts:
                     break
         return spans
 
-    def __copy__(self) -> KnownTexts:
-        return self
-
-    def __deepcopy__(self, memo: object) -> KnownTexts:
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:
         return known_texts, ()
 

@@ -92,12 +92,6 @@ class RunDocuments(OpenRuns):
 
     ignore_llm = ignore_chat_model = ignore_retry = ignore_custom_event = True
 
-    def __copy__(self) -> RunDocuments:
-        return self
-
-    def __deepcopy__(self, memo: object) -> RunDocuments:
-        return self
-
     def __reduce__(self) -> tuple[Any, ...]:
         return run_documents, ()
 
