@@ -49,8 +49,8 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.rules.marks import marks_of_batch
 
 _KEPT_WORDS = 1_024
-_LABELLED_TOKENS = 64
 _MOST_RATIOS = 16
+_LABELLED_TOKENS = 64
 """Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
 
 
@@ -98,13 +98,13 @@ class _SentTurn(NamedTuple):
 
 
 class _Recorded(NamedTuple):
-    """The record of what a turn sends, what of it is cached, and its marks."""
+    """The marks of a turn, its record and what of it is cached; of a preview the marks alone."""
 
-    request_id: str | int
-    logged: LoggedPrompt
-    cached_tokens: int
-    read: int | None
     marks: _TurnMarks
+    request_id: str | int = ""
+    logged: LoggedPrompt | None = None
+    cached_tokens: int = 0
+    read: int | None = None
 
 
 class TenantPlanner:
@@ -169,7 +169,7 @@ class TenantPlanner:
         ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
             marks = _marks(turn, state, _sent(turn, ranks), now)
-        return self._plan(turn, ranks, None, marks)
+        return self._plan(turn, ranks, _Recorded(marks))
 
     def plan_batch(
         self,
@@ -534,21 +534,12 @@ class TenantPlanner:
         if self._is_cut:
             cached = self._settings.cache.served(turn.front_tokens, cached)
         is_marked = state.points is not None and state.points.most_marks and chosen.looked
-        return _Recorded(request_id, logged, cached, read if is_marked else None, chosen)
+        return _Recorded(chosen, request_id, logged, cached, read if is_marked else None)
 
-    def _plan(
-        self,
-        turn: PreparedRequest,
-        ranks: Ranks,
-        recorded: _Recorded | None,
-        previewed: _TurnMarks | None = None,
-    ) -> Plan:
-        """Return the plan for an order, as recorded or, of a preview, with marks alone."""
+    def _plan(self, turn: PreparedRequest, ranks: Ranks, recorded: _Recorded) -> Plan:
+        """Return the plan for an order, as recorded."""
         settings, request = self._settings, turn.request
         shown = ShownTurn(turn, ranks, settings.templates, settings.annotate)
-        if recorded is None:
-            marks, opening, _ = previewed or _TurnMarks()
-            return Plan(request, "", shown, 0, marks, opening, settings.cache)
         return Plan(
             request=request,
             request_id=recorded.request_id,
@@ -573,10 +564,8 @@ class TenantPlanner:
             return True
         is_conversation = request.history is not None or request.conversation_id is not None
         leaves_out = settings.deduplicate if deduplicate is None else deduplicate
-        return is_conversation and leaves_out and self._are_long(request)
-
-    def _are_long(self, request: ContextRequest) -> bool:
-        """Return whether blocks are long enough for labels, on the average."""
+        if not (is_conversation and leaves_out):
+            return False
         name = self._names.tenant(request.tenant)
         tokens = self._tokens(request.blocks, name, self._names.system(request.system))
         return sum(tokens.values()) >= _LABELLED_TOKENS * len(tokens)
