@@ -191,10 +191,10 @@ class SentLog:
         """Remember an entry; the oldest go over the bound."""
         if isinstance(entry, SentEntry):
             size = max(len(entry.keys), ids_size((*entry.ids, entry.request_id)))
-            self._logged.append((time, size, _values(entry)))
+            values = _values(entry)
         else:
-            size = 1
-            self._logged.append((time, size, tuple(entry)))
+            size, values = 1, tuple(entry)
+        self._logged.append((time, size, values))
         self.size += size
         while self.size > _MOST_BLOCKS and len(self._logged) > 1:
             self.forget_oldest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
@@ -23,7 +23,7 @@ _LONGEST_NUMBER = 2**64
 _FORBIDDEN = frozenset("@/\\\0")
 
 
-def is_cache_salt(value: object) -> bool:
+def is_cache_salt(value: object) -> TypeGuard[str]:
     """Return whether vLLM takes a value as `cache_salt`."""
     return (
         isinstance(value, str) and 0 < len(value) <= _LONGEST and not _FORBIDDEN.intersection(value)
@@ -32,7 +32,7 @@ def is_cache_salt(value: object) -> bool:
 
 def checked_cache_salt(value: object) -> str | None:
     """Return a salt as it is; None is no salt."""
-    if value is None or (isinstance(value, str) and is_cache_salt(value)):
+    if value is None or is_cache_salt(value):
         return value
     raise InvalidRequestError(
         f"cache_salt must be a string of 1 to {_LONGEST} characters without '@', '/', '\\' and NUL,"
@@ -42,9 +42,7 @@ def checked_cache_salt(value: object) -> str | None:
 
 def tenant_salt(tenant: str, key: str = "") -> str | None:
     """Return a tenant's salt, which does not tell the tenant; the default tenant has none."""
-    if not tenant:
-        return None
-    return keyed_digest(key, "tenant", tenant)
+    return keyed_digest(key, "tenant", tenant) if tenant else None
 
 
 def conversation_session(tenant: str, conversation_id: str | int, key: str = "") -> str:
