@@ -315,6 +315,6 @@ def test_whatever_is_sent_its_recording_can_be_read(tmp_path_factory, messages, 
         prompts = PromptRecorder(recorder)
         noted = prompts.note(messages, fields)
     assert recorder.faults == 0
-    trace = recorded(folder)
-    assert len(trace) == (noted is not None)
+    trace = [] if noted is None else recorded(folder)
+    assert len(trace) == (noted is not None) == len([*folder.iterdir()]) / 2
     assert read_plan(str(folder / "trace.jsonl"))[0].sent == trace[0].sent if trace else True

@@ -14,8 +14,10 @@ from planning_helpers import odd_contexts, queries
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.traces import recording
+from ctxreuse.measure.traces.recorded_prompts import read_prompts
 from ctxreuse.measure.traces.recording import TraceRecorder, paragraphs
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
+from ctxreuse.pipeline.prompt_turn import PromptPart
 
 
 def recorded(folder):
@@ -234,3 +236,17 @@ def test_lines_that_lack_a_text_must_have_tokens(tmp_path):
 def test_paragraphs_are_blocks_and_the_last_one_is_the_question(text, blocks, query):
     read = paragraphs(text)
     assert (read.blocks, read.query) == (blocks, query)
+
+
+def test_prompts_before_the_first_request_are_read_and_none_is_kept_without_requests(tmp_path):
+    for folder, contexts in ((tmp_path / "some", [["text"]]), (tmp_path / "none", [])):
+        with TraceRecorder(folder) as recorder:
+            recorder.record_prompt([PromptPart("user", "first")])
+            for blocks in contexts:
+                recorder.record(blocks)
+            recorder.record_prompt([PromptPart("user", "first"), PromptPart("user", "second")])
+        assert recorder.faults == 0
+    corpus, _ = recorded(tmp_path / "some")
+    prompts = read_prompts(tmp_path / "some" / "trace.jsonl", corpus)
+    assert [len(one.parts) for one in prompts] == [1, 2]
+    assert not [*(tmp_path / "none").iterdir()]

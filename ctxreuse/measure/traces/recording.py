@@ -118,11 +118,12 @@ class TraceRecorder(OnePerProcess):
     def _path(self, name: str) -> Path:
         """Return a file, made anew at first; none is kept open: a program may close them all."""
         assert not self._is_closed, "closed"
-        if name not in self._paths:
-            process = process_name().rstrip(".")
-            path = self._folder / (f"forked-{process}" if process else "") / name
-            _make_file(path)
-            self._paths[name] = path
+        for one in (CORPUS, TRACE, name):
+            if one not in self._paths:
+                process = process_name().rstrip(".")
+                path = self._folder / (f"forked-{process}" if process else "") / one
+                _make_file(path)
+                self._paths[one] = path
         return self._paths[name]
 
     @property
@@ -233,9 +234,11 @@ class TraceRecorder(OnePerProcess):
         return f"{count} with {documents}{in_talks * bool(turns)}{': ' * bool(of)}{', '.join(of)}"
 
     def close(self) -> None:
-        """Write no more: what is recorded afterwards counts in `faults`."""
+        """Write no more, keep nothing without a request; what comes later counts in `faults`."""
         with self._lock:
             self._is_closed = True
+            for path in self._paths.values() if not self.requests else ():
+                path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -315,8 +318,8 @@ class TraceRecorder(OnePerProcess):
 
     def _write_answer(self, request_id: int, response: object) -> None:
         usage, miss = usage_in(response), reported_miss(response)
-        if usage is None and miss is None:
-            return
+        if (usage is None and miss is None) or request_id > self.requests:
+            return  # it says nothing, or is of a request that the parent has recorded
         line: dict[str, Any] = {"request_id": request_id}
         if usage is not None:
             written = usage.written_tokens
@@ -335,8 +338,7 @@ class TraceRecorder(OnePerProcess):
     def _append_to(self, name: str, line: Mapping[str, Any]) -> None:
         """Append to a file that is there only where something is known of requests later."""
         with self._lock:
-            if self._paths:  # else it is of a request that the parent has recorded
-                _append(self._path(name), line)
+            _append(self._path(name), line)
 
     def _named(
         self,
