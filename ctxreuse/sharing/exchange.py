@@ -180,10 +180,11 @@ class _Outbox:
 
     def has_written(self, writer: bytes, number: int, entry: bytes) -> bool:
         """Return whether an entry is this one's; take another name if others write under its."""
+        if writer != self.writer:
+            return False
         known = self._written.get(number)
-        is_too_old = known is None and number <= self._numbers and writer == self.writer
-        if writer != self.writer or is_too_old or known == entry[-CHECK_BYTES:]:
-            return is_too_old or known == entry[-CHECK_BYTES:]
+        if known == entry[-CHECK_BYTES:] or (known is None and number <= self._numbers):
+            return True  # of one that it no longer knows nothing tells another's
         self.writer = os.urandom(len(writer))
         _log.warning(
             "another process writes to the shared log under the name of this planner, as after a "

@@ -34,7 +34,6 @@ class BuiltTier(Generic[_Copy]):
 class TierCounters:
     """What a tier has done."""
 
-    sub_stages: int = 0
     codes: int = 0  # vectors that were compared, for all pairs of query and cluster
     hot_codes: int = 0  # those in clusters that the tier held
     swaps: int = 0
@@ -90,7 +89,6 @@ class ClusterTier(ABC, Generic[_Copy]):
         with self._counting:
             self._accesses += accesses
             self._since_build += 1
-            self.counters.sub_stages += 1
             self.counters.codes += int(codes.sum())
             self.counters.hot_codes += int(codes[self._is_held].sum())
 
@@ -158,14 +156,10 @@ class HotTier(ClusterTier[Any]):
     """
 
     def _copy(self, cluster: int) -> Any:
-        cold = self.index.faiss_lists
-        copy = require_faiss().ArrayInvertedLists(1, self.index.code_size)
-        ids, codes = cold.get_ids(cluster), cold.get_codes(cluster)
-        try:
-            copy.add_entries(0, cold.list_size(cluster), ids, codes)
-        finally:
-            cold.release_codes(cluster, codes)
-            cold.release_ids(cluster, ids)
+        faiss = require_faiss()
+        copy = faiss.ArrayInvertedLists(1, self.index.code_size)
+        ids, codes = self.index.ids_of(cluster), self.index.codes_of(cluster)
+        copy.add_entries(0, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
         return copy
 
     def _ready(self, copies: dict[int, Any]) -> tuple[dict[int, Any], Callable[[], None]]:

@@ -156,7 +156,6 @@ class SearchCounters:
     pairs: int = 0
     clusters: int = 0
     scan_s: float = 0.0  # of the index, over all workers
-    scheduling_s: float = 0.0  # that workers spent on choosing what to scan
 
 
 class SearchScheduler:
@@ -257,7 +256,6 @@ class SearchScheduler:
         batch = self._chosen.popleft()
         job = ScanJob(batch, self._retriever.index, self._clock, began, not batch.is_awaited)
         self._working_ahead += job.is_speculative
-        self.counters.scheduling_s += self._clock() - began
         return job
 
     def finish(self, job: Job, outcome: Outcome) -> list[SearchUpdate]:
