@@ -14,12 +14,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import check_keywords, reported_count
 from ctxreuse.context.copies import made_with
-from ctxreuse.context.reported_usage import ReportedTokens, usage_in
+from ctxreuse.context.reported_usage import ReportedTokens, reported_field, usage_in
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.client.reply import field_of
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.serving.pool.admission import AdmissionQueue
 from ctxreuse.serving.pool.engine_pool import EnginePool
@@ -199,8 +198,7 @@ class LangChainModel(SingleEngineModel):
 
     async def context_window(self) -> int | None:
         """Return what the model's profile says."""
-        profile = getattr(self._model, "profile", None) or {}
-        return _window(profile.get("max_input_tokens") if isinstance(profile, Mapping) else None)
+        return _window(reported_field(getattr(self._model, "profile", None), "max_input_tokens"))
 
     async def ask(
         self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
@@ -218,16 +216,8 @@ class LangChainModel(SingleEngineModel):
                         message = chunk if message is None else message + chunk
                         if text := _text(chunk):
                             on_piece(text)
-        usage = getattr(message, "usage_metadata", None)
-        return AgentReply(
-            text=_text(message),
-            plan=plan,
-            usage=ReportedTokens(
-                reported_count(field_of(usage, "input_tokens")),
-                reported_count(field_of(usage, "input_token_details", "cache_read")),
-                reported_count(field_of(usage, "output_tokens")),
-            ),
-        )
+        usage = usage_in(message) or ReportedTokens()
+        return AgentReply(text=_text(message), plan=plan, usage=usage)
 
 
 class LlamaIndexModel(SingleEngineModel):
@@ -257,11 +247,8 @@ class LlamaIndexModel(SingleEngineModel):
                             text += response.delta
                             on_piece(response.delta)
         usage = usage_in(getattr(response, "raw", None))
-        return AgentReply(
-            text=text if isinstance(text, str) else None,
-            plan=plan,
-            usage=usage or ReportedTokens(),
-        )
+        said = text if isinstance(text, str) else None
+        return AgentReply(text=said, plan=plan, usage=usage or ReportedTokens())
 
 
 AgentModel: TypeAlias = PoolModel | LangChainModel | LlamaIndexModel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ctxreuse.context.checks import reported_count
@@ -15,6 +15,7 @@ _READ = (
     "prompt_cache_hit_tokens",  # DeepSeek
     "cached_content_token_count",  # Gemini, and over REST
     "cachedContentTokenCount",
+    "cache_read",  # LangChain
 )
 _WRITTEN = (
     "cache_write_tokens",
@@ -22,16 +23,18 @@ _WRITTEN = (
     "cache_creation_tokens",
     "cache_creation_input_tokens",
     "cacheWriteInputTokens",
+    "cache_creation",  # LangChain; an object of Anthropic's is no count
 )
+_DETAILS = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
 _BESIDE = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
-_NAMINGS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
-    ("prompt_tokens", "completion_tokens", "prompt_tokens_details", ()),
-    ("prompt_token_count", "candidates_token_count", "", ()),
-    ("promptTokenCount", "candidatesTokenCount", "", ()),
-    ("inputTokens", "outputTokens", "", ("cacheReadInputTokens", "cacheWriteInputTokens")),
-    ("input_tokens", "output_tokens", "input_tokens_details", _BESIDE),
+_NAMINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("prompt_tokens", "completion_tokens", ()),
+    ("prompt_token_count", "candidates_token_count", ()),
+    ("promptTokenCount", "candidatesTokenCount", ()),
+    ("inputTokens", "outputTokens", ("cacheReadInputTokens", "cacheWriteInputTokens")),
+    ("input_tokens", "output_tokens", _BESIDE),
 )
-"""A prompt's tokens, its answer's, where details stand, and what is told beside the prompt's."""
+"""A prompt's tokens, its answer's, and what is told beside the prompt's."""
 _USAGE = ("usage", "usage_metadata", "usageMetadata")
 
 
@@ -68,22 +71,22 @@ def usage_in(answer: object) -> ReportedTokens | None:
 
 def usage_of(usage: object) -> ReportedTokens | None:
     """Return what an answer's usage says; None if it says nothing of the prompt."""
-    for named, completion, details, beside in _NAMINGS:
+    places = (*(reported_field(usage, name) for name in _DETAILS), usage)
+    for named, completion, beside in _NAMINGS:
         if (prompt := _first((usage,), named)) is None:
             continue
-        places = reported_field(usage, details), usage
         read = _first(places, *_READ)
-        total = _first(places, *_WRITTEN)
-        written = written_by_life(total, reported_field(usage, "cache_creation"))
+        written = _written_by_life((reported_field(usage, "cache_creation"), *places))
         if any(reported_field(usage, name) is not None for name in beside):
             prompt += (read or 0) + sum((written or {}).values())
         return ReportedTokens(prompt, read, _first((usage,), completion), written)
     return None
 
 
-def written_by_life(total: int | None, of_lives: object) -> dict[str, int] | None:
+def _written_by_life(places: Sequence[object]) -> dict[str, int] | None:
     """Return written tokens by time to live, "" for those of none; None if nothing is told."""
-    written = {life: _first((of_lives,), name) or 0 for name, life in _LIFE_FIELDS.items()}
+    total = _first(places, *_WRITTEN)
+    written = {life: _first(places, name) or 0 for name, life in _LIFE_FIELDS.items()}
     of_some = sum(written.values())
     if total is None and not of_some:
         return None

@@ -207,7 +207,7 @@ def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheR
     if prompt.front_tokens + shared < cache.least_tokens:
         return _Kept(0, Cause.below_minimum if cache.lives else Cause.too_short)
     kept, expired = 0, 0
-    shares = [(one, _shared_blocks(prompt, one)) for one in before]
+    shares = [(one, common_blocks(prompt.keys, one.keys)) for one in before]
     parted = _parted(shares)
     for one, common in shares:
         end = read_end(cache, one.marks, prompt.marks, min(blocks, common), parted)
@@ -250,7 +250,7 @@ def _compared(
     cached_tokens: int | None,
     cache: CacheRules,
 ) -> Explanation:
-    blocks = _shared_blocks(prompt, closest)
+    blocks = common_blocks(prompt.keys, closest.keys)
     shared = sum(prompt.tokens[:blocks])
     own = prompt.ids[blocks] if blocks < len(prompt.ids) else None
     other = closest.ids[blocks] if blocks < len(closest.ids) else None
@@ -392,7 +392,7 @@ _STANDS_BEFORE = {
 
 def _apart(prompt: SentEntry, other: SentEntry, cause: Cause | None) -> Explanation:
     assert cause is not None, "only the last of the narrowed ones has none"
-    blocks = _shared_blocks(prompt, other)
+    blocks = common_blocks(prompt.keys, other.keys)
     lost = sum(prompt.tokens[:blocks])
     name = other_block = None
     if cause is Cause.other_tenant:
@@ -444,12 +444,8 @@ def _closest(prompt: SentEntry, others: Iterable[SentEntry]) -> SentEntry | None
     return None if best is None else best[1]
 
 
-def _shared_blocks(prompt: SentEntry, other: SentEntry) -> int:
-    return common_blocks(prompt.keys, other.keys)
-
-
 def _shared_tokens(prompt: SentEntry, other: SentEntry) -> int:
-    return sum(prompt.tokens[: _shared_blocks(prompt, other)])
+    return sum(prompt.tokens[: common_blocks(prompt.keys, other.keys)])
 
 
 def _changed(prompt: SentEntry, first: int, before: list[SentEntry]) -> BlockId | None:

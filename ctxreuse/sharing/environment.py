@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, TypeVar, get_args
 
+from ctxreuse.context.checks import checked_choice
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe, shown_url
 from ctxreuse.planning.savings import Mode
 
@@ -84,12 +85,8 @@ def _say_unused(name: str, reason: str) -> None:
 
 
 def _mode(text: str) -> Mode:
-    modes: dict[str, Mode] = {one: one for one in get_args(Mode)}
-    if text.lower() not in modes:
-        raise InvalidRequestError(
-            f"it is {describe(text)}; set it to {' or '.join(modes)}, or unset it"
-        )
-    return modes[text.lower()]
+    mode: Mode = checked_choice("mode", text.lower(), get_args(Mode))  # type: ignore[assignment]
+    return mode
 
 
 def _tokens(text: str) -> int:

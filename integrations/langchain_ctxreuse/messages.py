@@ -18,9 +18,8 @@ from langchain_core.messages import (
 )
 from langchain_core.outputs import ChatGeneration
 
-from ctxreuse.context.checks import reported_count
 from ctxreuse.context.content_parts import ContentPart
-from ctxreuse.context.reported_usage import ReportedTokens, written_by_life
+from ctxreuse.context.reported_usage import ReportedTokens, usage_of
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.prompt_turn import PromptPart
 from ctxreuse.rules.cache_marks import MarkField, mark_field
@@ -197,13 +196,4 @@ def reported_usage(answer: object) -> ReportedTokens | None:
         usage: Any = getattr(answer.message, "usage_metadata", None)
     else:
         usage = answer.get("usage") if isinstance(answer, dict) else None
-    if not isinstance(usage, dict):
-        return None
-    details = usage.get("input_token_details")
-    told = details if isinstance(details, dict) else {}
-    return ReportedTokens(
-        reported_count(usage.get("input_tokens")),
-        reported_count(told.get("cache_read")),
-        reported_count(usage.get("output_tokens")),
-        written_by_life(reported_count(told.get("cache_creation")), told) if told else None,
-    )
+    return None if usage is None else usage_of(usage)

@@ -104,7 +104,7 @@ def test_capacity_and_shared_log_are_read(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("MODE", "shadwo", "it is 'shadwo' (str); set it to active or shadow, or unset it"),
+        ("MODE", "shadwo", "there is no mode 'shadwo' (str); choose one of 'active', 'shadow'"),
         ("CAPACITY_TOKENS", "many", "it is 'many' (str); set it to the number of tokens that"),
         ("CAPACITY_TOKENS", "-1", "it is '-1' (str); set it to the number of tokens that"),
         ("CAPACITY_TOKENS", "9" * 5_000, "set it to the number of tokens that"),

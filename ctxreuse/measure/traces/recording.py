@@ -267,11 +267,8 @@ class TraceRecorder(OnePerProcess):
                 known = {key: self._names.get(request.tenant, key) for key in blocks}
                 new = [key for key, name in known.items() if name is None and key not in measured]
                 if not new:
-                    told = {
-                        "timestamp": arrived_ms,
-                        **({"source": source} if source else {}),
-                        **beside,
-                    }
+                    of = {"source": source} if source else {}
+                    told = {"timestamp": arrived_ms, **of, **beside}
                     self._append_request(request, known, measured, title_of, told)
                     self.sources[source] += 1
                     return self.requests
@@ -290,9 +287,8 @@ class TraceRecorder(OnePerProcess):
         told: Mapping[str, Any],
     ) -> None:
         """Append a request, and before it the blocks that the corpus lacks; the lock is held."""
-        corpus, trace = self._path(CORPUS), self._path(TRACE)
         ids = [
-            self._named(block, measured[key], request.tenant, corpus, title_of.get(key, ""))
+            self._named(block, measured[key], request.tenant, title_of.get(key, ""))
             if (name := known[key]) is None
             else name
             for key, block in request.unique_blocks.items()
@@ -308,7 +304,7 @@ class TraceRecorder(OnePerProcess):
             line["conversation_id"] = self._name(request.conversation_id)
             line["turn"] = self._next_turn(request.tenant, request.conversation_id)
             self._requests_of_conversations += 1
-        _append(trace, {**line, **told, "blocks": ids})
+        _append(self._path(TRACE), {**line, **told, "blocks": ids})
         self.requests += 1
         texts = [one.text for one in request.unique_blocks.values()]
         self._known.add(
@@ -345,7 +341,6 @@ class TraceRecorder(OnePerProcess):
         block: ContextBlock,
         measured: _MeasuredBlock,
         tenant: str,
-        corpus: Path,
         title: str,
     ) -> BlockId:
         """Return a block's name, which the corpus has from now on."""
@@ -360,7 +355,7 @@ class TraceRecorder(OnePerProcess):
             line: dict[str, Any] = {"id": name, "tokens": measured.tokens}
             if not self._hash_only:
                 line |= {"text": block.text} | ({"title": title} if title else {})
-            _append(corpus, line)
+            _append(self._path(CORPUS), line)
             self._blocks += 1
             if may_be_new:
                 self._written[key] = digest

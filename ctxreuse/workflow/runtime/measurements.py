@@ -155,9 +155,7 @@ def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
     axes.spines[["top", "right"]].set_visible(False)
-    bars = [legend[name] for name in sorted(legend)]
-    figure.legend(
-        bars, sorted(legend), loc="outside upper center", ncols=3, fontsize=8, frameon=False
-    )
+    names = [*legend.values()], [*legend]
+    figure.legend(*names, loc="outside upper center", ncols=3, fontsize=8, frameon=False)
     with written_file(picture) as file:
         figure.savefig(file, format=picture.suffix[1:], dpi=150)
