@@ -309,8 +309,9 @@ def pieces_of_one_agent(size: int) -> Prepared:
     """Put `size` pieces of documents together into one agent's segment."""
     from chain_of_agents.segments import segments_of
 
-    pieces, ones = [_block(f"{n}") for n in range(size)], [1] * size
-    return Prepared(lambda: segments_of(pieces, [0] * size, ones, size * 9, 1, one_each=False))
+    pieces, each = [_block(f"{n}") for n in range(size)], [[n] for n in range(size)]
+    ones, none = [1] * size, [0] * size
+    return Prepared(lambda: segments_of(pieces, each, none, ones, size * 9, 1, one_each=False))
 
 
 def unbroken_document(size: int) -> Prepared:

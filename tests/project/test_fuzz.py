@@ -18,7 +18,7 @@ FUZZ = ROOT / "tools" / "fuzz.py"
 
 
 def fuzz(*arguments, program=FUZZ):
-    command = [sys.executable, str(program), *map(str, arguments)]
+    command = [sys.executable, str(program), "--seed", "0", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 

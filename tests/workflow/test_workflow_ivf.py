@@ -345,7 +345,7 @@ def test_threads_must_be_a_positive_number(threads):
         (([["a"] * DIMENSION], [0], [0], 1), "vectors must be numbers"),
         ((QUERIES, [12], [0], 1), "rows must be from 0 to 11, not from 12 to 12"),
         ((QUERIES, [0], [NLIST], 1), "clusters must be from -1 to 31"),
-        ((QUERIES, [0, 1], [0], 1), "one length, not 2 and 1"),
+        ((QUERIES, [0, 1], [0], 1), "clusters must be a row of 2 integers"),
         ((QUERIES, [[0]], [[0]], 1), "rows must be a row of integers"),
         ((QUERIES, [0.5], [0], 1), "rows must be a row of integers, not float64"),
         ((QUERIES, [0], [0], 0), "k must be an integer from 1, not 0"),
@@ -361,7 +361,7 @@ def test_wrong_arguments_of_the_other_calls_and_missing_ids_are_named():
     searched = IVFIndex(shared_index("L2"))
     with pytest.raises(InvalidRequestError, match="nprobe must be an integer from 1, not 0"):
         searched.nearest_clusters(QUERIES, 0)
-    with pytest.raises(InvalidRequestError, match="ids and clusters must be of one length"):
+    with pytest.raises(InvalidRequestError, match="clusters must be a row of"):
         searched.vectors_of([1], [1, 2])
     with pytest.raises(InvalidRequestError, match="clusters must be from 0 to 31"):
         searched.vectors_of([1], [-1])

@@ -11,7 +11,7 @@ from typing import Any
 from langchain_core.language_models import FakeListChatModel
 
 from chain_of_agents import ChainOfAgents, Step
-from chain_of_agents.segments import as_blocks, pieces_of, segments_of
+from chain_of_agents.segments import as_blocks, parcels_of, pieces_of, segments_of
 from chain_of_agents.trace.answer import Trace
 from chain_of_agents.trace.steps import outcome_of
 from ctxreuse import ContextBlock, ReusePlanner
@@ -174,9 +174,10 @@ def _cut(given: Mapping[str, Any]) -> None:
         parts = pieces_of(block, given["budget"], estimate_tokens)
         assert "".join(part.text for part in parts) == words
         pieces += parts
-    agents = [number % given["agents"] for number in range(len(pieces))]
     tokens = [estimate_tokens(piece.text) for piece in pieces]
-    segments = segments_of(pieces, agents, tokens, given["budget"], 4, False)
+    parcels = parcels_of(tokens, [n % 3 > 0 for n in range(len(pieces))], given["budget"], 4)
+    agents = [number % given["agents"] for number in range(len(parcels))]
+    segments = segments_of(pieces, parcels, agents, tokens, given["budget"], 4, False)
     read = [block for segment in segments for block in segment.blocks]
     assert sorted(map(id, read)) == sorted(map(id, pieces))
 

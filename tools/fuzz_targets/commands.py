@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from ctxreuse import ContextBlock
 from ctxreuse.cli import app
+from ctxreuse.cli.recorded_program import ProgramEnd
 from ctxreuse.cli.terminal import show
 from ctxreuse.errors import CtxreuseError, InvalidRequestError
 from ctxreuse.measure.demo import demo_run
@@ -145,7 +146,7 @@ def _recording(source: Random) -> dict[str, Any]:
 
 def _record(given: Mapping[str, Any]) -> None:
     """Record a program, which runs as it is; what is written can be read again."""
-    before = sys.argv, list(sys.path), sys.modules["__main__"]
+    before = sys.argv, list(sys.path), sys.modules["__main__"], sys.excepthook
     with _folder():
         Path("program.py").write_bytes(given["program"])
         folder = Path.cwd()  # a program may go elsewhere
@@ -155,13 +156,11 @@ def _record(given: Mapping[str, Any]) -> None:
         except CtxreuseError:
             assert _files(folder) <= files, "what is refused leaves files"
             raise
-        except BaseException as error:
-            if not _is_of_the_program(error):
-                raise
-        finally:
-            assert sys.modules.get("__main__", before[2]) is before[2]
-            sys.modules["__main__"] = before[2]
-            assert (sys.argv, sys.path) == before[:2], "the program's arguments are left"
+        except ProgramEnd as end:
+            if end.error is not None and not _is_of_the_program(end.error):
+                raise end.error from None
+        finally:  # the command puts nothing back: its process ends
+            sys.argv, sys.path[:], sys.modules["__main__"], sys.excepthook = before
         for trace in folder.rglob("trace.jsonl"):
             if trace not in files:
                 corpus = read_corpus(str(trace.with_name("corpus.jsonl")))

@@ -189,11 +189,7 @@ class IVFIndex:
         """
         queries = self._checked_vectors(vectors)
         which = integers(rows, "rows", 0, len(queries) - 1)
-        where = integers(clusters, "clusters", -1, self.nlist - 1)
-        if which.shape != where.shape:
-            raise InvalidRequestError(
-                f"rows and clusters must be of one length, not {len(which)} and {len(where)}"
-            )
+        where = integers(clusters, "clusters", -1, self.nlist - 1, which.size)
         most = max(self.size, _FEW)
         if _positive(k, "k") > most:
             raise InvalidRequestError(f"k must be at most {most}, not {describe(k)}")
@@ -260,11 +256,7 @@ class IVFIndex:
             InvalidRequestError: An id is not in its cluster.
         """
         wanted = integers(ids, "ids", None, None)
-        where = integers(clusters, "clusters", 0, self.nlist - 1)
-        if wanted.shape != where.shape:
-            raise InvalidRequestError(
-                f"ids and clusters must be of one length, not {len(wanted)} and {len(where)}"
-            )
+        where = integers(clusters, "clusters", 0, self.nlist - 1, wanted.size)
         vectors = np.empty((len(wanted), self.dimension), dtype=np.float32)
         serving = self._serving
         for cluster in np.unique(where).tolist():
@@ -381,12 +373,16 @@ def _positive(number: Any, name: str) -> int:
     return checked_integer(name, number.item() if isinstance(number, np.integer) else number, 1)
 
 
-def integers(values: npt.ArrayLike, name: str, low: int | None, high: int | None) -> Ids:
+def integers(
+    values: npt.ArrayLike, name: str, low: int | None, high: int | None, length: int | None = None
+) -> Ids:
     """Return a row of integers from `low` to `high`; None sets no bounds."""
     array = _array(values, name)
-    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+    is_row = array.ndim == 1 and length in (None, array.size)
+    if not is_row or (array.dtype.kind not in "iu" and array.size):
+        many = "" if length is None else f"{length} "
         raise InvalidRequestError(
-            f"{name} must be a row of integers, not {array.dtype} of shape {array.shape}"
+            f"{name} must be a row of {many}integers, not {array.dtype} of shape {array.shape}"
         )
     if low is not None and high is not None and array.size:
         least, largest = array.min(), array.max()

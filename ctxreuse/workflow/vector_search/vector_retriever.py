@@ -15,7 +15,7 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.graph.state import Documents
 from ctxreuse.workflow.models.embedders import Embedder, checked_embedder, checked_vectors
 from ctxreuse.workflow.retrievers import check_search
-from ctxreuse.workflow.vector_search.ivf import IVFIndex
+from ctxreuse.workflow.vector_search.ivf import IVFIndex, integers
 from ctxreuse.workflow.vector_search.top_k import Ids, Vectors, best_by_group
 
 if TYPE_CHECKING:
@@ -86,25 +86,28 @@ class VectorRetriever:
         """Return the queries' vectors and the clusters to probe for k of each, nearest first.
 
         Raises:
-            InvalidRequestError: The embedder does not return one finite vector for each query.
+            InvalidRequestError: There is not one k for each query, or the embedder does not return
+                one finite vector.
         """
         queries = checked_list("queries", queries, "a list of queries")
+        most = integers(k, "k", None, None, len(queries)).tolist()
         vectors = checked_vectors(
             self._embedder.embed(queries), len(queries), self.index.dimension, "the embedder"
         )
         nearest = self.index.nearest_clusters(vectors, self.nprobe)
-        return vectors, [self._probed(*one) for one in zip(vectors, nearest, k, strict=True)]
+        return vectors, [self._probed(*one) for one in zip(vectors, nearest, most, strict=True)]
 
     def _probed(self, vector: Vectors, nearest: Ids, k: int) -> Ids:
         """Return the clusters that hold k vectors: more than the nearest where these hold fewer."""
         sizes, wanted = self.index.cluster_sizes, min(k, self.index.size)
-        if sizes[nearest[nearest >= 0]].sum() < wanted:
+        nearest = nearest[nearest >= 0]
+        if sizes[nearest].sum() < wanted:
             with self._counting:
                 self.probed_further += 1
             nearest = self.index.nearest_clusters(vector[None], self.index.nlist)[0]
             nearest = nearest[nearest >= 0]
             nearest = nearest[: int(np.searchsorted(np.cumsum(sizes[nearest]), wanted)) + 1]
-        return nearest[nearest >= 0]
+        return nearest
 
     async def retrieve(self, query: str, k: int) -> Documents:
         """Return the k blocks nearest to a query, searched in one call in a thread."""
