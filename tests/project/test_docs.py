@@ -163,7 +163,7 @@ REACHES = {
     ("README.md", "LangChain"): "The Seine flows through Paris.",
     ("README.md", "LlamaIndex"): "The Seine flows through Paris.",
     ("README.md", "vLLM and other OpenAI-compatible servers"): "The Seine flows through Paris.",
-    ("README.md", "Chain-of-Agents"): "] The ",
+    ("README.md", "Chain-of-Agents"): "The Seine",
     ("README.md", "RAG workflows"): "The Seine flows through Paris.",
     ("docs/start/mem0.md", "Send it"): "Alice",
     ("docs/start/chain-of-agents.md", "A chain"): "in Porto",
