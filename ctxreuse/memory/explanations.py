@@ -440,8 +440,7 @@ def _closest(prompt: SentEntry, others: Iterable[SentEntry]) -> SentEntry | None
         common = sum(weight.get(key, 0) for key in set(other.keys))
         return (_shared_tokens(prompt, other), common, number)
 
-    best = max(enumerate(others), key=closeness, default=None)
-    return None if best is None else best[1]
+    return max(enumerate(others), key=closeness, default=(0, None))[1]
 
 
 def _shared_tokens(prompt: SentEntry, other: SentEntry) -> int:
