@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import mem0_stores  # noqa: F401  # before mem0, whichever test imports it first
@@ -40,6 +41,10 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test begin without what tests before it rendered, retrieved and planned."""
     known_texts().forget_all()
     monkeypatch.setattr(process_planners, "_planners", LRUMap())
+    # `ctxreuse record` puts nothing back, since its process ends
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
 @pytest.fixture
