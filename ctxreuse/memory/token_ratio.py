@@ -1,7 +1,8 @@
 """How long texts are in an engine's tokens, learnt from what it reports of its prompts.
 
 Question and instructions are about as long whatever the blocks. So the ratio is the slope of the
-line that fits reported to estimated lengths best (least squares); older prompts count less.
+line that fits reported to estimated lengths best (least squares); older prompts count less. Where
+these are hardly alike, as of chunks that a splitter made equally long, the slope says nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Sequence
 _FORGETTING = 0.99
 _LEAST_WEIGHT = 14.0  # of some 16 prompts
 _SPREAD = 0.05
+_LEAST_FIT = 0.8  # of the squared correlation: so much too small the slope is at most
 _STEP = 1 / 8
 _LEAST, _MOST = 1 / 4, 4.0
-_SUMS = ("_number", "_estimated", "_reported", "_variance", "_covariance")
+_SUMS = ("_number", "_estimated", "_reported", "_variance", "_covariance", "_variance_reported")
 
 
 class TokenRatio:
@@ -25,7 +27,8 @@ class TokenRatio:
     def __init__(self) -> None:
         self.value = 1.0
         self._number = self._estimated = self._reported = 0.0  # the last two are means
-        self._variance = self._covariance = 0.0  # times the number
+        # times the number
+        self._variance = self._covariance = self._variance_reported = 0.0
 
     @classmethod
     def restored(cls, learnt: Sequence[float]) -> TokenRatio:
@@ -34,7 +37,7 @@ class TokenRatio:
         ratio.value, *rest = learnt
         if len(rest) != len(_SUMS) or not all(map(math.isfinite, learnt)):
             raise ValueError("no ratio")
-        if not _LEAST <= ratio.value <= _MOST or min(rest[0], rest[3]) < 0:
+        if not _LEAST <= ratio.value <= _MOST or min(rest[0], rest[3], rest[5]) < 0:
             raise ValueError("out of range")
         for name, number in zip(_SUMS, rest, strict=True):
             setattr(ratio, name, number)
@@ -50,13 +53,18 @@ class TokenRatio:
         self._number = 1 + _FORGETTING * self._number
         from_mean = estimated - self._estimated
         self._estimated += from_mean / self._number
-        self._reported += (reported - self._reported) / self._number
+        reported_from_mean = reported - self._reported
+        self._reported += reported_from_mean / self._number
         self._variance *= _FORGETTING
         self._covariance *= _FORGETTING
+        self._variance_reported *= _FORGETTING
         self._variance += from_mean * (estimated - self._estimated)
         self._covariance += from_mean * (reported - self._reported)
+        self._variance_reported += reported_from_mean * (reported - self._reported)
         least = self._number * (_SPREAD * self._estimated) ** 2
         if self._number < _LEAST_WEIGHT or self._variance <= least:
+            return
+        if self._covariance**2 < _LEAST_FIT * self._variance * self._variance_reported:
             return
         slope = min(max(self._covariance / self._variance, _LEAST), _MOST)
         # in steps, since known blocks keep the weight that they were sent with

@@ -12,12 +12,12 @@ from ctxreuse.errors import CtxreuseError
 from ctxreuse.memory.sent_log import EditEntry, LostEntry, RatioEntry, SavedEntry, SentEntry
 from ctxreuse.memory.token_ratio import TokenRatio
 
-VERSION = 6
+VERSION = 7
 _SENT, _LOST, _RATIO, _EDIT = 1, 2, 3, 4
 _HEADER = struct.Struct("<BB8sQ16s16s")
 _SENT_HEAD = struct.Struct("<????d16sIII")
 _BLOCKS = struct.Struct("<q")
-_RATIO_BODY = struct.Struct("<?16s6d")
+_RATIO_BODY = struct.Struct("<?16s7d")
 _CHECK = struct.Struct("<I")
 CHECK_BYTES = _CHECK.size
 _DIGEST = 16

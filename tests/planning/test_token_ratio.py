@@ -83,10 +83,11 @@ def test_a_counter_of_the_users_and_counts_of_the_users_are_believed():
     assert ask(planner, blocks) == 77
 
 
-def test_prompts_that_are_all_as_long_say_nothing():
-    ratio = TokenRatio()
+@pytest.mark.parametrize("spread", [0, 400])
+def test_prompts_that_are_all_as_long_in_tokens_say_nothing(spread):
+    ratio, source = TokenRatio(), random.Random(1)
     for _ in range(100):
-        ratio.note(1_000, 2_500)
+        ratio.note(2_300 + source.randint(-spread, spread), 2_000 + source.randint(-60, 60))
     assert ratio.value == 1.0
 
 

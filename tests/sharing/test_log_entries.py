@@ -48,7 +48,8 @@ def sent_with(*keys: bytes, **fields: Any) -> SentEntry:
 
 lost = st.builds(LostEntry, digests, tenants, st.none() | st.integers(0, 2**40))
 sums = st.floats(0, 1e9, allow_nan=False)
-ratios = st.tuples(st.floats(0.25, 4), sums, sums, sums, sums, sums | sums.map(lambda sum_: -sum_))
+covariance = sums | sums.map(lambda sum_: -sum_)
+ratios = st.tuples(st.floats(0.25, 4), sums, sums, sums, sums, covariance, sums)
 edits = st.builds(EditEntry, digests, tenants, st.binary())
 entries = sent() | lost | edits | st.builds(RatioEntry, tenants, st.none() | digests, ratios)
 
@@ -81,17 +82,17 @@ def test_a_damaged_entry_is_none(entry, data):
 
 
 def test_another_version_says_what_to_do():
-    body = b"\x07" + encode(WRITER, 1, LostEntry(bytes(16), TENANT, None))[1:-4]
-    with pytest.raises(UnreadableEntryError, match=r"version 7.*one version of ctxreuse"):
+    body = b"\x08" + encode(WRITER, 1, LostEntry(bytes(16), TENANT, None))[1:-4]
+    with pytest.raises(UnreadableEntryError, match=r"version 8.*one version of ctxreuse"):
         decode(body + struct.pack("<I", zlib.crc32(body)))
 
 
 @pytest.mark.parametrize(
     "entry",
     [
-        RatioEntry(TENANT, None, (5.0, 1.0, 1.0, 1.0, 1.0, 1.0)),
-        RatioEntry(TENANT, None, (2.0, 1.0, 1.0, 1.0, float("nan"), 1.0)),
-        RatioEntry(TENANT, None, (2.0, -1.0, 1.0, 1.0, 1.0, 1.0)),
+        RatioEntry(TENANT, None, (5.0, *[1.0] * 6)),
+        RatioEntry(TENANT, None, (2.0, 1.0, 1.0, 1.0, float("nan"), 1.0, 1.0)),
+        RatioEntry(TENANT, None, (2.0, -1.0, *[1.0] * 5)),
         sent_with(marks=(1,)),
         sent_with(marks=(0, 0)),
         sent_with(time_s=float("inf")),
