@@ -26,7 +26,7 @@ _ENTRY_CHARACTERS = 200
 _MOST_LISTS = 4  # that a text is known to stand in
 _MOST_MESSAGES = 20_000
 _WORK_A_CHARACTER = 64
-_STARTS = re.compile(r"\n|>|\"|: |, |; |- |\* |\u2022 |\. |! |\? |\) |\] ")  # searched as a set
+STARTS = re.compile(r"\n|>|\"|: |, |; |- |\* |\u2022 |\. |! |\? |\) |\] ")  # searched as a set
 _INDENT = re.compile(r"(?:\A|(?<=\n))[ \t]+")
 _LONGEST_START = 2
 _GROWTH = 8  # of what is compared where several texts begin alike
@@ -125,8 +125,10 @@ class KnownTexts:
     Bounded in characters, of which each tenant has a share. Thread-safe.
     """
 
-    def __init__(self, max_characters: int = _MOST_CHARACTERS) -> None:
-        self._max_characters = max_characters
+    def __init__(
+        self, max_characters: int = _MOST_CHARACTERS, starts: re.Pattern[str] = STARTS
+    ) -> None:
+        self._max_characters, self._starts = max_characters, starts
         self._lock = ForkSafeLock(self.forget_all)
         self.forget_all()
 
@@ -247,7 +249,7 @@ class KnownTexts:
 
         spans: list[KnownSpan] = []
         with self._lock:
-            beginnings, search = self._beginnings.get(tenant), _STARTS.search
+            beginnings, search = self._beginnings.get(tenant), self._starts.search
             if beginnings is None:
                 return spans
             start = end = 0

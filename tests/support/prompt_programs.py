@@ -15,6 +15,7 @@ from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.measure.traces.recording import TraceRecorder
 from langchain_ctxreuse.recording import recording as recording_langchain
 from llamaindex_ctxreuse.recording import recording as recording_llamaindex
+from mem0_ctxreuse.recording import recording as recording_mem0
 
 
 class Engine:
@@ -72,6 +73,7 @@ def recorded(folder: Path, run: Callable[[Engine, bool], None], **options: bool)
         TraceRecorder(folder, **options) as recorder,
         recording_langchain(recorder),
         recording_llamaindex(recorder),
+        recording_mem0(recorder),
     ):
         run(engine, False)
     assert recorder.faults == 0

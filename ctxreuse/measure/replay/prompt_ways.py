@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -19,10 +19,12 @@ from ctxreuse.measure.replay.prompts import Tokenizer
 from ctxreuse.measure.replay.simulate import Progress, no_progress
 from ctxreuse.measure.traces.changing_documents import ChangingDocuments
 from ctxreuse.measure.traces.recorded_prompts import (
+    MEMORIES,
     DocumentPiece,
     RecordedPrompt,
     SeenPrompt,
     document_text,
+    forms_of,
     seen_prompts,
     shown_form,
     with_place,
@@ -57,8 +59,7 @@ _LESS = 0.05  # that a lesser change may save less
 _TOKEN = 4  # characters; from a first difference on nothing is shared, so cuts need not be words
 _TEXTS = 20_000
 _OFTEN = 0.5
-_MEMORIES = "Mem0"  # as its recorder names itself
-_UNSEEN = (_MEMORIES, "LangChain vector stores")  # by a wrapped model
+_UNSEEN = (MEMORIES, "LangChain vector stores")  # by a wrapped model
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ def measured_ways(
         seen = list(seen_prompts(_settled(seen, changing), requests))
         replay = _ReplayedPrompts(seen, requests, new_planner, capacity_tokens, tokens_of)
     framework = seen[0].prompt.framework
-    are_memories = median(one.source == _MEMORIES for one in requests) > 0
+    are_memories = median(one.source == MEMORIES for one in requests) > 0
     behind = [
         one.prompt._replace(parts=parts) for one, parts in zip(seen, _behind(seen), strict=True)
     ]
@@ -143,9 +144,7 @@ def measured_ways(
         sent[SHOWN_ONCE] = replay.shown_once()
     with progress("replaying changed prompts", len(sent) * len(seen)) as advance:
         ways = [MeasuredWay(name, replay.cost(one, advance)) for name, one in sent.items()]
-    if changing is None:
-        ways.append(as_it_is)
-    return PromptWays(plain, as_it_is, tuple(ways), len(seen), framework, are_memories)
+    return PromptWays(plain, as_it_is, (*ways, as_it_is), len(seen), framework, are_memories)
 
 
 class _ReplayedPrompts:
@@ -207,15 +206,15 @@ class _ReplayedPrompts:
 
     def ordered(self) -> Iterator[list[PromptPart]]:
         """Yield prompts with their documents in planned order, whatever puts them there."""
-        planner, order = self._planner(), dict[str | int, dict[str, str]]()
+        planner, order = self._planner(), dict[str | int, list[dict[str, str]]]()
         sent = dict[tuple[str, str], str]()
         forms: dict[str, dict[str, str]] = defaultdict(dict)  # of each document, by run
         for prompt, shown in self._seen:
             for number, at in shown.items():
                 text = prompt.parts[number].text
-                extents = _extents(text, at, is_bare=False)
-                for one, (start, stop) in zip(at, extents, strict=True):
-                    forms[one.document.strip()].setdefault(prompt.run, text[start:stop])
+                for place, one in enumerate(_movable(text, at, is_bare=False)):
+                    form = shown_form(text, one, place, is_bare=False)
+                    forms[one.document.strip()].setdefault(prompt.run, form)
         again = [set(one.values()) for one in forms.values() if len(one) > 1]
         # what stands on a document is of its place
         is_numbered = sum(len(one) > 1 for one in again) > _OFTEN * len(again)
@@ -227,22 +226,25 @@ class _ReplayedPrompts:
             for request_id in retrieved:
                 if request_id in self._named and request_id not in order:
                     order[request_id] = _in_planned_order(planner, self._named[request_id])
-            moved = dict(pair for n in retrieved for pair in order.get(n, {}).items())
+            of_forms = [one for n in retrieved for one in order.get(n, ())]
             texts = [one.text for one in prompt.parts]
             for number, at in shown.items():
                 key = prompt.tenant, texts[number]  # a history shows it as it was sent
                 if key not in sent and not at[0].lasting:
                     # repeats stand behind all others
                     documents = [one.document.strip() for one in at]
+                    moved = ChainMap(
+                        *sorted(of_forms, key=lambda form: -sum(map(form.__contains__, documents)))
+                    )
                     new = [moved.get(one, one) for one in dict.fromkeys(documents)]
                     new += (one for n, one in enumerate(documents) if one in documents[:n])
                     text, out, end = texts[number], list[str](), 0
-                    extents = _extents(text, at, is_bare=is_numbered)
-                    for (start, stop), document in zip(extents, new, strict=True):
+                    movable = _movable(text, at, is_bare=is_numbered)
+                    for place, (one, document) in enumerate(zip(movable, new, strict=True)):
                         if not is_numbered:
                             document = forms[document].get(prompt.run, document)
-                        out += [text[end:start], document]
-                        end = stop
+                        out += [text[end : one.start], with_place(document, place)]
+                        end = one.end
                     sent[key] = "".join([*out, text[end:]])
                 texts[number] = sent.get(key, texts[number])
             yield _with_texts(prompt.parts, texts)
@@ -282,12 +284,12 @@ class _ReplayedPrompts:
             yield _with_texts(prompt.parts, texts)
 
 
-def _extents(text: str, at: Sequence[DocumentPiece], *, is_bare: bool) -> list[tuple[int, int]]:
-    """Return where documents stand, with what is written on them if that differs."""
+def _movable(text: str, at: Sequence[DocumentPiece], *, is_bare: bool) -> Sequence[DocumentPiece]:
+    """Return documents, with what is written on them if that differs."""
     bare = [words_at(one.at, one.document) for one in at]
-    if is_bare or len({text[a[1] : b[0]] for a, b in pairwise(bare)}) < 2:
-        return bare
-    return [(one.start, one.end) for one in at]
+    if not is_bare and len({text[a[1] : b[0]] for a, b in pairwise(bare)}) > 1:
+        return at
+    return [one._replace(start=a, end=b) for one, (a, b) in zip(at, bare, strict=True)]
 
 
 def _settled(seen: Sequence[SeenPrompt], changing: ChangingDocuments) -> Iterator[RecordedPrompt]:
@@ -305,13 +307,16 @@ def _settled(seen: Sequence[SeenPrompt], changing: ChangingDocuments) -> Iterato
         yield prompt._replace(parts=tuple(_with_texts(prompt.parts, texts)))
 
 
-def _in_planned_order(planner: ReusePlanner, request: TraceRequest) -> dict[str, str]:
-    """Return which text a part that orders documents puts in the place of each."""
+def _in_planned_order(planner: ReusePlanner, request: TraceRequest) -> list[dict[str, str]]:
+    """Return which text a part that orders documents puts in the place of each, in each form."""
     texts = list(dict.fromkeys(map(document_text, request.blocks)))
     blocks = [ContextBlock(text=text) for text in texts]
     plan = planner.plan(ContextRequest(blocks, request.query, tenant=request.tenant))
-    ordered = [block.text.strip() for block in plan.blocks]
-    return dict(zip([text.strip() for text in texts], ordered, strict=False))
+    ordered = (block.text for block in plan.blocks)
+    pairs = [zip(*map(forms_of, pair), strict=True) for pair in zip(texts, ordered, strict=False)]
+    return [
+        {one.strip(): other.strip() for one, other in form} for form in zip(*pairs, strict=True)
+    ]
 
 
 def _behind(seen: Sequence[SeenPrompt]) -> Iterator[tuple[PromptPart, ...]]:

@@ -21,11 +21,15 @@ from ctxreuse.context.files import file_errors
 from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
 from ctxreuse.measure.traces.recording import PROMPTS
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_requests
-from ctxreuse.pipeline.known_texts import KnownSpan, KnownTexts, words_at
+from ctxreuse.pipeline.known_texts import STARTS, KnownSpan, KnownTexts, words_at
 from ctxreuse.pipeline.memory_planner import lasting_text
 from ctxreuse.pipeline.prompt_turn import PromptPart
 
+MEMORIES = "Mem0"  # as its recorder names itself
+_RULE = re.compile(r"\n+[^\w\s<>]{3,}\n+|\},\s*\{")
+_QUOTES = {"''", '""'}
 _SEPARATORS = ("\n\n", "\n")
+_TAGS = re.compile(r"(</(\w+)>)\s*(<\2[\s>])")
 _RESULTS = '{"results": ['
 _BYTES_A_TOKEN = 4
 _PLACES = ("\ue000", "\ue001")  # stand for a place in a text, counted from 0 and from 1
@@ -62,9 +66,16 @@ def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
         gaps = {text[end:start] for (_, end), (start, _) in pairwise(at)}
         if len(gaps) == 1:
             break
-    starts, ends = [start for start, _ in at], [end for _, end in at]
-    has_words = any(map(str.isalnum, "".join(gaps)))
-    for separator in _SEPARATORS if len(gaps) != 1 or has_words else ():
+    # as Python shows a list: those with an apostrophe have other quotes
+    is_quoted = {text[start - 1 : start] + text[end : end + 1] for start, end in at} == _QUOTES
+    starts, ends = [start - is_quoted for start, _ in at], [end + is_quoted for _, end in at]
+    between = "".join(gaps)
+    has_words = any(map(str.isalnum, between))
+    elements = _elements(text, at)
+    if elements is not None:
+        starts, ends = elements
+    is_cut = elements is None and (len(gaps) != 1 or has_words)
+    for separator in (*_RULE.findall(between)[:1], *_SEPARATORS) if is_cut else ():
         counts = {gap.count(separator) for gap in gaps}
         if len(counts) != 1 or counts == {0}:
             continue
@@ -85,6 +96,17 @@ def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
         DocumentPiece(start, end, text[first:last], first)
         for start, end, (first, last) in zip(starts, ends, at, strict=True)
     ]
+
+
+def _elements(text: str, at: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]] | None:
+    """Return where elements of XML begin and end that hold a text each; None if they do not."""
+    tag = _TAGS.search(text[at[0][1] : at[1][0]]) if len(at) > 1 else None
+    if tag is None:
+        return None
+    starts = [text.rfind(tag[3], 0, start) for start, _ in at]
+    ends = [text.find(tag[1], end) + len(tag[1]) for _, end in at]
+    places = [-1, *(place for pair in zip(starts, ends, strict=True) for place in pair)]
+    return (starts, ends) if places == sorted({*places}) else None
 
 
 def memory_pieces(text: str) -> list[DocumentPiece]:
@@ -123,12 +145,14 @@ def seen_prompts(
     prompts: Iterable[RecordedPrompt], requests: Sequence[TraceRequest]
 ) -> Iterator[SeenPrompt]:
     """Find the documents in prompts, of all requests that were recorded before each."""
-    known, done = KnownTexts(sys.maxsize), 0
+    known, done = KnownTexts(sys.maxsize, re.compile(f"{STARTS.pattern}|'")), 0
     # by a part's identity: its text stands in several prompts
     found: dict[int, Sequence[DocumentPiece]] = {}
     for prompt in prompts:  # those of threads may have changed places
         for request in requests[done : prompt.after]:
-            known.add(request.tenant, list(map(document_text, request.blocks)))
+            number = None if request.source == MEMORIES else 1  # tools that show JSON stay as is
+            texts = map(document_text, request.blocks)
+            known.add(request.tenant, [form for one in texts for form in forms_of(one)[:number]])
         done = max(done, prompt.after)
         for part in prompt.parts:
             if part.is_text and part.role != "assistant" and id(part) not in found:
@@ -138,12 +162,19 @@ def seen_prompts(
         yield SeenPrompt(prompt, shown)
 
 
-def shown_form(text: str, piece: DocumentPiece, place: int) -> str:
+def forms_of(text: str) -> list[str]:
+    """Return a text as it is, and as JSON and Python show it, without quotes."""
+    shown = json.dumps(text), json.dumps(text, ensure_ascii=False), repr(text)
+    return [text, *(one[1:-1] for one in shown)]
+
+
+def shown_form(text: str, piece: DocumentPiece, place: int, *, is_bare: bool = True) -> str:
     """Return a document as a text shows it, its place there left out of what stands around it."""
-    number = re.compile(rf"(?<![\w.])(?:({place})|{place + 1})(?!\.?\w)")
+    # a name such as "report-3-1" has no place in it
+    number = re.compile(rf"(?<!\w)(?<!\w[-./:#])(?:({place})|{place + 1})(?![-./:#]?\w)")
     before, after = text[piece.start : piece.at], text[piece.at + len(piece.document) : piece.end]
     sides = [number.sub(lambda found: _PLACES[found[1] is None], one) for one in (before, after)]
-    return piece.document.strip().join(sides)
+    return (piece.document.strip() if is_bare else piece.document).join(sides)
 
 
 def with_place(form: str, place: int) -> str:
@@ -158,13 +189,17 @@ def with_prompts(
 ) -> list[TraceRequest]:
     """Return requests with what prompts say before their documents and around each, if known."""
     found: dict[str | int, dict[str, Any]] = {}
+    done = 0
     for seen in seen_prompts(prompts, requests):
         front, prompt, shown = seen.front, seen.prompt, dict[str, str]()
         for number, at in seen.pieces.items():
             for place, one in enumerate(at):
                 form = shown_form(prompt.parts[number].text, one, place)
                 shown.setdefault(one.document.strip(), form)
-        for name in prompt.retrieved if shown else ():
+        outside = [one.request_id for one in requests[done : prompt.after]]
+        done = max(done, prompt.after)
+        # searches of vector stores and of Mem0 are of no run
+        for name in (prompt.retrieved or outside) if shown else ():
             told = {"front": front, "shown": shown, "framework": prompt.framework}
             found.setdefault(name, told)
     return [replace(one, **found.get(one.request_id, {})) for one in requests]
