@@ -195,7 +195,7 @@ async def test_an_engine_that_finds_whole_prompts_only_is_a_problem(examine_at):
         "metrics": "not known",
         "other processes": "not known",
     }
-    assert "--tokens 10000" in checks["common half"]["remedy"]
+    assert "--tokens 10000, if the model's window takes them" in checks["common half"]["remedy"]
     most = 9_000
     _, checks, _ = await examine_at(replying(cached, prompt_tokens=9_000), "--model", "m")
     assert "whole prompts only" in checks["common half"]["remedy"]
@@ -395,7 +395,7 @@ SENTENCES = {
     "itself": "ask the engine itself, without a gateway",
     "meaningless": "cannot be right, such as more tokens cached than sent: it means nothing",
     "details": "start vLLM with --enable-prompt-tokens-details",
-    "blocks": "its blocks hold 2,048 tokens: --tokens 8192",
+    "blocks": "its blocks hold 2,048 tokens: --tokens 8192, if the model's window takes them",
     "states": "for the model keeps states",
     "several": "name each in an EnginePool, or have the router keep a session on one, with",
     "in_part": "tokens, less than were sent",

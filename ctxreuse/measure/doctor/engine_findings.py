@@ -33,6 +33,7 @@ _PUSHED_OUT = (
     "ReusePlanner(capacity_tokens=...); for more, vLLM's --gpu-memory-utilization"
 )
 _LONG = 8_000
+_IF_IT_FITS = ", if the model's window takes them"
 _LARGEST_OF_WINDOWS = 128  # tokens of a block; where recurrent layers set it, it has 528 and more
 _LONGEST_TEMPLATE = 128  # tokens of a chat template, which a new prompt may find cached
 _NEARLY_ALL = 0.9
@@ -245,9 +246,11 @@ def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
     """Return what to do where no common beginning is read."""
     block = None if readings.metrics is None else readings.metrics.block_size
     if block is not None and block > common:
-        return f"its blocks hold {block:,} tokens: --tokens {4 * block}"
+        return (
+            f"its blocks hold {block:,} tokens: --tokens {min(4 * block, MOST_TOKENS)}{_IF_IT_FITS}"
+        )
     if 2 * common < _LONG:
-        return "the engine finds whole prompts only, or has marks or large blocks: --tokens 10000"
+        return f"the engine finds whole prompts only, or has marks or large blocks: --tokens 10000{_IF_IT_FITS}"
     return (
         "the engine finds whole prompts only; if it reads at marks (Anthropic, OpenAI), plan with "
         "ReusePlanner(cache='anthropic'), or 'openai'"
