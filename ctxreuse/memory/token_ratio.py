@@ -51,20 +51,16 @@ class TokenRatio:
     def note(self, estimated: int, reported: int) -> None:
         """Learn of a prompt."""
         self._number = 1 + _FORGETTING * self._number
-        from_mean = estimated - self._estimated
-        self._estimated += from_mean / self._number
-        reported_from_mean = reported - self._reported
-        self._reported += reported_from_mean / self._number
-        self._variance *= _FORGETTING
-        self._covariance *= _FORGETTING
-        self._variance_reported *= _FORGETTING
-        self._variance += from_mean * (estimated - self._estimated)
-        self._covariance += from_mean * (reported - self._reported)
-        self._variance_reported += reported_from_mean * (reported - self._reported)
+        more, longer = estimated - self._estimated, reported - self._reported  # than on average
+        self._estimated += more / self._number
+        self._reported += longer / self._number
+        new = 1 - 1 / self._number
+        self._variance = _FORGETTING * self._variance + new * more * more
+        self._covariance = _FORGETTING * self._covariance + new * more * longer
+        self._variance_reported = _FORGETTING * self._variance_reported + new * longer * longer
         least = self._number * (_SPREAD * self._estimated) ** 2
-        if self._number < _LEAST_WEIGHT or self._variance <= least:
-            return
-        if self._covariance**2 < _LEAST_FIT * self._variance * self._variance_reported:
+        fit = _LEAST_FIT * self._variance * self._variance_reported
+        if self._number < _LEAST_WEIGHT or self._variance <= least or self._covariance**2 < fit:
             return
         slope = min(max(self._covariance / self._variance, _LEAST), _MOST)
         # in steps, since known blocks keep the weight that they were sent with

@@ -238,14 +238,10 @@ class _ReplayedPrompts:
                     )
                     new = [moved.get(one, one) for one in dict.fromkeys(documents)]
                     new += (one for n, one in enumerate(documents) if one in documents[:n])
-                    text, out, end = texts[number], list[str](), 0
-                    movable = _movable(text, at, is_bare=is_numbered)
-                    for place, (one, document) in enumerate(zip(movable, new, strict=True)):
-                        if not is_numbered:
-                            document = forms[document].get(prompt.run, document)
-                        out += [text[end : one.start], with_place(document, place)]
-                        end = one.end
-                    sent[key] = "".join([*out, text[end:]])
+                    if not is_numbered:
+                        new = [forms[one].get(prompt.run, one) for one in new]
+                    movable = _movable(texts[number], at, is_bare=is_numbered)
+                    sent[key] = _with_pieces(texts[number], movable, new)
                 texts[number] = sent.get(key, texts[number])
             yield _with_texts(prompt.parts, texts)
 
@@ -297,14 +293,21 @@ def _settled(seen: Sequence[SeenPrompt], changing: ChangingDocuments) -> Iterato
     for prompt, shown in seen:
         texts = [one.text for one in prompt.parts]
         for number, at in shown.items():
-            text, out, end = texts[number], list[str](), 0
-            for place, one in enumerate(at):
-                first = changing.first.get((prompt.tenant, shown_form(text, one, place)))
-                if first is not None:
-                    out += [text[end : one.start], with_place(first.text, place)]
-                    end = one.end
-            texts[number] = "".join([*out, text[end:]])
+            text = texts[number]
+            forms = [shown_form(text, one, place) for place, one in enumerate(at)]
+            firsts = (changing.first.get((prompt.tenant, form)) for form in forms)
+            new = [one.text if one else form for one, form in zip(firsts, forms, strict=True)]
+            texts[number] = _with_pieces(text, at, new)
         yield prompt._replace(parts=tuple(_with_texts(prompt.parts, texts)))
+
+
+def _with_pieces(text: str, at: Sequence[DocumentPiece], new: Sequence[str]) -> str:
+    """Return a text with others in the places of its documents."""
+    out, end = list[str](), 0
+    for place, (one, form) in enumerate(zip(at, new, strict=True)):
+        out += [text[end : one.start], with_place(form, place)]
+        end = one.end
+    return "".join([*out, text[end:]])
 
 
 def _in_planned_order(planner: ReusePlanner, request: TraceRequest) -> list[dict[str, str]]:
