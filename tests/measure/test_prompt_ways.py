@@ -39,6 +39,7 @@ from ctxreuse.measure.traces.recording import TraceRecorder
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, format_context
 from langchain_ctxreuse.recording import recording as recording_langchain
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
+from llamaindex_ctxreuse import format_context as format_nodes
 from mem0_ctxreuse import ReuseMemory
 
 _RANDOM = random.Random(5)
@@ -230,6 +231,18 @@ APPLICATIONS = {
     "workflow": (workflow, "ReuseLLM"),
 }
 
+
+def chunks_under_headings(engine: Engine, is_changed: bool) -> None:
+    llm = AskedLLM(engine=engine)
+    llm = ReuseLLM(inner=llm, planner=ReusePlanner()) if is_changed else llm
+    for number in range(len(FOUND)):
+        found = Chunks().retrieve(f"number {number}")[: 2 + number % 4]
+        shown = "\n\n".join(f"Passage:\n{one.text}" for one in found)
+        if is_changed:
+            shown = format_nodes(found, text_template="Passage:\n{content}")
+        llm.complete(f"{shown}\n\nWhich is number {number}?")
+
+
 _TOLD = "<source>{source}</source>\n<text>\n{text}\n</text>"
 _OUT_OF_HASHES = {
     "numbered elements": (
@@ -246,6 +259,7 @@ _OUT_OF_HASHES = {
         shown_as("# {source}\n{text}", "\n\n***\n\n", "# {source}\n{page_content}"),
         "put the documents in with format_context",
     ),
+    "chunks under headings": (chunks_under_headings, "text_template"),
     "memories as JSON": (memories(json.dumps), "ReuseMemory"),
     "memories as letters of JSON": (
         memories(partial(json.dumps, ensure_ascii=False, indent=1)), "ReuseMemory"),

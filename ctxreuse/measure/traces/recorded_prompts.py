@@ -29,6 +29,7 @@ MEMORIES = "Mem0"  # as its recorder names itself
 _RULE = re.compile(r"\n+[^\w\s<>]{3,}\n+|\},\s*\{")
 _QUOTES = {"''", '""'}
 _SEPARATORS = ("\n\n", "\n")
+_MORE_SPACE = re.compile(r"(?<=\s)\s+\Z")
 _TAGS = re.compile(r"(</(\w+)>)\s*(<\2[\s>])")
 _RESULTS = '{"results": ['
 _BYTES_A_TOKEN = 4
@@ -172,7 +173,9 @@ def shown_form(text: str, piece: DocumentPiece, place: int, *, is_bare: bool = T
     """Return a document as a text shows it, its place there left out of what stands around it."""
     # a name such as "report-3-1" has no place in it
     number = re.compile(rf"(?<!\w)(?<!\w[-./:#])(?:({place})|{place + 1})(?![-./:#]?\w)")
-    before, after = text[piece.start : piece.at], text[piece.at + len(piece.document) : piece.end]
+    # a chunk's own line breaks are left out in some prompts only
+    before = _MORE_SPACE.sub("", text[piece.start : piece.at])
+    after = text[piece.at + len(piece.document) : piece.end]
     sides = [number.sub(lambda found: _PLACES[found[1] is None], one) for one in (before, after)]
     return (piece.document.strip() if is_bare else piece.document).join(sides)
 
