@@ -78,19 +78,19 @@ class SearchHandle:
     previews: PreviewSchedule | None = None  # None: never
     vector: Vectors = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     clusters: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    recalled: Ids | None = field(default=None, init=False)  # the last search's results, by nearness
-    scanned: int = field(default=0, init=False)  # clusters
-    changed_at: int = field(default=0, init=False)  # clusters, when the best k changed
-    previewed_at: int = field(default=-1, init=False)  # clusters, when the owner was told
-    pause_at: int = field(default=0, init=False)  # clusters, for a preview; 0: none
-    pause_every: int = field(default=0, init=False)
-    slot: int = field(default=-1, init=False)  # of its results; -1: none
-    in_flight: int = field(default=0, init=False)
-    is_done: bool = field(default=False, init=False)
-    is_gone: bool = field(default=False, init=False)
-    outcome: TopK | Exception | None = field(default=None, init=False)
-    loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
-    updates: asyncio.Queue[bool] = field(default_factory=asyncio.Queue, init=False)
+    recalled: Ids | None = None  # the last search's results, by nearness
+    scanned: int = 0  # clusters
+    changed_at: int = 0  # clusters, when the best k changed
+    previewed_at: int = -1  # clusters, when the owner was told
+    pause_at: int = 0  # clusters, for a preview; 0: none
+    pause_every: int = 0
+    slot: int = -1  # of its results; -1: none
+    in_flight: int = 0
+    is_done: bool = False
+    is_gone: bool = False
+    outcome: TopK | Exception | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+    updates: asyncio.Queue[bool] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
         self.kept = max(self.kept, self.k)
