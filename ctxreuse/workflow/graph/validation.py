@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
+from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate, pairwise
 from operator import or_
 
@@ -195,21 +196,15 @@ class Flow:
         unlimited = sum(
             1 << number for number, node in enumerate(self._nodes) if node.max_visits is None
         )
-        unfinished = unlimited
-        while unfinished:
-            path = [_lowest(unfinished)]
-            on_path = 1 << path[0]
-            while path:
-                ahead = self._successors[path[-1]] & unfinished
-                if not ahead:
-                    done = 1 << path.pop()
-                    unfinished, on_path = unfinished & ~done, on_path & ~done
-                    continue
-                following = _lowest(ahead)
-                if on_path >> following & 1:
-                    return [self._names[one] for one in path[path.index(following) :]]
-                path.append(following)
-                on_path |= 1 << following
+        ahead = {
+            self._names[number]: self._named(self._successors[number] & unlimited)
+            for number in _numbers(unlimited)
+        }
+        try:
+            TopologicalSorter(ahead).prepare()
+        except CycleError as error:
+            cycle: list[str] = error.args[1]
+            return cycle[:0:-1]  # its last node is its first; each is led to by the one behind it
         return None
 
     @cached_property
