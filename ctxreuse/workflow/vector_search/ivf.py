@@ -226,17 +226,22 @@ class IVFIndex:
         """
         began, attempt = time.perf_counter(), self._scanning.attempt
         found = nothing_found((len(clusters), k), self.higher_is_better)
+
+        def scan_lists(chosen: npt.NDArray[Any]) -> None:
+            part = self._scan_lists(serving, queries, rows[chosen], clusters[chosen], k)
+            found.scores[chosen], found.ids[chosen] = part
+
         of_scanner = rows[held], clusters[held]
         finish = attempt(lambda: scanner.begin(queries, *of_scanner, k), lambda: None)
         rest_began = time.perf_counter()
-        self._scan_into(found, ~held, serving, queries, rows, clusters)
+        scan_lists(~held)
         rest_s = time.perf_counter() - rest_began
         elsewhere = None if finish is None else attempt(finish, lambda: None)
         unsure = np.flatnonzero(held)
         if elsewhere is not None:
             found.scores[held], found.ids[held] = elsewhere.found
             unsure = unsure[~elsewhere.is_certain]
-        self._scan_into(found, unsure, serving, queries, rows, clusters)
+        scan_lists(unsure)
         return found, time.perf_counter() - began - rest_s
 
     def _load(self, clusters: Ids) -> ScanLoad:
@@ -307,19 +312,6 @@ class IVFIndex:
             return np.array(self._faiss.rev_swig_ptr(pointer, size), dtype=np.int64)
         finally:
             lists.release_ids(cluster, pointer)
-
-    def _scan_into(
-        self,
-        found: Candidates,
-        chosen: npt.NDArray[Any],
-        serving: _Serving,
-        queries: Vectors,
-        rows: Ids,
-        clusters: Ids,
-    ) -> None:
-        k = found.ids.shape[1]
-        part = self._scan_lists(serving, queries, rows[chosen], clusters[chosen], k)
-        found.scores[chosen], found.ids[chosen] = part
 
     def _scan_lists(
         self, serving: _Serving, queries: Vectors, rows: Ids, clusters: Ids, k: int
