@@ -274,7 +274,7 @@ class _GpuScanner:
         is_certain &= (self._sizes[clusters] <= scores.shape[1]) | (scores[:, -1] > limits)
         pairs, columns = np.nonzero(is_candidate & is_certain[:, None])
         of_pairs = places[pairs, columns]
-        again = self._faiss_scores(asked, pairs, self.stored, of_pairs)
+        again = self._faiss_scores(asked, pairs, of_pairs)
         best = best_by_group(
             pairs, again, self.ids[of_pairs], len(asked), k + 1, self._higher_is_better
         )
@@ -298,7 +298,7 @@ class _GpuScanner:
         underflow = 4 * terms * _SMALLEST_NORMAL * (1 + norms + largest)
         return 2 * (both + underflow) * (1 + 1e-6)
 
-    def _faiss_scores(self, asked: Vectors, rows: Ids, stored: Vectors, offsets: Ids) -> Vectors:
+    def _faiss_scores(self, asked: Vectors, rows: Ids, offsets: Ids) -> Vectors:
         faiss = require_faiss()
         inner, squared = faiss.pairwise_indexed_inner_product, faiss.pairwise_indexed_L2sqr
         score = inner if self._higher_is_better else squared
@@ -312,7 +312,7 @@ class _GpuScanner:
                     len(rows),
                     pointer(asked),
                     pointer(rows),
-                    pointer(stored),
+                    pointer(self.stored),
                     pointer(offsets),
                     pointer(scores),
                 )
