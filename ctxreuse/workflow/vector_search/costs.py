@@ -43,8 +43,8 @@ class ScanCosts:
         self._rates: Floats = np.array([per_pair, read * dimension, compare * dimension])
         self._scale = np.array(_SCALE)
         # sums of products: of the features with each other, and with the seconds
-        self._gram = [_PRIOR_SCANS, 0.0, 0.0, _PRIOR_SCANS, 0.0, _PRIOR_SCANS]
-        self._moment = [_PRIOR_SCANS * float(rate) for rate in self._rates * self._scale]
+        self._gram = _PRIOR_SCANS * np.eye(3)
+        self._moment = _PRIOR_SCANS * self._rates * self._scale
         self._unfitted = 0
 
     def seconds(self, load: ScanLoad) -> float:
@@ -61,23 +61,19 @@ class ScanCosts:
         """Learn from the seconds that a scan took."""
         expected = self.seconds(load)
         seconds = min(seconds, _LONGEST_FACTOR * expected)  # the machine was busy otherwise
-        a, b, c = (value / scale for value, scale in zip(load, _SCALE, strict=True))
-        weight = 1.0 / max(a * a + b * b + c * c, 1e-12)  # errors count relatively
-        for number, product in enumerate((a * a, a * b, a * c, b * b, b * c, c * c)):
-            self._gram[number] += weight * product - _FORGETTING * self._gram[number]
-        for number, feature in enumerate((a, b, c)):
-            moment = weight * seconds * feature
-            self._moment[number] += moment - _FORGETTING * self._moment[number]
+        features = np.array(load) / self._scale
+        weighted = features / max(features @ features, 1e-12)  # errors count relatively
+        self._gram += np.outer(weighted, features) - _FORGETTING * self._gram
+        self._moment += weighted * seconds - _FORGETTING * self._moment
         self._unfitted += 1
         if self._unfitted >= _FITTED_EVERY:
             self._unfitted = 0
             self._fit()
 
     def _fit(self) -> None:
-        gram = np.array(self._gram)[[[0, 1, 2], [1, 3, 4], [2, 4, 5]]]
-        ridge = 1e-6 * np.trace(gram) * np.eye(3)
-        root = np.linalg.cholesky(gram + ridge)
-        known = np.array(self._moment) + ridge @ (self._rates * self._scale)
+        ridge = 1e-6 * np.trace(self._gram) * np.eye(3)
+        root = np.linalg.cholesky(self._gram + ridge)
+        known = self._moment + ridge @ (self._rates * self._scale)
         target = np.linalg.solve(root, known)
         fitted, _ = nnls(root.T, target)
         self._rates = fitted / self._scale
