@@ -131,7 +131,7 @@ def test_a_compiled_graph_cannot_be_changed():
         ),
         (
             lambda g: g.add_generation("a", prompt="", params=[1]),
-            "node 'a': its params must be a dict such as {'max_tokens': 100}, not [1] (list)",
+            "node 'a': its params cannot be sent: params must be a dict, not [1] (list)",
         ),
         (
             lambda g: g.add_generation("a", prompt="", params={"n": 2}),

@@ -76,13 +76,6 @@ class Generation(Stage):
         words = self.prompt.literals + (() if self.system is None else self.system.literals)
         policy: Strategy = "reuse" if reason_of_words(words) is None else "none"
         object.__setattr__(self, "policy", policy)
-        if not isinstance(self.params, Mapping) or not all(
-            isinstance(name, str) for name in self.params
-        ):
-            raise self.error(
-                f"its params must be a dict such as {{'max_tokens': 100}}, "
-                f"not {describe(self.params)}"
-            )
         try:
             check_params(self.params)
         except InvalidRequestError as error:
