@@ -16,8 +16,6 @@ from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 Vectors: TypeAlias = NDArray[np.float32]
 """Shape (n, dimension)."""
 
-_EXTRA = "workflow"
-
 
 @runtime_checkable
 class Embedder(Protocol):
@@ -49,7 +47,7 @@ class TfidfEmbedder:
             from sklearn.decomposition import TruncatedSVD
             from sklearn.feature_extraction.text import TfidfVectorizer
         except ImportError as error:
-            raise MissingExtraError("TF-IDF embeddings", _EXTRA) from error
+            raise MissingExtraError("TF-IDF embeddings", "workflow") from error
         checked_integer("dimensions", dimensions, 1)
         known = checked_texts("texts", texts)
         tfidf = TfidfVectorizer(sublinear_tf=True, stop_words="english")
@@ -138,9 +136,8 @@ class LangChainEmbedder:
                 f"{describe(embeddings)}"
             )
         self._embeddings = embeddings
-        self.dimension = dimension or 0
-        if dimension is None:
-            self.dimension = self.embed(["dimension"]).shape[1]
+        self.dimension = 0  # any, until it is known
+        self.dimension = dimension or self.embed(["dimension"]).shape[1]
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return the vectors of n queries, shape (n, dimension), asked for one by one."""
