@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -169,14 +170,11 @@ class HotTier(ClusterTier[Any]):
         faiss = require_faiss()
         cold = self.index.faiss_lists
         parts = []
-        next_cluster = 0
-        for cluster, copy in copies.items():
-            if next_cluster < cluster:
-                parts.append(faiss.SliceInvertedLists(cold, next_cluster, cluster))
-            parts.append(copy)
-            next_cluster = cluster + 1
-        if next_cluster < self.index.nlist:
-            parts.append(faiss.SliceInvertedLists(cold, next_cluster, self.index.nlist))
+        for before, cluster in pairwise([-1, *copies, self.index.nlist]):
+            if before in copies:
+                parts.append(copies[before])
+            if before + 1 < cluster:
+                parts.append(faiss.SliceInvertedLists(cold, before + 1, cluster))
         pointers = faiss.InvertedListsPtrVector()
         for part in parts:
             pointers.push_back(part)
