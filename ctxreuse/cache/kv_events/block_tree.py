@@ -23,6 +23,7 @@ Link = NewType("Link", bytes)
 _ROOT = None
 _UNKNOWN_PARENTS = 1_000
 _STEPS_UP = 4_096
+_UNREACHED = -1  # where a block starts that no followed prompt goes through
 _MOST_PLACES = 64
 
 
@@ -50,7 +51,7 @@ class _Block:
         self.link = link
         self.size = size
         self.copies = 1
-        self.start: int | None = None
+        self.start = _UNREACHED
         self.noted = -1  # in which of the tree's epochs what stands above it was noted
         self.names: set[Name] = set()
 
@@ -170,7 +171,6 @@ class BlockTree:
         path, key = list[PathEnd](), self._ends.get(name)
         while key is not None:
             block = self._blocks[key]
-            assert block.start is not None  # as in `attach`
             path.append(PathEnd(key, block.start + block.size))
             key = block.parent
         return path[::-1]
@@ -183,7 +183,7 @@ class BlockTree:
             here, left = level.pop()
             block = self._blocks[here]
             names += block.names
-            if block.start is not None and left > block.size:
+            if block.start != _UNREACHED and left > block.size:
                 below = self._children.get(here, {}).values()
                 level += [(child, left - block.size) for child in below]
         return names
@@ -194,7 +194,6 @@ class BlockTree:
         if key is not _ROOT and len(self.sizes) == 1:
             self.lowered.pop(name, None)
             block = self._blocks[key]
-            assert block.start is not None  # a name is attached to what was reached
             path = [_PathStep(key, block.start)]
             path += self._walk(prompt, key, block.start + block.size)
         else:
@@ -212,7 +211,6 @@ class BlockTree:
         key = self._ends.get(name)
         while key is not None:
             block = self._blocks[key]
-            assert block.start is not None  # as in `attach`
             if block.start < tokens:
                 self._move(name, key)
                 return
@@ -231,7 +229,6 @@ class BlockTree:
         if end is None:
             return 0
         block = self._blocks[end]
-        assert block.start is not None  # a name is attached to what was reached
         return block.start + block.size
 
     def _move(self, name: Name, end: _Key | None) -> None:
@@ -306,7 +303,6 @@ class BlockTree:
         if isinstance(key, _Implied):
             del self._implied[key]
         if names:
-            assert block.start is not None  # a name is attached to what was reached
             self._ends.update(dict.fromkeys(names, block.parent))
             self.lowered.update(dict.fromkeys(names, block.start))
             if block.parent is not None:
@@ -315,7 +311,7 @@ class BlockTree:
     def _names_below(self, key: _Key) -> list[Name]:
         """Return the names attached to a block or below it; they leave these blocks."""
         names: list[Name] = []
-        if self._blocks[key].start is None:  # never reached
+        if self._blocks[key].start == _UNREACHED:
             return names
         stack = [key]
         while stack:
@@ -324,11 +320,13 @@ class BlockTree:
             names += block.names
             block.names = set()
             if here != key:
-                block.start = None  # nor is it walked again when a block above it is dropped, too
+                block.start = (
+                    _UNREACHED  # nor is it walked again when a block above it is dropped, too
+                )
             stack += [
                 child
                 for child in self._children.get(here, {}).values()
-                if child != key and self._blocks[child].start is not None
+                if child != key and self._blocks[child].start != _UNREACHED
             ]
         return names
 

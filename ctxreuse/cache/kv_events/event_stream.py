@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ctxreuse.cache.kv_events.block_tree import BlockHash, ExtraKeys
@@ -289,24 +288,21 @@ class BlocksStored(NamedTuple):
     window: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksRemoved:
+class BlocksRemoved(NamedTuple):
     """Blocks left the cache."""
 
     block_hashes: tuple[BlockHash, ...]
     group: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CacheCleared:
+class CacheCleared(NamedTuple):
     """All blocks left the cache."""
 
 
 CacheEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared
 
 
-@dataclass(frozen=True, slots=True)
-class EventBatch:
+class EventBatch(NamedTuple):
     """The events of one step of the engine."""
 
     events: tuple[CacheEvent, ...]
@@ -343,15 +339,15 @@ def _event(raw: Any) -> CacheEvent | None:
     if kind == "AllBlocksCleared":
         return CacheCleared()
     medium, group = raw.get("medium"), raw.get("group_idx") or 0
-    hashes = _hashes(raw.get("block_hashes"))
+    hashes = raw.get("block_hashes")
     is_here = medium is None or (isinstance(medium, str) and medium.upper() == _DEVICE)
     if not is_here or raw.get("locality") == "REMOTE" or not _is_integer(group, len(_GROUPS)):
         return None
-    if hashes is None:
+    if not isinstance(hashes, list) or not all(map(_is_hash, hashes)):
         return None
     if kind == "BlockRemoved":
-        return BlocksRemoved(hashes, group)
-    return _stored(raw, hashes, group) if kind == "BlockStored" else None
+        return BlocksRemoved(tuple(hashes), group)
+    return _stored(raw, tuple(hashes), group) if kind == "BlockStored" else None
 
 
 def _stored(
@@ -379,10 +375,6 @@ def _stored(
         whole_prompts=(isinstance(kind, str) or kind is None) and kind in _WHOLE_PROMPTS,
         window=window if _is_integer(window) and window else 1,
     )
-
-
-def _hashes(value: Any) -> tuple[BlockHash, ...] | None:
-    return tuple(value) if isinstance(value, list) and all(map(_is_hash, value)) else None
 
 
 def _is_hash(value: Any) -> bool:

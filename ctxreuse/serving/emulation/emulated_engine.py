@@ -43,10 +43,7 @@ _PIECE = re.compile(r"\s*\S+|\s+")
 Failure: TypeAlias = int | Literal["refuse", "break"] | None
 """An HTTP status, a refused connection, one that breaks after the first token, or nothing."""
 
-_APIS: dict[str, Literal["chat", "text"]] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "text",
-}
+_CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _DETAILS = (True, False, "if cached")
 _NO_PROMPT = "messages must be a list of objects, or prompt a string"
 
@@ -158,7 +155,7 @@ class EmulatedEngine(OnePerProcess):
         if path == "/reset_prefix_cache":
             self.reset_prefix_cache()
             return HttpPage(200, b"")
-        if path not in _APIS and path != "/tokenize":
+        if path not in (_CHAT, _COMPLETIONS, "/tokenize"):
             return refusal(404, f"there is no route {path}")
         try:
             body = json.loads(content)
@@ -219,7 +216,7 @@ class EmulatedEngine(OnePerProcess):
             usage = self._engine.cache.serve(tokens, salt or "")
             self.usage += usage
         return EmulatedReply(
-            _APIS[path],
+            path == _CHAT,
             number,
             self._model,
             body,

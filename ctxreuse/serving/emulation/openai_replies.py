@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.serving.client.completion import ToolCall
@@ -60,7 +60,7 @@ vllm:cache_config_info{{{config}}} 1.0
 class EmulatedReply:
     """One reply: takes the answer part by part, gives what goes over the wire."""
 
-    api: Literal["chat", "text"]
+    is_chat: bool
     number: int  # the request's, for the reply's id
     model: str
     body: Json
@@ -75,7 +75,6 @@ class EmulatedReply:
         body = self.body
         self.streams = bool(body.get("stream"))
         self.is_full = False
-        self._is_chat = self.api == "chat"
         self._limit: int | None = body.get("max_completion_tokens") or body.get("max_tokens")
         self._returns_tokens = bool(body.get("return_token_ids"))
         self._has_begun = False
@@ -112,13 +111,11 @@ class EmulatedReply:
     def page(self) -> HttpPage:
         """Return the complete answer as one response, after `end`."""
         choice: Json = {"index": 0, "finish_reason": self._finish_reason, "logprobs": None}
-        if self._is_chat:
-            choice["message"] = {
-                "role": "assistant",
-                "content": None if self._calls else self._text,
-            }
+        if self.is_chat:
+            message: Json = {"role": "assistant", "content": self._text}
             if self._calls:
-                choice["message"]["tool_calls"] = list(map(_call_json, self._calls))
+                message |= {"content": None, "tool_calls": list(map(_call_json, self._calls))}
+            choice["message"] = message
         else:
             choice["text"] = self._text
         reply = self._envelope("chat.completion", [choice]) | self._usage_json()
@@ -129,7 +126,7 @@ class EmulatedReply:
 
     def _begin(self) -> bytes:
         """Return the first chunk of a chat's stream, which comes with the first token."""
-        if self._has_begun or not self._is_chat:
+        if self._has_begun or not self.is_chat:
             return b""
         self._has_begun = True
         opening = {"delta": {"role": "assistant", "content": ""}}
@@ -137,7 +134,7 @@ class EmulatedReply:
         return self._event(opening, fields=tokens)
 
     def _said(self, text: str) -> Json:
-        return {"delta": {"content": text}} if self._is_chat else {"text": text}
+        return {"delta": {"content": text}} if self.is_chat else {"text": text}
 
     def _event(
         self, said: Json | None, finish_reason: str | None = None, fields: Json | None = None
@@ -150,8 +147,8 @@ class EmulatedReply:
 
     def _envelope(self, kind: str, choices: list[Json]) -> Json:
         return {
-            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{self.number}",
-            "object": kind if self._is_chat else "text_completion",
+            "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.number}",
+            "object": kind if self.is_chat else "text_completion",
             "created": 0,
             "model": self.model,
             "choices": choices,
