@@ -46,8 +46,7 @@ class Counters(NamedTuple):
     hits: int
 
 
-@dataclass(frozen=True, slots=True)
-class PromptReading:
+class PromptReading(NamedTuple):
     """What is known of one prompt."""
 
     prompt_tokens: int | None

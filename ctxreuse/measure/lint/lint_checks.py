@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.checks import check_function, checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
@@ -100,8 +100,7 @@ class _Evidence:
             self.worst, self._most = one, tokens
 
 
-@dataclass(frozen=True, slots=True)
-class _CheckedTrace:
+class _CheckedTrace(NamedTuple):
     """What the checks look at."""
 
     requests: Sequence[_Request]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxreuse.measure.doctor.findings import counted, printable
 from ctxreuse.measure.results.prices import Prices
@@ -13,8 +13,7 @@ from ctxreuse.measure.table import Shown, Table
 _MILLION = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class LintFinding:
+class LintFinding(NamedTuple):
     """What one check has found in a trace."""
 
     check: str
@@ -64,7 +63,7 @@ class LintReport:
             "prompt_tokens": self.prompt_tokens,
             "cache": self.cache,
             "findings": [
-                {**asdict(one), "share": round(one.share, 6), "money": self._money(one)}
+                {**one._asdict(), "share": round(one.share, 6), "money": self._money(one)}
                 for one in self.findings
             ],
             "unknown": list(self.unknown),

@@ -16,7 +16,6 @@ traces are published in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ctxreuse.cache.simulator import ContentHash, PrefixCacheSimulator
@@ -40,8 +39,7 @@ _UNCLEAR = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HashedRequest:
+class HashedRequest(NamedTuple):
     """A request of a trace in Mooncake's format."""
 
     input_tokens: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
@@ -70,8 +69,7 @@ def net_of_primes(usage: CacheUsage, primes: Sequence[CacheUsage]) -> CacheUsage
     return CacheUsage(usage.prompt_tokens, max(0, usage.cached_tokens - computed))
 
 
-@dataclass(frozen=True, slots=True)
-class SizeResult:
+class SizeResult(NamedTuple):
     """What a cache of one size served."""
 
     capacity_tokens: int | None
@@ -111,8 +109,7 @@ def load_tokenizer(path: str) -> Tokenizer:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(NamedTuple):
     """A trace that is replayed under one policy after the other."""
 
     trace: Sequence[TraceRequest]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from statistics import median
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
 from ctxreuse.measure.replay.run_result import RunBill, RunResult
@@ -21,8 +21,7 @@ _THOUSAND = 1_000
 _ALIKE = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
+class Saving(NamedTuple):
     """What a run saves against prompts as they are sent without it, for one cache."""
 
     run: RunResult
@@ -83,8 +82,7 @@ def savings_of(runs: Sequence[RunResult], cache: CacheRules) -> list[Saving]:
     return savings
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(NamedTuple):
     """The bill of a trace."""
 
     cache: CacheRules

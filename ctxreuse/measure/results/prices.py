@@ -77,15 +77,9 @@ class Prices:
 
     def as_json(self) -> dict[str, Any]:
         """Return what `of` reads: without what is not known."""
-        optional = {
-            "output": self.output,
-            "written_input": dict(self.written_input),
-            "derived": list(self.derived),
-        }
-        needed = {name: getattr(self, name) for name in _NEEDED}
-        return needed | {
-            name: value for name, value in optional.items() if value not in (None, {}, [])
-        }
+        told = {name: getattr(self, name) for name in self.__slots__}
+        told |= {"written_input": dict(self.written_input), "derived": list(self.derived)}
+        return {name: value for name, value in told.items() if value not in (None, {}, [])}
 
     def money(self, tokens: BilledTokens, output_tokens: int = 0) -> float:
         """Return what prompts and their answers cost."""

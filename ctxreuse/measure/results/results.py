@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import ctxreuse
 from ctxreuse.context.blocks import BlockId
@@ -132,8 +132,7 @@ def _cause_totals(explained: Sequence[Explanation]) -> tuple[CauseTotal, ...]:
     return tuple(sorted(totals, key=lambda one: (-one.lost_tokens, one.cause)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Names:
+class _Names(NamedTuple):
     """What people know requests and blocks by."""
 
     questions: Mapping[str | int, str]

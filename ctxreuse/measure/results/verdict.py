@@ -104,23 +104,21 @@ class SavingsVerdict:
             "policy": saving.run.policy,
             "mode": saving.run.mode,
             "deduplicated": saving.run.deduplicated,
+            "requests": saving.requests,
+            "saved_share": round(saving.share, 6),
         }
         if saving.run.bill is not None:
             fields |= {
                 "cache": profile_spec(saving.cache),
-                "requests": saving.requests,
                 "bill_to_uncached_before": round(saving.factor(saving.before), 6),
                 "bill_to_uncached": round(saving.to_uncached, 6),
-                "saved_share": round(saving.share, 6),
             }
         else:
             seconds = None if rate is None else round(saving.a_thousand(saving.tokens) / rate, 3)
             fields |= {
                 "capacity_tokens": saving.run.capacity_tokens,
-                "requests": saving.requests,
                 "computed_tokens_as_retrieved": saving.before.uncached,
                 "computed_tokens": saving.after.uncached,
-                "saved_share": round(saving.share, 6),
                 "prefill_tokens_per_s": rate,
                 "seconds_per_1000_requests": seconds,
             }

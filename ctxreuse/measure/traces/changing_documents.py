@@ -54,8 +54,7 @@ class _ChangingDocument:
         return self.is_behind and len(self.forms) > max(1, _OFTEN * self.times)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangingDocuments:
+class ChangingDocuments(NamedTuple):
     """What changes in documents."""
 
     documents: int

@@ -189,10 +189,11 @@ class TraceRecorder(OnePerProcess):
                 told["tenant"] = self._name(scope.tenant)
             if scope.conversation_id is not None:
                 told["conversation_id"] = self._name(scope.conversation_id)
-            tools = [PromptPart("tools", beside, is_text=False)] if beside else []
-            numbers = [self._text_number(one, scope.tenant or "") for one in (*tools, *parts)]
-            if tools:
-                told["beside"] = numbers.pop(0)
+            tenant = scope.tenant or ""
+            if beside:
+                tools = PromptPart("tools", beside, is_text=False)
+                told["beside"] = self._text_number(tools, tenant)
+            numbers = [self._text_number(one, tenant) for one in parts]
             self._append_to(PROMPTS, {"prompt": numbers, **told})
 
         self._failing.attempt(write, lambda: None)

@@ -110,12 +110,8 @@ def read_call(
     others = [one for one in others if one is not questions[-1]]
     tools = list(_tools(fields.get("tools")))[:_MOST_TOOLS]
     itself = {"cache_control": fields.get("cache_control")}  # Anthropic's API marks the last part
-    placed = {
-        "tools": len(list(marks_in(fields.get("tools")))),
-        "system": len(list(marks_in(told))),
-        "history": len(list(marks_in(others))),
-        "turn": len(list(marks_in(questions[-1]))) + bool(list(marks_in(itself))),
-    }
+    marked = (fields.get("tools"), told, others, [questions[-1], itself])
+    counts = (sum(1 for _ in marks_in(one)) for one in marked)
     model, key = fields.get("model"), fields.get("prompt_cache_key")
     return ReadCall(
         system,
@@ -129,7 +125,7 @@ def read_call(
             system_tokens=count_tokens(system),
             history=len(others),
             history_tokens=sum(count_tokens(text) for one in others for text in message_texts(one)),
-            marks={place: count for place, count in placed.items() if count},
+            marks={name: count for name, count in zip(MARKED_PLACES, counts, strict=True) if count},
         ),
     )
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
@@ -39,8 +40,7 @@ class _SetUp:
     forms: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(frozen=True, slots=True)
-class Variation:
+class Variation(NamedTuple):
     """Where texts of one set-up part."""
 
     part: str
@@ -50,7 +50,7 @@ class Variation:
     values: tuple[str, str]
     tenant: str
     at: int
-    all_texts: frozenset[str] = field(repr=False)
+    all_texts: frozenset[str]
 
     @property
     def is_often(self) -> bool:

@@ -8,9 +8,10 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, repeat
+from typing import NamedTuple
 
 from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator, RunningPrompt
 from ctxreuse.context.checks import (
@@ -49,25 +50,35 @@ COMMON_RATES = EngineRates()
 """The rates of every benchmark of this project."""
 
 
-@dataclass(slots=True, eq=False)
 class BatchedRequest:
-    """A request to a batching engine."""
+    """A request to a batching engine.
 
-    tokens: Sequence[int]
-    answer: Sequence[int]
-    salt: str = ""  # vLLM's `cache_salt`
-    chunk_tokens: int | None = None  # of the answer, of which the reader hears; None: all
-    usage: CacheUsage | None = field(default=None, init=False)
-    running: RunningPrompt | None = field(default=None, init=False)
-    to_prefill: int = field(default=0, init=False)
-    order: int = field(default=0, init=False)  # of first tokens
-    last_step: int = field(default=0, init=False)
-    generated: int = field(default=0, init=False)  # tokens of its answer so far
-    failure: Exception | None = field(default=None, init=False)
-    has_news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    Args:
+        tokens: The prompt's.
+        answer: The answer's tokens.
+        salt: vLLM's `cache_salt`.
+        chunk_tokens: Tokens of the answer, of which the reader hears; None: all.
+    """
 
-    def __post_init__(self) -> None:
-        checked_optional_integer("chunk_tokens", self.chunk_tokens, 1)
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        answer: Sequence[int],
+        salt: str = "",
+        chunk_tokens: int | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self.answer = answer
+        self.salt = salt
+        self.chunk_tokens = checked_optional_integer("chunk_tokens", chunk_tokens, 1)
+        self.usage: CacheUsage | None = None
+        self.running: RunningPrompt | None = None
+        self.to_prefill = 0
+        self.order = 0  # of first tokens
+        self.last_step = 0
+        self.generated = 0  # tokens of its answer so far
+        self.failure: Exception | None = None
+        self.has_news = asyncio.Event()
 
     async def more_than(self, tokens: int) -> int:
         """Wait until the reader may have more tokens; return how many."""
@@ -79,8 +90,7 @@ class BatchedRequest:
         return self.generated
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStep:
+class BatchStep(NamedTuple):
     """What a step did."""
 
     duration_s: float
