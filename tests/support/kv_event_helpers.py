@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import zmq
 
-from ctxreuse.cache.kv_events.block_tree import PathEnd
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 
 Event = dict[str, Any]
@@ -142,11 +141,8 @@ def held_tokens(
     lora: str | None = None,
 ) -> int:
     """Return how many leading tokens of a prompt an engine holds, without following it."""
-    prompt, paths = blocks._prompt(token_ids, cache_salt, lora), []
-    for tree in blocks._trees.values():
-        steps = tree._walk(prompt, None, 0)
-        paths.append([PathEnd(key, start + tree._blocks[key].size) for key, start in steps])
-    return blocks._readable(paths)
+    prompt = blocks._prompt(token_ids, cache_salt, lora)
+    return blocks._readable([tree._walk(prompt, None, 0) for tree in blocks._trees.values()])
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):

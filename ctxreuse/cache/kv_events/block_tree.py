@@ -39,7 +39,7 @@ _Key: TypeAlias = BlockHash | _Implied
 class PathEnd(NamedTuple):
     """A block that a prompt goes through, and where it ends in the prompt."""
 
-    key: Hashable
+    key: _Key
     end: int
 
 
@@ -194,17 +194,18 @@ class BlockTree:
         if key is not _ROOT and len(self.sizes) == 1:
             self.lowered.pop(name, None)
             block = self._blocks[key]
-            path = [_PathStep(key, block.start)]
-            path += self._walk(prompt, key, block.start + block.size)
+            path = [PathEnd(key, block.start + block.size)]
+            path += self._walk(prompt, *path[0])
         else:
             self.detach(name)
             path = self._walk(prompt, _ROOT, 0)
             if self._unknown_parents and self._imply(prompt, path):
                 path = self._walk(prompt, _ROOT, 0)
-        for key, start in path:
-            self._blocks[key].start = start
+        for key, end in path:
+            block = self._blocks[key]
+            block.start = end - block.size
         self._move(name, path[-1].key if path else _ROOT)
-        return self._end_of(path)
+        return _end_of(path)
 
     def tell_below(self, name: Name, tokens: int) -> None:
         """Note a followed name in `lowered` only when fewer leading tokens are here."""
@@ -240,15 +241,15 @@ class BlockTree:
         if end is not None:
             self._blocks[end].names.add(name)
 
-    def _walk(self, prompt: PromptBlocks, key: _Key | None, end: int) -> list[_PathStep]:
+    def _walk(self, prompt: PromptBlocks, key: _Key | None, end: int) -> list[PathEnd]:
         """Return the blocks that a prompt goes through behind a block that ends at `end`."""
-        path: list[_PathStep] = []
+        path: list[PathEnd] = []
         while True:
             found = self._child(key, prompt, end)
             if found is None:
                 return path
-            path.append(_PathStep(found, end))
             key, end = found, end + self._blocks[found].size
+            path.append(PathEnd(key, end))
 
     def _child(self, key: _Key | None, prompt: PromptBlocks, end: int) -> _Key | None:
         children = self._children.get(key)
@@ -259,9 +260,6 @@ class BlockTree:
                     if found is not None:
                         return found
         return None
-
-    def _end_of(self, path: Sequence[_PathStep]) -> int:
-        return path[-1].start + self._blocks[path[-1].key].size if path else 0
 
     def _put(self, key: _Key, parent: _Key | None, link: Link, size: int) -> None:
         """Put a block where its parent and link say."""
@@ -359,9 +357,9 @@ class BlockTree:
             if len(self._unknown_parents) > _UNKNOWN_PARENTS:
                 self._unknown_parents.popitem(last=False)
 
-    def _imply(self, prompt: PromptBlocks, path: Sequence[_PathStep]) -> bool:
+    def _imply(self, prompt: PromptBlocks, path: Sequence[PathEnd]) -> bool:
         """Find the one unknown block on which a prompt's end is built; imply what is before it."""
-        held = self._end_of(path)
+        held = _end_of(path)
         possible = [
             (unknown, start, size)
             for size in self.sizes
@@ -373,7 +371,7 @@ class BlockTree:
         places = [
             (unknown, start, size)
             for unknown, start, size in possible
-            if len(prompt) - self._end_of(self._walk(prompt, unknown, start)) < size
+            if len(prompt) - _end_of(self._walk(prompt, unknown, start)) < size
         ]
         if len(places) != 1:  # a few equal tokens in the middle stand in other prompts, too
             return False
@@ -408,8 +406,5 @@ class BlockTree:
         ]
 
 
-class _PathStep(NamedTuple):
-    """A block that a prompt goes through, and where it starts in the prompt."""
-
-    key: _Key
-    start: int
+def _end_of(path: Sequence[PathEnd]) -> int:
+    return path[-1].end if path else 0
