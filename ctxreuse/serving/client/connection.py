@@ -49,7 +49,7 @@ class EngineConnection:
             checked_header("api_key", api_key)
         self.host = parts.netloc.rpartition("@")[2]
         # without user and password: HTTP libraries write addresses into logs and errors
-        self._root = f"{parts.scheme}://{self.host}{parts.path.rstrip('/').removesuffix('/v1')}"
+        self.root = f"{parts.scheme}://{self.host}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._api_key = api_key
         self._basic = _basic(parts)
         self._max_reply_bytes = checked_integer("max_reply_bytes", max_reply_bytes, 1)
@@ -84,7 +84,7 @@ class EngineConnection:
         except ImportError as error:
             raise MissingExtraError("EngineClient", "openai") from error
         wrong_address = (UnicodeError, *(library.InvalidURL for library in http_libraries()))
-        http, base_url = self._users_http, f"{self._root}/v1"
+        http, base_url = self._users_http, f"{self.root}/v1"
         if http is None:
             http = DefaultAsyncHttpxClient(timeout=self._timeout_s)
             # an engine could set cookies without end, and tell by them whose requests it gets
@@ -142,7 +142,7 @@ class EngineConnection:
     ) -> str:
         """Return what a route outside the completions answers."""
         limit = self.time_limit()
-        attempts, url, options = self.attempts(limit), self._root + path, {"headers": headers or {}}
+        attempts, url, options = self.attempts(limit), self.root + path, {"headers": headers or {}}
         send: Any = partial(self.openai.post, body=body, options=options)
         if method == "GET":
             send = self.openai.get

@@ -1,0 +1,1 @@
+"""The server `ctxreuse serve`: a door to planner, pipeline and pool for every language."""
