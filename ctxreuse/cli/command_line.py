@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import ctxreuse
-from ctxreuse.cli import finding_commands, savings_commands, trace_commands
+from ctxreuse.cli import finding_commands, savings_commands, serve_command, trace_commands
 from ctxreuse.cli.command_options import Runs, command_of
 from ctxreuse.cli.terminal import Command, CommandGroup, put
 
@@ -44,6 +44,10 @@ app = typer.Typer(
     To measure it on your own engine, times to first token and answers included:
 
     `ctxreuse bench recording --base-url http://127.0.0.1:8000/v1`
+
+    To have it for clients in any language, as a server before your engines:
+
+    `ctxreuse serve --engine http://127.0.0.1:8000`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -71,6 +75,7 @@ _COMMANDS: dict[str, type[Runs]] = {
     "explain": trace_commands.ExplainCommand,
     "lint": finding_commands.LintCommand,
     "doctor": finding_commands.DoctorCommand,
+    "serve": serve_command.ServeCommand,
 }
 for _name, _command in _COMMANDS.items():
     # what is behind the program that `record` runs is the program's

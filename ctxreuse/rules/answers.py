@@ -130,3 +130,8 @@ def when_silent(profile: CacheRules, answers: int, expected: int) -> str:
 def may_keep_states(profile: CacheRules) -> str:
     """Return what to think of, too, where an engine serves less than expected."""
     return _MAY_KEEP_STATES if profile.serves_all and not profile.is_hosted else ""
+
+
+def takes_salt(profile: CacheRules) -> bool:
+    """Return whether an engine takes vLLM's `cache_salt`, by which tenants share no prefix."""
+    return not profile.is_hosted

@@ -1,324 +1,435 @@
-"""The server's routes: chat requests are planned and sent on; plans for those who send themselves."""
+"""The server's routes: chat requests are planned and sent on; others are told plans."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any
+from uuid import uuid4
 
+import httpx
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.context.checks import checked_kind
+from ctxreuse.cache.telemetry import PlannerCollector
+from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest
+from ctxreuse.context.checks import checked_each, checked_kind
+from ctxreuse.context.lru_map import TenantLRUMap
+from ctxreuse.context.reported_usage import usage_in
+from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import CtxreuseError, EngineError, InvalidRequestError
-from ctxreuse.pipeline.engine_options import REQUEST_HEADER, tenant_salt
+from ctxreuse.pipeline.engine_options import SESSION_HEADER, EngineOptions
+from ctxreuse.pipeline.environment import SHARED_LOG, default_planner
 from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
-from ctxreuse.serving.door.chat_bodies import ChatBody, ShownDocuments, read_documents, sent_fields
-from ctxreuse.serving.door.forwarding import Forward, ForwardingClient, Piece, RefusedError
+from ctxreuse.rules.answers import takes_salt
+from ctxreuse.serving.door import chat_bodies, forwarding
+from ctxreuse.serving.door.tenants import KEY_HEADERS, KEYS_SECRET, Tenants
 from ctxreuse.serving.pool.engine_pool import EnginePool
 
+ENGINE_KEY = "CTXREUSE_ENGINE_KEY"
+SETTINGS = "CTXREUSE_SERVE"
+"""The variable of the environment in which worker processes find their settings, as JSON."""
+
 _log = logging.getLogger("ctxreuse")
-_CHAT, _MESSAGES = "/v1/chat/completions", "/v1/messages"
-_CONVERSATION = "x-conversation-id"
-_TELL = "x-ctxreuse-plan"
-_PASSED = ("content-type", "accept", "anthropic-version", "anthropic-beta", "x-request-id", "user-agent")
-_KEYS = ("authorization", "x-api-key")
-_TYPES = {400: "invalid_request_error", 413: "invalid_request_error", 503: "overloaded_error"}
+_ASKING_S = 5.0
+_MOST_CHARACTERS = 32_000_000
+_LONGEST_CONVERSATION = 2_000_000
+_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
+_KEPT_BACK = forwarding.HOP_BY_HOP | {
+    *("host", "content-length", "content-type", "accept-encoding", "cookie", "expect"),
+    *(*KEY_HEADERS, chat_bodies.CONVERSATION_HEADER, chat_bodies.TELL_HEADER),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorSettings:
-    """How the server serves.
+    """How the server serves; plain values, so that other processes can be told."""
 
-    Attributes:
-        engines: Their addresses, with or without `/v1`.
-        api_key: The key that engines get; "" passes the caller's on.
-        tenant_header: The header in which a trusted gateway names the tenant; "" for none.
-        cache_salt: Whether engines keep tenants apart by vLLM's `cache_salt`.
-        window_s: Seconds for which a prompt waits for others to be planned with.
-        concurrency: Requests that are served at a time; more are refused with 503.
-        max_body_bytes: The largest request that is read.
-        timeout_s: Seconds for an answer's next bytes; None waits.
-        max_reply_bytes: The longest answer.
-    """
-
-    engines: Sequence[str]
-    api_key: str = ""
+    engines: tuple[str, ...]
+    cache: str = "vllm"
+    shared_log: str = ""
     tenant_header: str = ""
-    cache_salt: bool = False
+    keys: str = ""  # a file
     window_s: float = 0.0
     concurrency: int = 1_000
     max_body_bytes: int = 32 << 20
-    timeout_s: float = 600.0
+    timeout_s: float = 600.0  # for an answer's head, and for each next bytes
     max_reply_bytes: int = 256 << 20
 
 
-class ServedError(Exception):
-    """What a caller is told instead of an answer."""
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status = status
-
-
-class Door:
+class _Door:
     """Plans what comes in, and sends it on to a pool of engines. For one event loop."""
 
-    def __init__(self, planner: ReusePlanner, settings: DoorSettings) -> None:
-        import httpx
-
+    def __init__(
+        self, planner: ReusePlanner, settings: DoorSettings, environment: Mapping[str, str]
+    ) -> None:
         self.planner, self._settings = planner, settings
+        self._key, secret = environment.get(ENGINE_KEY, ""), environment.get(KEYS_SECRET, "")
+        self._tenants = Tenants(settings.tenant_header, settings.keys, secret)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         self._http = httpx.AsyncClient(timeout=settings.timeout_s, limits=limits)
-        key = settings.api_key or "EMPTY"
+        # an engine's cookies would go to it with the requests of other tenants
+        self._http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
         connect = partial(
-            ForwardingClient,
+            forwarding.ForwardingClient,
             http=self._http,
-            api_key=key,
+            api_key=self._key or "EMPTY",
             max_reply_bytes=settings.max_reply_bytes,
             timeout_s=settings.timeout_s,
         )
+        self._clients = [connect(address) for address in settings.engines]
+        engines = zip(settings.engines, self._clients, strict=True)
         self.pool = EnginePool(
-            {address: partial(connect, address) for address in settings.engines},
+            {client.host: partial(connect, address) for address, client in engines},
             planner=planner,
-            window_s=settings.window_s,
+            window_s=0.0,  # prompts have waited for each other before
             concurrency=settings.concurrency,
         )
+        window_s = settings.window_s
         self._gateway = ModelGateway(
-            planner, "reuse", settings.window_s, "ctxreuse serve", "", lambda piece: piece.usage
+            planner, "reuse", window_s, "ctxreuse serve", "", lambda piece: piece.usage
         )
-        self._shown = ShownDocuments(planner.templates)
-        self._serving = 0
+        self._shown = chat_bodies.ShownDocuments(planner.templates)
+        salts = self._tenants.has_any and takes_salt(planner.cache)
+        self._options = EngineOptions(planner.cache, salts, False, SESSION_HEADER, secret)
+        self._issued: TenantLRUMap[str, Plan] = TenantLRUMap(
+            max_weight=_MOST_CHARACTERS, weight_of=lambda plan: 1_000 + len(plan.content)
+        )
+        self._turns: TenantLRUMap[BlockId, tuple[str, ...]] = TenantLRUMap(
+            max_weight=_MOST_CHARACTERS, weight_of=_characters
+        )
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self.pool.aclose()
         await self._http.aclose()
 
     async def chat(self, request: Request) -> Response:
         """Plan a chat request's documents, send it on, and give the answer back as it is."""
-        raw = await self._body(request)
-        tenant, headers = self._tenant(request), request.headers
-        body = ChatBody.of(_parsed(raw), headers.get(_CONVERSATION), tells=_TELL in headers)
-        planned: PlannedPrompt | None = None
-        if body is not None:
-            given = self._shown.given(body, tenant)
-            planned = await self._gateway.aplan(given.prompt)
-            fields = sent_fields(body.fields, given, planned, self.planner.cache)
-            salt = tenant_salt(tenant) if self._settings.cache_salt else None
-            if salt is not None:
-                fields.setdefault("cache_salt", salt)
-            raw = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        plan = planned.plans[0] if planned is not None and planned.plans else None
-        forward = Forward(request.url.path, raw, self._passed_on(request, plan))
-        prompt = ContextRequest((), tenant=tenant) if plan is None else plan
-        pieces = self._gateway.astream(planned, lambda: self._sent(prompt, forward))
-        return await self._answered(request, pieces)
+        raw, timeout_s = await self._body(request), self._settings.timeout_s
+        tenant, parsed = self._tenants.of(request.headers), _object(raw)
+        body = chat_bodies.PromptBody.of(parsed, request.headers)
+        planned, fields = await self._planned(body, tenant)
+        scope = RequestScope(tenant or None, body and body.conversation)
+        added = self._options.added(planned, scope, {}, parsed, {}).get("extra_body")
+        if added or fields is not None:
+            raw = _written({**(parsed if fields is None else fields), **(added or {})})
+        prompt = _routed(planned, scope)
+        forward = forwarding.ForwardedRequest(request.url.path, raw, self._passed_on(request))
+        pieces = self._gateway.astream(planned, lambda: self.pool.stream(prompt, forward=forward))
+        tells = body and body.tells and body.told(prompt if isinstance(prompt, Plan) else None)
+        return Relayed(pieces, tells or None, timeout_s)
+
+    async def _planned(
+        self, body: chat_bodies.PromptBody | None, tenant: str
+    ) -> tuple[PlannedPrompt | None, dict[str, Any] | None]:
+        """Return a prompt as planned, and the fields to send; None is to send what came."""
+        attempt, rules = self._gateway.attempt, self.planner.cache
+        given = body and attempt(lambda: self._shown.given(body, tenant), lambda: None)
+        if body is None or given is None:
+            return None, None
+        planned = await self._gateway.aplan(given.prompt)
+        write = partial(chat_bodies.sent_fields, body.fields, given, planned, rules)
+        return planned, attempt(write, lambda: None)
 
     async def plan(self, request: Request) -> Response:
-        """Plan documents for a caller that sends the prompt itself."""
-        body = checked_kind("the body", _parsed(await self._body(request)), dict, "an object")
-        given = read_documents(body.get("documents"), body.get("template"))
-        asked = ContextRequest(
-            [ContextBlock(id=one.id, text=one.text) for one in given],
-            body.get("query", ""),
-            conversation_id=body.get("conversation"),
-            history=body.get("history"),
-            tenant=self._tenant(request),
-            labels=body.get("labels"),
-        )
-        plan = self.planner.plan(asked)
-        return JSONResponse(
-            {
-                "plan_id": plan.request_id,
-                "order": [block.id for block in plan.blocks],
-                "left_out": list(plan.references),
-                "labels": dict(plan.labels),
-                "annotation": plan.order_annotation,
-                "text": plan.rendered(),
-                "expected_cached_tokens": plan.expected_cached_tokens,
-            }
-        )
+        body, tenant = await self._read(request)
+        asked = _asked(body, tenant)
+        named = asked.conversation_id
+        if named is None or asked.history is not None:
+            return JSONResponse(self._issue(self.planner.plan(asked)))
+        turns = self._turns.get(tenant, named) or ()
+        plan = self.planner.plan(replace(asked, history=tuple(_history(turns))))
+        turns = (*turns, plan.content)
+        while _characters(turns) > _LONGEST_CONVERSATION:
+            turns = turns[1:]
+        self._turns.put(tenant, named, turns)
+        return JSONResponse(self._issue(plan))
+
+    async def plans(self, request: Request) -> Response:
+        body, tenant = await self._read(request)
+        listed = checked_each("requests", body.get("requests"), dict, "an object")
+        asked = [_asked({"template": body.get("template"), **one}, tenant) for one in listed]
+        work = partial(self.planner.plan_batch, asked, primes=body.get("primes", False))
+        planned = await asyncio.to_thread(work)  # a large batch takes seconds
+        issued = [self._issue(plan) for plan in planned.in_input_order()]
+        return JSONResponse({"plans": issued, "order": list(planned.order)})
+
+    def _issue(self, plan: Plan) -> dict[str, Any]:
+        """Keep a plan until its usage is reported; return it as JSON."""
+        self._issued.put(plan.request.tenant, str(plan.request_id), plan)
+        return {
+            "plan_id": plan.request_id,
+            "order": [block.id for block in plan.blocks],
+            "left_out": list(plan.references),
+            "labels": dict(plan.labels),
+            "annotation": plan.order_annotation,
+            "text": plan.content,
+            "expected_cached_tokens": plan.expected_cached_tokens,
+            "primes": list(plan.primes),
+        }
+
+    async def usage(self, request: Request) -> Response:
+        """Note what a provider counted of a plan's prompt, once."""
+        body, tenant = await self._read(request)
+        told = usage_in(body)
+        if told is None:
+            raise InvalidRequestError("usage must be an answer's object of this name")
+        plan = self._taken(body, tenant)
+        if plan is not None:
+            self.planner.report_usage(plan, **told._asdict())
+        return JSONResponse({"known": plan is not None})
 
     async def forget(self, request: Request) -> Response:
-        """Take back a plan whose prompt was not sent."""
-        body = checked_kind("the body", _parsed(await self._body(request)), dict, "an object")
-        known = self.planner.forget(body.get("plan_id"), self._tenant(request))
-        return JSONResponse({"forgotten": known})
+        plan = self._taken(*await self._read(request))
+        if plan is not None:
+            self.planner.forget(plan)
+            named, tenant = plan.request.conversation_id, plan.request.tenant
+            if named is not None and (turns := self._turns.get(tenant, named)):
+                left = tuple(one for one in turns if one != plan.content)
+                self._turns.put(tenant, named, left)
+        return JSONResponse({"known": plan is not None})
+
+    def _taken(self, body: Mapping[str, Any], tenant: str) -> Plan | None:
+        """Return the plan that a body names, which is not kept any longer."""
+        name = checked_kind("plan_id", body.get("plan_id"), str, "a plan's plan_id")
+        return self._issued.pop(tenant, name)
 
     async def models(self, request: Request) -> Response:
-        """Give what the engines say of their models."""
-        found: dict[str, Any] = {}
-        for address in self._settings.engines:
-            asked = await self._get(request, address, "/v1/models")
-            for one in asked.get("data", []) if isinstance(asked, dict) else []:
-                found.setdefault(str(one.get("id")), one)
+        self._tenants.of(request.headers)
+        keys = self._keys(request)
+        asked = await asyncio.gather(*(one.models(keys, _ASKING_S) for one in self._clients))
+        found = {str(one.get("id")): one for models in reversed(asked) for one in models}
         return JSONResponse({"object": "list", "data": list(found.values())})
 
     async def health(self, request: Request) -> Response:
-        """Say that the server runs."""
         return JSONResponse({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """Say whether an engine can be sent anything."""
         states = {one.name: one.state for one in self.pool.statistics()}
-        status = 200 if self.pool.available() else 503
-        return JSONResponse({"engines": states}, status)
+        return JSONResponse({"engines": states}, 200 if self.pool.available() else 503)
 
     async def savings(self, request: Request) -> Response:
-        """Say what was saved so far."""
+        """Say what was saved so far, of all tenants together."""
+        self._tenants.of(request.headers)
         savings = self.planner.savings
-        return JSONResponse({"savings": str(savings)})
+        return JSONResponse({"words": str(savings), **savings.as_json()})
 
     async def metrics(self, request: Request) -> Response:
-        """Give metrics as Prometheus reads them."""
+        collector = PlannerCollector(self.planner, self.pool)
         from prometheus_client import CollectorRegistry, generate_latest
 
-        from ctxreuse.cache import PlannerCollector
-
         registry = CollectorRegistry()
-        PlannerCollector(self.planner).register(registry)
+        collector.register(registry)
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
-    async def _get(self, request: Request, address: str, path: str) -> Any:
-        root = address.rstrip("/").removesuffix("/v1")
-        try:
-            answer = await self._http.get(f"{root}{path}", headers=self._keys(request))
-            return answer.json()
-        except Exception:  # one engine that is silent, or lies, hides no other
-            return None
-
-    async def _sent(self, prompt: ContextRequest | Plan, forward: Forward) -> AsyncGenerator[Any]:
-        async def pieces() -> AsyncGenerator[Any]:
-            async with self.pool.stream(prompt, forward=forward) as answer:
-                async for piece in answer:
-                    yield piece
-
-        return pieces()
-
-    async def _answered(self, request: Request, pieces: AsyncGenerator[Piece]) -> Response:
-        """Wait for an answer's head, unless the caller goes away; give the answer back."""
-        begun = asyncio.ensure_future(anext(pieces))
-        gone = asyncio.ensure_future(_gone(request))
-        await asyncio.wait((begun, gone), return_when=asyncio.FIRST_COMPLETED)
-        gone.cancel()
-        if not begun.done():
-            begun.cancel()
-            await asyncio.gather(begun, return_exceptions=True)
-            await pieces.aclose()
-            raise ClientDisconnect
-        head = (await begun).head
-        assert head is not None, "an answer begins with its head"
-
-        async def data() -> AsyncGenerator[bytes]:
-            async with aclosing(pieces):
-                async for piece in pieces:
-                    if piece.data:
-                        yield piece.data
-
-        return StreamingResponse(data(), head.status, head.headers)
+    async def _read(self, request: Request) -> tuple[dict[str, Any], str]:
+        return _object(await self._body(request)), self._tenants.of(request.headers)
 
     async def _body(self, request: Request) -> bytes:
-        most, read = self._settings.max_body_bytes, bytearray()
-        async for data in request.stream():
-            read += data
-            if len(read) > most:
-                raise ServedError(413, f"the request has more than {most:,} bytes")
+        most, size, read = self._settings.max_body_bytes, 0, bytearray()
+        async with asyncio.timeout(self._settings.timeout_s):
+            async for data in request.stream():
+                size += len(data)
+                if size <= most:
+                    read += data
+                elif size > 2 * most:  # until here it is read, so that the caller reads why
+                    break
+        if size > most:
+            raise HTTPException(413, f"the request has more than {most:,} bytes")
         return bytes(read)
-
-    def _tenant(self, request: Request) -> str:
-        name = self._settings.tenant_header
-        return request.headers.get(name, "") if name else ""
 
     def _keys(self, request: Request) -> dict[str, str]:
         """Return the headers that name who asks the engine."""
-        key = self._settings.api_key
-        if key:
-            return {"authorization": f"Bearer {key}", "x-api-key": key}
-        return {name: one for name in _KEYS if (one := request.headers.get(name))}
+        if self._key:
+            return {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
+        if self._settings.keys:  # the callers' keys are this server's
+            return {}
+        return {name: one for name in KEY_HEADERS if (one := request.headers.get(name))}
 
-    def _passed_on(self, request: Request, plan: Plan | None) -> dict[str, str]:
-        passed = {name: one for name in _PASSED if (one := request.headers.get(name))}
-        if plan is not None:
-            passed.setdefault(REQUEST_HEADER.lower(), str(plan.request_id))
-        return {**passed, **self._keys(request)}
+    def _passed_on(self, request: Request) -> dict[str, str]:
+        held = _KEPT_BACK | {self._settings.tenant_header.lower()}
+        passed = {name: one for name, one in request.headers.items() if name not in held}
+        return {**passed, "content-type": "application/json", **self._keys(request)}
 
 
-def make_app(planner: ReusePlanner, settings: DoorSettings) -> Starlette:
-    """Return the server as an ASGI application."""
-    door = Door(planner, settings)
+class Relayed(Response):
+    """An answer as it comes; a caller that goes away ends the request to the engine.
+
+    One that breaks off ends early, with its connection.
+    """
+
+    def __init__(
+        self, pieces: AsyncGenerator[forwarding.AnswerPiece], tells: object, timeout_s: float
+    ) -> None:
+        self._pieces, self._tells, self._timeout_s = pieces, tells, timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer; raise what happens before it begins."""
+        sending, gone = (
+            asyncio.ensure_future(self._relay(send)),
+            asyncio.ensure_future(_gone(receive)),
+        )
+        try:
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            sending.cancel()
+            gone.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
+
+    async def _relay(self, send: Send) -> None:
+        async with aclosing(self._pieces):
+            async with asyncio.timeout(self._timeout_s):
+                head = await anext(self._pieces)
+            headers, last = dict(head.headers), None
+            if self._tells is not None:
+                last = forwarding.LastObject("ctxreuse", self._tells, is_events=head.is_events)
+                headers.pop("content-length", None)
+            raw = [(name.encode("latin-1"), one.encode("latin-1")) for name, one in headers.items()]
+            await send({"type": "http.response.start", "status": head.status, "headers": raw})
+            body: dict[str, Any] = {"type": "http.response.body", "more_body": True}
+            try:
+                async for piece in self._pieces:
+                    await send({**body, "body": last.take(piece.data) if last else piece.data})
+            except EngineError as error:
+                _log.warning("an answer broke off: %s", error)
+                return
+            await send({**body, "body": last.end() if last else b"", "more_body": False})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def make_app(
+    planner: ReusePlanner, settings: DoorSettings, environment: Mapping[str, str] = os.environ
+) -> ASGIApp:
+    """Return the server as an ASGI application; secrets are taken from the environment."""
+    door = _Door(planner, settings, environment)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        watching = asyncio.create_task(door.pool.watch())
         yield
+        watching.cancel()
         await door.aclose()
 
-    def route(path: str, handler: Callable[[Request], Any], method: str = "GET") -> Route:
-        return Route(path, _guarded(door, handler), methods=[method])
+    posts = {"chat/completions": door.chat, "messages": door.chat, "usage": door.usage}
+    posts |= {"plan": door.plan, "plans": door.plans, "forget": door.forget}
+    gets = {"healthz": door.health, "readyz": door.ready, "metrics": door.metrics}
+    gets |= {"v1/models": door.models, "v1/savings": door.savings}
+    routes = [
+        *(Route(f"/v1/{path}", does, methods=["POST"]) for path, does in posts.items()),
+        *(Route(f"/{path}", does) for path, does in gets.items()),
+    ]
+    kinds = CtxreuseError, ClientDisconnect, HTTPException, TimeoutError, Exception
+    handlers: Any = dict.fromkeys(kinds, _told)
+    app = Starlette(lifespan=lifespan, routes=routes, exception_handlers=handlers)
+    left = settings.concurrency
 
-    return Starlette(
-        lifespan=lifespan,
-        routes=[
-            route(_CHAT, door.chat, "POST"),
-            route(_MESSAGES, door.chat, "POST"),
-            route("/v1/plan", door.plan, "POST"),
-            route("/v1/forget", door.forget, "POST"),
-            route("/v1/models", door.models),
-            route("/v1/savings", door.savings),
-            route("/healthz", door.health),
-            route("/readyz", door.ready),
-            route("/metrics", door.metrics),
-        ],
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve so many requests at a time, their answers' streams included."""
+        nonlocal left
+        counts = scope["type"] == "http" and scope["path"].startswith("/v1/")
+        if counts and left <= 0:
+            busy = HTTPException(503, "too many requests at a time", {"retry-after": "1"})
+            return await _told(Request(scope), busy)(scope, receive, send)
+        left -= counts
+        try:
+            await app(scope, receive, send)
+        finally:
+            left += counts
+
+    return limited
+
+
+def app_of_environment() -> ASGIApp:
+    """Return the application that the command `ctxreuse serve` has described, for one process."""
+    told = json.loads(os.environ[SETTINGS])
+    settings = DoorSettings(**{**told, "engines": tuple(told["engines"])})
+    log = {SHARED_LOG: settings.shared_log} if settings.shared_log else {}
+    return make_app(default_planner({**os.environ, **log}, cache=settings.cache), settings)
+
+
+def _asked(body: Mapping[str, Any], tenant: str) -> ContextRequest:
+    """Return what a caller asks to be planned."""
+    documents = chat_bodies.read_documents(body.get("documents"), body.get("template"))
+    history = body.get("history")
+    return ContextRequest(
+        [ContextBlock(id=one.id, text=one.text) for one in documents],  # type: ignore[arg-type]
+        body.get("query", ""),
+        conversation_id=chat_bodies.checked_name("conversation", body.get("conversation")),
+        history=None if history is None else checked_each("history", history, dict, "a message"),
+        tenant=tenant,
+        labels=body.get("labels"),
+        request_id=f"plan-{uuid4().hex}",  # unlike those of other processes, and of other tenants
     )
 
 
-def _guarded(door: Door, handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """Return a handler that tells every error in the words of the engines' protocol."""
-
-    async def handled(request: Request) -> Response:
-        try:
-            answer: Response = await handler(request)
-            return answer
-        except RefusedError as error:  # as the engine says it
-            return Response(error.body, error.head.status, error.head.headers)
-        except ServedError as error:
-            return _told(error.status, str(error))
-        except InvalidRequestError as error:
-            return _told(400, str(error))
-        except EngineError as error:
-            return _told(503 if error.status is None else 502, str(error))
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except CtxreuseError as error:
-            return _told(500, str(error))
-
-    return handled
+def _routed(planned: PlannedPrompt | None, scope: RequestScope) -> ContextRequest | Plan:
+    """Return by what the pool chooses an engine: a later turn goes where its conversation is."""
+    if planned is not None and planned.plans:
+        return planned.plans[0]
+    named, texts = scope.conversation_id, planned.texts if planned is not None else ()
+    history, tenant = None if named is None else _history(texts), scope.tenant or ""
+    return ContextRequest((), history=history, conversation_id=named, tenant=tenant)
 
 
-def _told(status: int, words: str) -> JSONResponse:
-    kind = _TYPES.get(status, "api_error")
-    return JSONResponse({"error": {"message": words, "type": kind, "code": None, "param": None}}, status)
+def _history(texts: Sequence[str]) -> list[dict[str, str]]:
+    return [{"role": "user", "content": one} for one in texts]
 
 
-def _parsed(raw: bytes) -> Any:
+def _characters(turns: Sequence[str]) -> int:
+    return sum(100 + len(one) for one in turns)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
     try:
-        return json.loads(raw)
+        parsed = json.loads(raw)
     except (ValueError, RecursionError):
-        raise ServedError(400, "the body is no JSON") from None
+        raise InvalidRequestError("the body is no JSON") from None
+    return checked_kind("the body", parsed, dict, "a JSON object")
 
 
-async def _gone(request: Request) -> None:
-    """Wait until the caller goes away."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+def _written(fields: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # lone surrogates, which only escapes can say
+        return json.dumps(fields).encode()
+
+
+def _told(request: Request, error: Exception) -> Response:
+    """Return an error in the words of OpenAI's and Anthropic's protocols; an engine's as it is."""
+    status, words, headers = 500, "an internal error, which the server's log names", {}
+    if isinstance(error, forwarding.RefusedError) and error.passes:
+        return Response(error.body, error.response.status_code, error.headers)
+    if isinstance(error, HTTPException):
+        status, words, headers = error.status_code, error.detail, dict(error.headers or {})
+    elif isinstance(error, ClientDisconnect):
+        status, words = 499, "the caller has gone away"
+    elif isinstance(error, TimeoutError) or isinstance(error.__cause__, httpx.TimeoutException):
+        status, words = 504, "no answer has begun in time"
+    elif isinstance(error, EngineError):
+        status, words = 503 if error.retry_after_s else 502, str(error)
+        headers = {"retry-after": f"{error.retry_after_s:.0f}"} if error.retry_after_s else {}
+    elif isinstance(error, CtxreuseError):
+        status, words = 400, str(error)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    about = {"message": words, "type": kind, "param": None, "code": None}
+    return JSONResponse({"type": "error", "error": about}, status, headers)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, text_digest
+from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import RequestScope
@@ -16,23 +17,25 @@ from ctxreuse.pipeline.formatting import joined_forms
 from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptPart, ScopedPrompt, message_key
+from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import CacheRules
 
-PLACE = "{documents}"
+CONVERSATION_HEADER, TELL_HEADER = "x-conversation-id", "x-ctxreuse-plan"
+_PLACE = "{documents}"
 _OURS = ("documents", "conversation", "ctxreuse")
 _MOST_CHARACTERS = 64_000_000
 
 
-class Document(NamedTuple):
+class GivenDocument(NamedTuple):
     """A document of a request, as a prompt shows it."""
 
     id: BlockId | None
     text: str
 
 
-def read_documents(given: object, template: object = None) -> list[Document]:
-    """Return the documents of a body, best first.
+def read_documents(given: object, template: object = None) -> list[GivenDocument]:
+    """Return the documents of a body that show anything, best first.
 
     Args:
         given: A list of objects with `text`, and perhaps `id` and `title`.
@@ -40,64 +43,74 @@ def read_documents(given: object, template: object = None) -> list[Document]:
             title, if there is one, above the text.
 
     Raises:
-        InvalidRequestError: wrong type, or a key that the template names is missing.
+        InvalidRequestError: wrong type.
     """
-    if not isinstance(given, list):
-        raise InvalidRequestError(f"documents must be a list of objects, not {describe(given)}")
-    if not isinstance(template, (str, NoneType)):
-        raise InvalidRequestError(f"template must be a string, not {describe(template)}")
-    return [_document(one, f"documents[{place}]", template) for place, one in enumerate(given)]
+    checked_kind("template", template, (str, NoneType), "a string such as '{title}: {text}'")
+    listed = checked_each("documents", given, Mapping, "an object with a text")  # type: ignore[type-abstract]
+    read = [_document(one, f"documents[{n}]", template) for n, one in enumerate(listed)]
+    return [one for one in read if one.text.strip()]
 
 
-def _document(given: object, where: str, template: str | None) -> Document:
-    if not isinstance(given, Mapping) or not isinstance(given.get("text"), str):
-        raise InvalidRequestError(f"{where} must be an object whose text is a string")
-    name, title, text = given.get("id"), given.get("title"), given["text"]
-    if not isinstance(name, (str, int, NoneType)) or isinstance(name, bool):
-        raise InvalidRequestError(f"{where}.id must be a string or an integer, not {describe(name)}")
+def _document(given: Mapping[str, Any], where: str, template: Any) -> GivenDocument:
+    name, title = given.get("id"), given.get("title")
+    text = checked_kind(f"{where}.text", given.get("text"), str, "a string")
+    checked_name(f"{where}.id", name)
     if template is None:
-        return Document(name, f"{title}\n{text}" if title else text)
-    shown = template
-    for key, value in given.items():  # no format specifications, which could ask for gigabytes
-        shown = shown.replace(f"{{{key}}}", str(value))
-    return Document(name, shown)
+        return GivenDocument(name, f"{title}\n{text}" if title else text)
+    # piece by piece: a text may hold such names, and format() takes specifications of gigabytes
+    first, *rest = template.split("{")
+    shown = [first]
+    for piece in rest:
+        key, closing, behind = piece.partition("}")
+        shown.append(f"{given[key]}{behind}" if closing and key in given else "{" + piece)
+    return GivenDocument(name, "".join(shown))
 
 
-class ChatBody(NamedTuple):
-    """A chat request whose prompt is to be planned.
+def checked_name(name: str, value: Any) -> BlockId | None:
+    """Return the name of a document or a conversation."""
+    if isinstance(value, bool):
+        raise InvalidRequestError(f"{name} must be a string or an integer, not {describe(value)}")
+    return checked_kind(name, value, (str, int, NoneType), "a string or an integer")
 
-    Attributes:
-        fields: The body without what is ours.
-        documents: Those of the last user message.
-        conversation: Names the conversation within the tenant.
-        tells: Whether the answer is to say what was planned.
-    """
 
-    fields: dict[str, Any]
-    documents: list[Document]
-    conversation: str | int | None
-    tells: bool
+class PromptBody(NamedTuple):
+    """A chat request whose prompt is to be planned."""
+
+    fields: dict[str, Any]  # without what is ours
+    documents: list[GivenDocument]
+    conversation: BlockId | None
+    tells: bool  # whether the answer is to say what was planned
 
     @classmethod
-    def of(cls, body: Any, conversation: str | None, *, tells: bool) -> ChatBody | None:
-        """Return a body with documents or a conversation; None for one that is sent as it came.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
-        if not isinstance(body, dict):
-            raise InvalidRequestError(f"the body must be a JSON object, not {describe(body)}")
-        named = body.get("conversation", conversation)
-        if body.get("documents") is None and named is None:
+    def of(cls, body: Mapping[str, Any], headers: Mapping[str, str]) -> PromptBody | None:
+        """Return a body that has something of ours; None for one that is sent as it came."""
+        named = body.get("conversation", headers.get(CONVERSATION_HEADER))
+        tells = body.get("ctxreuse", TELL_HEADER in headers)
+        if named is None and not tells and not any(name in body for name in _OURS):
             return None
-        if not isinstance(named, (str, int, NoneType)) or isinstance(named, bool):
-            raise InvalidRequestError(f"conversation must be a string, not {describe(named)}")
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-            raise InvalidRequestError("messages must be a list of objects")
+        checked_kind("ctxreuse", tells, (bool, NoneType), "true or false")
+        named = checked_name("conversation", named)
+        checked_each("messages", body.get("messages"), dict, "an object")
         documents = read_documents(body.get("documents") or [])
         fields = {name: one for name, one in body.items() if name not in _OURS}
-        return cls(fields, documents, named, tells or body.get("ctxreuse") is True)
+        if documents:
+            _place_of_documents(_messages(fields))
+        return cls(fields, documents, named, bool(tells))
+
+    def told(self, plan: Plan | None) -> dict[str, Any]:
+        """Return what an answer says of a plan: names of documents, positions of those without."""
+        names: dict[str, BlockId] = {}
+        for place, one in enumerate(self.documents):
+            names.setdefault(one.text, place if one.id is None else one.id)
+        if plan is None:  # nothing moves
+            return {"order": list(names.values()), "labels": {}, "expected_cached_tokens": 0}
+        labels = plan.label_of.items() if plan.is_labelled else ()
+        blocks = plan.request.unique_blocks
+        return {
+            "order": [names.get(one.text, one.id) for one in plan.blocks],
+            "labels": {label: names.get(blocks[key].text) for key, label in labels},
+            "expected_cached_tokens": plan.expected_cached_tokens,
+        }
 
 
 class GivenTexts(NamedTuple):
@@ -114,42 +127,37 @@ class ShownDocuments:
     Bounded in characters, of which each tenant has a share. For one event loop.
     """
 
-    def __init__(self, templates: Templates, max_characters: int = _MOST_CHARACTERS) -> None:
+    def __init__(self, templates: Templates, most: int = _MOST_CHARACTERS) -> None:
         self._templates = templates
-        self._shown: TenantLRUMap[bytes, str] = TenantLRUMap(
-            max_weight=max_characters, weight_of=len
-        )
+        self._shown: TenantLRUMap[bytes, str] = TenantLRUMap(max_weight=most, weight_of=len)
 
-    def given(self, body: ChatBody, tenant: str) -> GivenTexts:
+    def given(self, body: PromptBody, tenant: str) -> GivenTexts:
         """Return a body's prompt, with documents in this turn's message and in earlier ones."""
-        messages = list(body.fields["messages"])
-        if "system" in body.fields:
-            messages.insert(0, {"role": "system", "content": body.fields["system"]})
+        messages, keeps = _messages(body.fields), body.conversation is not None
         asked = _place_of_documents(messages) if body.documents else None
         key = text_digest(repr(body.conversation))
         parts: list[PromptPart] = []
         places: list[TextPosition | None] = []
         for number, message in enumerate(messages):
-            for part, text in _texts(message):
-                role, at = str(message.get("role")), TextPosition(number, part)
-                if not isinstance(text, str):
+            role = str(message.get("role"))
+            for at, text in _texts(number, message):
+                places.append(at)
+                if at is None:
                     parts.append(PromptPart.of_value(role, text))
-                    places.append(None)
                     continue
                 key = text_digest((key + message_key(role, text)).hex())
                 if at == asked:
                     text = self._with_documents(text, body, tenant)
-                    if body.conversation is not None:
+                    if keeps:
                         self._shown.put(tenant, key, text)
-                elif body.conversation is not None:
+                elif keeps:
                     text = self._shown.get(tenant, key) or text
                 parts.append(PromptPart(role, text))
-                places.append(at)
         beside = json.dumps(body.fields["tools"]) if body.fields.get("tools") else ""
         scope = RequestScope(tenant or None, body.conversation)
         return GivenTexts(ScopedPrompt(tuple(parts), scope, beside=beside), places, messages)
 
-    def _with_documents(self, text: str, body: ChatBody, tenant: str) -> str:
+    def _with_documents(self, text: str, body: PromptBody, tenant: str) -> str:
         texts = [one.text for one in body.documents]
         shown = joined_forms(
             [Form(one) for one in texts],
@@ -160,60 +168,72 @@ class ShownDocuments:
             labels=body.conversation is not None,
             ids=[one.id for one in body.documents],
         )
-        if PLACE in text:
-            return text.replace(PLACE, shown, 1)
-        return "\n\n".join(filter(None, (shown, text)))
+        before, place, behind = text.partition(_PLACE)
+        if place:
+            return f"{before}{shown}{behind}"
+        return f"{shown}\n\n{text}" if text else shown
 
 
 def sent_fields(
     fields: Mapping[str, Any], given: GivenTexts, planned: PlannedPrompt, rules: CacheRules
 ) -> dict[str, Any]:
-    """Return the fields of a body with its texts as planned."""
+    """Return the fields of a body with its texts as planned, and marked."""
     messages = [dict(one) for one in given.messages]
     for at, text in zip(given.places, planned.texts, strict=True):
-        if at is None:
-            continue
-        message = messages[at.message]
-        if at.part is None:
-            message["content"] = text
-        else:
-            content = message["content"] = list(message["content"])
+        if at is not None and at.part is None:
+            messages[at.message]["content"] = text
+        elif at is not None and at.part is not None:
+            content = list(messages[at.message]["content"])
             content[at.part] = {**content[at.part], "text": text}
+            messages[at.message]["content"] = content
     sent = dict(fields)
     if planned.parts:
         contents = [one.get("content") for one in messages]
         field, tools = mark_field(rules), fields.get("tools") or ()
         marked = marked_contents(contents, planned.parts, given.places, rules, field, tools)
         for message, content in zip(messages, marked.contents, strict=True):
-            message["content"] = content
+            if "content" in message:
+                message["content"] = content
         sent |= {"tools": marked.tools} if marked.tools else {}
     if "system" in fields:
         sent["system"] = messages.pop(0)["content"]
     return {**sent, "messages": messages}
 
 
-def _place_of_documents(messages: Iterable[Mapping[str, Any]]) -> TextPosition:
-    """Return which text shows the documents: the one that says where, else the last of a user."""
-    last: TextPosition | None = None
-    for number, message in enumerate(messages):
-        for part, text in _texts(message):
-            if isinstance(text, str) and PLACE in text:
-                return TextPosition(number, part)
-            if isinstance(text, str) and message.get("role") == "user":
-                last = TextPosition(number, part)
-    if last is None:
-        raise InvalidRequestError("documents need a user message, or {documents} in another one")
-    return last
+def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    system = [{"role": "system", "content": fields["system"]}] if "system" in fields else []
+    return [*system, *fields["messages"]]
 
 
-def _texts(message: Mapping[str, Any]) -> Iterable[tuple[int | None, object]]:
-    """Yield a message's texts with their places in its content; what is no text as it is."""
+def _place_of_documents(messages: Sequence[Mapping[str, Any]]) -> TextPosition:
+    """Return which text shows the documents: the last that asks for it, else the last question."""
+    question: TextPosition | None = None
+    for number in range(len(messages) - 1, -1, -1):
+        role = messages[number].get("role")
+        for at, text in _texts(number, messages[number]):
+            if at is not None and role in ("user", "system", "developer") and _PLACE in text:
+                return at
+            if at is not None and role == "user" and question is None:
+                question = at
+    if question is None:
+        raise InvalidRequestError(
+            f"documents need a user message with a text, or {_PLACE} in a system message"
+        )
+    return question
+
+
+def _texts(number: int, message: Mapping[str, Any]) -> Iterator[tuple[TextPosition | None, Any]]:
+    """Yield a message's texts and where they stand; what is no text with None."""
     content = message.get("content")
-    if not isinstance(content, list):
-        yield None, content
-    else:
+    if isinstance(content, str):
+        yield TextPosition(number, None), content
+    elif isinstance(content, list):
         for part, one in enumerate(content):
-            is_text = isinstance(one, dict) and isinstance(one.get("text"), str)
-            yield part, one["text"] if is_text and one.get("type") == "text" else one
-    if message.get("tool_calls"):
-        yield None, message["tool_calls"]
+            is_text = isinstance(one, dict) and one.get("type") == "text"
+            if is_text and isinstance(one.get("text"), str):
+                yield TextPosition(number, part), one["text"]
+            else:
+                yield None, one
+    others = {name: one for name, one in message.items() if name not in ("role", "content")}
+    if others or not isinstance(content, (str, list)):
+        yield None, (content, others)

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
-from ctxreuse.context.reported_usage import ReportedTokens, usage_in
+from ctxreuse.context.reported_usage import ReportedTokens, reported_field, usage_in
 from ctxreuse.errors import EngineError
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.connection import client_library_errors
+from ctxreuse.serving.client.connection import client_library_errors, retry_after_s
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.client.guarded_http import guarded
 
-_LONGEST_REFUSAL = 1 << 20
-_HOP_BY_HOP = frozenset(
-    ("connection", "keep-alive", "transfer-encoding", "upgrade", "date", "server", "te", "trailer")
+HOP_BY_HOP = frozenset(
+    (
+        "connection",
+        "keep-alive",
+        "transfer-encoding",
+        "upgrade",
+        "te",
+        "trailer",
+        "proxy-connection",
+    )
 )
+_SERVERS = HOP_BY_HOP | {"date", "server", "set-cookie"}
+_USAGE = b'"usage"'
+_EVENT, _CLOSING = re.compile(rb"^data: ?\{", re.MULTILINE), re.compile(rb"\}")
 
 
-class Forward(NamedTuple):
+class ForwardedRequest(NamedTuple):
     """A request to send on."""
 
     path: str
@@ -29,26 +42,30 @@ class Forward(NamedTuple):
     headers: Mapping[str, str]
 
 
-class Head(NamedTuple):
-    """How an answer begins."""
-
-    status: int
-    headers: dict[str, str]
-
-
-class Piece(NamedTuple):
-    """What has come of an answer: its head first, then bytes, with the usage that they tell."""
+class AnswerPiece(NamedTuple):
+    """What has come of an answer: first its status and headers, then bytes, with the usage told."""
 
     data: bytes = b""
-    head: Head | None = None
+    status: int = 0
+    headers: Mapping[str, str] = {}
     usage: ReportedTokens | None = None
+
+    @property
+    def is_events(self) -> bool:
+        """Whether an answer streams events, by its headers."""
+        return self.headers.get("content-type", "").startswith("text/event-stream")
 
 
 class RefusedError(EngineError):
     """An engine's answer of another status than 200."""
 
-    head: Head
-    body: bytes
+    def __init__(self, host: str, response: Any, body: bytes) -> None:
+        self.response, self.body = response, body
+        self.headers = _end_to_end(response.headers)
+        # a redirect would take the prompt, and the caller's key, elsewhere
+        self.passes = response.status_code >= 400
+        status, asked_s = response.status_code, retry_after_s(self)
+        super().__init__(f"the engine at {host} answers {status}", status, 1, asked_s)
 
 
 class ForwardingClient(EngineClient):
@@ -59,82 +76,68 @@ class ForwardingClient(EngineClient):
             base_url, http_client=http, max_reply_bytes=max_reply_bytes, retries=0, **options
         )
         self._http, self._root = guarded(http, max_reply_bytes), self._connection.root
+        self.host = self._connection.host
 
     def stream(  # type: ignore[override]
-        self, prompt: object, *, session_id: str | None = None, forward: Forward
+        self, prompt: object, *, session_id: str | None = None, forward: ForwardedRequest
     ) -> ForwardedAnswer:
         """Return the answer to a request, piece by piece."""
-        headers = dict(forward.headers)
-        if session_id is not None:
-            headers[self._session_header] = session_id
-        return ForwardedAnswer(self, forward._replace(headers=headers))
+        return ForwardedAnswer(partial(self._answer, forward))
 
-    async def pieces(self, forward: Forward) -> AsyncGenerator[Piece]:
-        """Yield an answer's pieces."""
-        url, reader = f"{self._root}{forward.path}", UsageReader()
+    async def _answer(
+        self, forward: ForwardedRequest, answer: ForwardedAnswer
+    ) -> AsyncGenerator[AnswerPiece]:
+        began, url = time.perf_counter(), self._root + forward.path
+        content, headers = forward.content, forward.headers
         try:
-            request = self._http.build_request(
-                "POST", url, content=forward.content, headers=forward.headers
-            )
+            request = self._http.build_request("POST", url, content=content, headers=headers)
             response = await self._http.send(request, stream=True)
-            try:
-                head = Head(response.status_code, _end_to_end(response.headers))
-                if head.status >= 300:
-                    raise await self._refused(response, head)
-                yield Piece(head=head)
+            first_s = time.perf_counter() - began
+            async with aclosing(response):
+                if response.status_code >= 300:
+                    raise RefusedError(self.host, response, await response.aread())
+                head = AnswerPiece(b"", response.status_code, _end_to_end(response.headers))
+                reader = UsageReader(is_events=head.is_events)
+                yield head
                 async for data in response.aiter_raw():
-                    yield Piece(data, usage=reader.take(data))
-                yield Piece(usage=reader.end())
-            finally:
-                await response.aclose()
+                    reader.take(data)
+                    yield AnswerPiece(data)
+                usage = reader.end()
+                yield AnswerPiece(usage=None if usage.prompt_tokens is None else usage)
         except client_library_errors() as error:
             raise self._connection.error(error, 1) from error
-
-    async def _refused(self, response: Any, head: Head) -> EngineError:
-        body = b""
-        async for data in response.aiter_raw():
-            body += data
-            if len(body) > _LONGEST_REFUSAL:
-                break
-        error = RefusedError(f"the engine at {self._connection.host} refuses: {head.status}", head.status)
-        error.head, error.body = head, body
-        return error
-
-
-class ForwardedAnswer(AsyncClosing):
-    """An answer in progress: an async iterator of its pieces."""
-
-    def __init__(self, client: ForwardingClient, forward: Forward) -> None:
-        self._pieces, self._began = client.pieces(forward), time.perf_counter()
-        self._first_s = 0.0
-        self._usage = ReportedTokens()
-
-    @property
-    def completion(self) -> Completion:
-        """What the answer cost."""
-        usage = self._usage
-        return Completion(
+        answer.completion = Completion(
             text="",
             request_id="",
             finish_reason="",
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            written_tokens=usage.written_tokens,
-            time_to_first_token_s=self._first_s,
-            total_s=time.perf_counter() - self._began,
+            time_to_first_token_s=first_s,
+            total_s=time.perf_counter() - began,
             attempts=1,
+            **usage._asdict(),
         )
 
-    def __aiter__(self) -> ForwardedAnswer:
-        return self
+    async def models(self, headers: Mapping[str, str], limit_s: float) -> list[dict[str, Any]]:
+        """Return what the engine says of its models; nothing if that cannot be read."""
+        try:
+            url = f"{self._root}/v1/models"
+            answer = await self._http.get(url, headers=headers, timeout=limit_s)
+            return [{**one} for one in answer.json()["data"]]
+        except client_library_errors():
+            return []
+        except (ValueError, TypeError, LookupError, RecursionError):
+            return []
 
-    async def __anext__(self) -> Piece:
-        piece = await anext(self._pieces)
-        self._first_s = self._first_s or time.perf_counter() - self._began
-        if piece.usage is not None:
-            self._usage = self._usage.with_more(piece.usage, adds_up=False)
-        return piece
+
+class ForwardedAnswer(AsyncClosing):
+    """An answer in progress: an async iterator of its pieces; what it cost is known at the end."""
+
+    completion: Completion
+
+    def __init__(self, start: Callable[[ForwardedAnswer], AsyncGenerator[AnswerPiece]]) -> None:
+        self._pieces = start(self)
+
+    async def __anext__(self) -> AnswerPiece:
+        return await anext(self._pieces)
 
     async def aclose(self) -> None:
         """Close the connection, unless the answer has ended."""
@@ -142,44 +145,56 @@ class ForwardedAnswer(AsyncClosing):
 
 
 class UsageReader:
-    """Reads what an answer says of its usage: a JSON object, or events; anything else says none."""
+    """Reads what an answer, a JSON object or events, says of its usage."""
 
-    def __init__(self, max_bytes: int = 16 << 20) -> None:
-        self._rest, self._left = bytearray(), max_bytes
-        self._is_events: bool | None = None
+    def __init__(self, *, is_events: bool, max_bytes: int = 16 << 20) -> None:
+        self._is_events, self._left = is_events, max_bytes
+        self._rest, self._said = bytearray(), list[bytes]()
 
-    def take(self, data: bytes) -> ReportedTokens | None:
-        """Read bytes as they come; return what whole events of them say."""
+    def take(self, data: bytes) -> None:
+        """Read bytes as they come."""
         self._left -= len(data)
-        if self._left < 0:
-            return None
-        self._rest += data
-        if self._is_events is None:
-            self._is_events = not self._rest.lstrip().startswith(b"{")
-        if not self._is_events or b"\n" not in data:
-            return None
-        *lines, self._rest = self._rest.split(b"\n")
-        told = None
-        for line in lines:
-            if line.startswith(b"data:") and b'"usage"' in line:
-                told = _usage(line[5:]) or told
-        return told
+        if self._left >= 0:
+            self._rest += data
+            if self._is_events and b"\n" in data:
+                *lines, rest = bytes(self._rest).split(b"\n")
+                self._rest = bytearray(rest)
+                self._said += [one[5:] for one in lines if one[:5] == b"data:" and _USAGE in one]
 
-    def end(self) -> ReportedTokens | None:
-        """Return what a JSON object says."""
-        return None if self._is_events or self._left < 0 else _usage(self._rest)
+    def end(self) -> ReportedTokens:
+        """Return what it has said."""
+        usage = ReportedTokens()
+        for text in self._said if self._is_events else (self._rest,):
+            with suppress(ValueError, RecursionError):
+                told = reported_field(json.loads(text), "message") or json.loads(text)
+                usage = usage.with_more(usage_in(told) or ReportedTokens(), adds_up=False)
+        return usage
 
 
-def _usage(text: bytes) -> ReportedTokens | None:
-    try:
-        told = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(told, dict):
-        return None
-    message = told.get("message")  # of Anthropic's first event
-    return usage_in(message if isinstance(message, dict) and "usage" not in told else told)
+class LastObject:
+    """Adds a field to an answer's object, or to the object of its last event before `[DONE]`."""
+
+    def __init__(self, name: str, value: object, *, is_events: bool) -> None:
+        self._field = f'"{name}":{json.dumps(value)}'.encode()
+        self._begin, self._held = _EVENT if is_events else _CLOSING, bytearray()
+
+    def take(self, data: bytes) -> bytes:
+        """Return what cannot belong to the end of the last object."""
+        looked_at = max(0, len(self._held) - 8)
+        self._held += data
+        begin = max((at.start() for at in self._begin.finditer(self._held, looked_at)), default=0)
+        sure = bytes(self._held[:begin])
+        del self._held[:begin]
+        return sure
+
+    def end(self) -> bytes:
+        """Return the rest, with the field in it."""
+        line, newline, behind = self._held.partition(b"\n")
+        before, closing, end = line.rpartition(b"}")
+        if not closing or not self._begin.match(self._held):
+            return bytes(self._held)
+        return bytes(before + b"," + self._field + closing + end + newline + behind)
 
 
 def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: one for name, one in headers.items() if name.lower() not in _HOP_BY_HOP}
+    return {name: one for name, one in headers.items() if name.lower() not in _SERVERS}

@@ -1,0 +1,161 @@
+"""`ctxreuse serve`: a server before engines, for every language."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ctxreuse.cli.terminal import put
+from ctxreuse.context.fork_safety import importing_late
+from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, shown_url
+from ctxreuse.measure.options import CACHES, option
+from ctxreuse.pipeline.environment import SHARED_LOG_SECRET, shared_log_at
+from ctxreuse.rules.cache_rules import cache_profile
+
+_ASKING_S, _DRAINING_S = 0.5, 60
+_TRY = """Try it:
+curl {at}/v1/chat/completions -H 'content-type: application/json' -d '{{"model": "MODEL", \
+"messages": [{{"role": "user", "content": "Which?"}}], "documents": [{{"text": "A text."}}]}}'"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand:
+    """Stand before engines, and plan what chat requests show, for clients in any language.
+
+    `ctxreuse serve --engine http://127.0.0.1:8000`
+
+    Point a client of OpenAI's (/v1/chat/completions) or Anthropic's (/v1/messages) at it, and send
+    what was retrieved, best first, beside the messages:
+
+    `"documents": [{"id": "a", "title": "A", "text": "..."}]`
+
+    They are shown where `{documents}` stands in a message, else before the last question, in the
+    order that hits the engine's cache. `"conversation": "NAME"` leaves out what it has shown, and
+    `"ctxreuse": true` tells the order in the answer. All else goes through as it came. Clients that
+    send prompts themselves ask /v1/plan.
+
+    The engines' key is CTXREUSE_ENGINE_KEY; without it the callers' keys go through.
+    """
+
+    engine: Sequence[str] = option("An engine's address; repeat it for several.", (), metavar="URL")
+    cache: str = option(CACHES, "vllm")
+    shared_log: str = option(
+        "The shared log of all servers of these engines: a file of SQLite or the URL of a Redis. "
+        "Several workers share one by themselves.",
+        "",
+        metavar="ADDRESS",
+    )
+    host: str = option("Where to listen.", "127.0.0.1")
+    port: int = option("0 takes a free one.", 8100)
+    workers: int = option("Processes.", 1)
+    window_ms: float = option("How long a prompt waits for others to be planned with.", 0.0)
+    concurrency: int = option("Requests served at a time by a process; more get 503.", 1_000)
+    timeout: float = option("Seconds until an answer has to begin.", 600.0)
+    max_body: int = option("Bytes of the largest request.", 32 << 20)
+    tenant_header: str = option("The header in which a trusted gateway names the tenant.", "")
+    keys: str = option(
+        "The callers' API keys: a file with a line for each, its hash and its tenant. The hashes' "
+        "secret is CTXREUSE_KEYS_SECRET.",
+        "",
+        metavar="FILE",
+    )
+    hash_key: bool = option("Print the hash of a key on standard input.", False, "--hash-key")
+
+    def run(self) -> None:
+        """Serve until told to end."""
+        try:
+            with importing_late:
+                import uvicorn
+
+                from ctxreuse.serving.door import app, tenants
+        except ImportError as error:
+            raise MissingExtraError("ctxreuse serve", "serve") from error
+        secret = os.environ.get(tenants.KEYS_SECRET, "")
+        if self.hash_key:
+            return put(tenants.hashed_key(sys.stdin.readline().strip(), secret))
+        settings = self._settings(app.DoorSettings)
+        tenants.Tenants(self.tenant_header, self.keys, secret)
+        states = asyncio.run(_states(self.engine, os.environ.get(app.ENGINE_KEY, "EMPTY")))
+        with ExitStack() as within:
+            if self.workers > 1 and not self.shared_log:
+                folder = within.enter_context(TemporaryDirectory(prefix="ctxreuse-"))
+                settings["shared_log"] = str(Path(folder) / "log.sqlite")
+            listening = within.enter_context(_listening(self.host, self.port))
+            at = f"http://{self.host}:{listening.getsockname()[1]}"
+            put(f"Serving at {at}\n{states}\n{_TRY.format(at=at)}")
+            sys.stdout.flush()
+            os.environ[app.SETTINGS] = json.dumps(settings)
+            uvicorn.run(
+                f"{app.__name__}:{app.app_of_environment.__name__}",
+                factory=True,
+                fd=listening.fileno(),
+                workers=self.workers,
+                http="h11",
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=_DRAINING_S,
+            )
+        return None
+
+    def _settings(self, kind: type) -> dict[str, object]:
+        """Return the settings of the door as JSON; raise what is wrong with them."""
+        if not self.engine:
+            raise InvalidRequestError("name at least one engine: --engine http://127.0.0.1:8000")
+        for name in ("workers", "concurrency", "timeout", "max_body"):
+            if getattr(self, name) <= 0:
+                raise InvalidRequestError(f"--{name.replace('_', '-')} must be above 0")
+        cache_profile(self.cache)
+        if self.shared_log:
+            shared_log_at(self.shared_log, os.environ.get(SHARED_LOG_SECRET, ""))
+        return asdict(
+            kind(
+                engines=tuple(self.engine),
+                cache=self.cache,
+                shared_log=self.shared_log,
+                tenant_header=self.tenant_header,
+                keys=self.keys,
+                window_s=self.window_ms / 1_000,
+                concurrency=self.concurrency,
+                timeout_s=self.timeout,
+                max_body_bytes=self.max_body,
+            )
+        )
+
+
+async def _states(engines: Sequence[str], key: str) -> str:
+    """Return a line an engine that says whether it is ready."""
+    from ctxreuse.serving import EngineClient
+
+    async def state(engine: str) -> str:
+        async with EngineClient(engine, api_key=key, retries=0, timeout_s=_ASKING_S) as client:
+            try:
+                await client.check_health()
+            except EngineError as error:
+                if error.status != 404:  # it answers, and knows no such route
+                    return "no answer" if error.status is None else f"status {error.status}"
+            return "ready"
+
+    states = await asyncio.gather(*map(state, engines))
+    lines = zip(engines, states, strict=True)
+    return "\n".join(f"Engine {shown_url(engine)}: {said}" for engine, said in lines)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2_048)
+    except (OSError, OverflowError) as error:
+        raise InvalidRequestError(
+            f"cannot listen at {host}:{port} ({error}); give another --host or --port"
+        ) from error
