@@ -150,14 +150,14 @@ class _Door:
         asked = _asked(body, tenant)
         named = asked.conversation_id
         if named is None or asked.history is not None:
-            return JSONResponse(self._issue(self.planner.plan(asked)))
+            return _json(self._issue(self.planner.plan(asked)))
         turns = self._turns.get(tenant, named) or ()
         plan = self.planner.plan(replace(asked, history=tuple(_history(turns))))
         turns = (*turns, plan.content)
         while _characters(turns) > _LONGEST_CONVERSATION:
             turns = turns[1:]
         self._turns.put(tenant, named, turns)
-        return JSONResponse(self._issue(plan))
+        return _json(self._issue(plan))
 
     async def plans(self, request: Request) -> Response:
         body, tenant = await self._read(request)
@@ -166,7 +166,7 @@ class _Door:
         work = partial(self.planner.plan_batch, asked, primes=body.get("primes", False))
         planned = await asyncio.to_thread(work)  # a large batch takes seconds
         issued = [self._issue(plan) for plan in planned.in_input_order()]
-        return JSONResponse({"plans": issued, "order": list(planned.order)})
+        return _json({"plans": issued, "order": list(planned.order)})
 
     def _issue(self, plan: Plan) -> dict[str, Any]:
         """Keep a plan until its usage is reported; return it as JSON."""
@@ -405,6 +405,10 @@ def _object(raw: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise InvalidRequestError("the body is no JSON") from None
     return checked_kind("the body", parsed, dict, "a JSON object")
+
+
+def _json(fields: Mapping[str, Any]) -> Response:
+    return Response(_written(fields), media_type="application/json")
 
 
 def _written(fields: Mapping[str, Any]) -> bytes:
