@@ -96,10 +96,11 @@ async def test_a_request_that_is_too_large_is_refused(path):
 
 async def test_headers_are_bounded():
     async with served(EmulatedEngine()) as door:
-        with pytest.raises((httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)):
-            refused = await door.get("/healthz", headers={"x": "x" * 3_000_000})
-            assert refused.status_code == 400
-            raise httpx.ReadError("refused in words")
+        asked = door.get("/healthz", headers={"x": "x" * 3_000_000})
+        (refused,) = await asyncio.gather(asked, return_exceptions=True)
+        assert (await door.get("/healthz")).status_code == 200
+    # the connection may break before all is sent
+    assert isinstance(refused, httpx.TransportError) or refused.status_code == 400
 
 
 async def test_an_answer_that_does_not_begin_in_time_is_given_up():
