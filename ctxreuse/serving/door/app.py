@@ -113,6 +113,16 @@ class _Door:
             max_weight=_MOST_CHARACTERS, weight_of=_characters
         )
 
+    def routes(self) -> list[Route]:
+        posts = {"chat/completions": self.chat, "messages": self.chat, "usage": self.usage}
+        posts |= {"plan": self.plan, "plans": self.plans, "forget": self.forget}
+        gets = {"healthz": self.health, "readyz": self.ready, "metrics": self.metrics}
+        gets |= {"v1/models": self.models, "v1/savings": self.savings}
+        return [
+            *(Route(f"/v1/{path}", does, methods=["POST"]) for path, does in posts.items()),
+            *(Route(f"/{path}", does) for path, does in gets.items()),
+        ]
+
     async def aclose(self) -> None:
         await self.pool.aclose()
         await self._http.aclose()
@@ -330,17 +340,9 @@ def make_app(
         watching.cancel()
         await door.aclose()
 
-    posts = {"chat/completions": door.chat, "messages": door.chat, "usage": door.usage}
-    posts |= {"plan": door.plan, "plans": door.plans, "forget": door.forget}
-    gets = {"healthz": door.health, "readyz": door.ready, "metrics": door.metrics}
-    gets |= {"v1/models": door.models, "v1/savings": door.savings}
-    routes = [
-        *(Route(f"/v1/{path}", does, methods=["POST"]) for path, does in posts.items()),
-        *(Route(f"/{path}", does) for path, does in gets.items()),
-    ]
     kinds = CtxreuseError, ClientDisconnect, HTTPException, TimeoutError, Exception
     handlers: Any = dict.fromkeys(kinds, _told)
-    app = Starlette(lifespan=lifespan, routes=routes, exception_handlers=handlers)
+    app = Starlette(lifespan=lifespan, routes=door.routes(), exception_handlers=handlers)
     left = settings.concurrency
 
     async def limited(scope: Scope, receive: Receive, send: Send) -> None:

@@ -177,6 +177,7 @@ class LastObject:
     def __init__(self, name: str, value: object, *, is_events: bool) -> None:
         self._field = f'"{name}":{json.dumps(value)}'.encode()
         self._begin, self._held = _EVENT if is_events else _CLOSING, bytearray()
+        self._before = b""  # the last sign that was returned
 
     def take(self, data: bytes) -> bytes:
         """Return what cannot belong to the end of the last object."""
@@ -185,6 +186,7 @@ class LastObject:
         begin = max((at.start() for at in self._begin.finditer(self._held, looked_at)), default=0)
         sure = bytes(self._held[:begin])
         del self._held[:begin]
+        self._before = sure.rstrip()[-1:] or self._before
         return sure
 
     def end(self) -> bytes:
@@ -193,7 +195,8 @@ class LastObject:
         before, closing, end = line.rpartition(b"}")
         if not closing or not self._begin.match(self._held):
             return bytes(self._held)
-        return bytes(before + b"," + self._field + closing + end + newline + behind)
+        comma = b"" if (self._before + before.rstrip()).endswith(b"{") else b","
+        return bytes(before + comma + self._field + closing + end + newline + behind)
 
 
 def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:

@@ -117,7 +117,7 @@ CLAUDE = (
     b'event: message_stop\ndata: {"type": "message_stop"}\n\n'
 )
 TOLD = re.compile(
-    rb',"ctxreuse":\{"order": \["a", "b"\], "labels": \{\}, "expected_cached_tokens": \d+\}'
+    rb',?"ctxreuse":\{"order": \["a", "b"\], "labels": \{\}, "expected_cached_tokens": \d+\}'
 )
 PRETTY = b'{\n "choices": [{"message": {"content": "}"}}]\n}\n'
 
@@ -128,9 +128,10 @@ PRETTY = b'{\n "choices": [{"message": {"content": "}"}}]\n}\n'
         (CHAT, EVENTS, "text/event-stream", EVENTS.replace(b"9}}", b"9}%}")),
         (MESSAGES, CLAUDE, "text/event-stream", CLAUDE.replace(b'stop"}', b'stop"%}')),
         (CHAT, PRETTY, "application/json", PRETTY.replace(b"\n}\n", b"\n%}\n")),
+        (CHAT, b"{ }", "application/json", b"{ %}"),
         (CHAT, b"no object", "text/plain", b"no object"),
     ],
-    ids=["events", "anthropic", "indented", "text"],
+    ids=["events", "anthropic", "indented", "empty", "text"],
 )
 @pytest.mark.parametrize("size", [1, 7, 1_000])
 async def test_the_plan_stands_in_the_last_object(path, answer, kind, expected, size):
