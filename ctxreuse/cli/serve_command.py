@@ -115,6 +115,8 @@ class ServeCommand:
         for name in ("workers", "concurrency", "timeout", "max_body"):
             if getattr(self, name) <= 0:
                 raise InvalidRequestError(f"--{name.replace('_', '-')} must be above 0")
+        if not 0 <= self.port < 1 << 16:
+            raise InvalidRequestError("--port must be from 0 to 65535")
         cache_profile(self.cache)
         if self.shared_log:
             shared_log_at(self.shared_log, os.environ.get(SHARED_LOG_SECRET, ""))
@@ -158,7 +160,7 @@ def _listening(host: str, port: int) -> socket.socket:
         # accepted connections inherit it; without, an answer waits 40 ms for an acknowledgement
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise InvalidRequestError(
             f"cannot listen at {host}:{port} ({error}); give another --host or --port"
         ) from error

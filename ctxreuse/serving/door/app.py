@@ -336,6 +336,8 @@ def make_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         watching = asyncio.create_task(door.pool.watch())
+        # what other processes have sent, from the first request on
+        await asyncio.gather(asyncio.to_thread(planner.catch_up, 1.0), door.pool.catch_up(1.0))
         yield
         watching.cancel()
         await door.aclose()

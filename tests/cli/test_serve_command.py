@@ -1,0 +1,162 @@
+"""`ctxreuse serve` as a process: it starts soon, says where, and drains at its end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from caching_server import caching_server
+from cli_helpers import run
+from door_helpers import CHAT, asking
+
+from ctxreuse.errors import MissingExtraError
+
+__all__ = ["run"]
+
+PROGRAM = "if __name__ == '__main__':\n    from ctxreuse.cli import main; main()"
+
+
+@contextmanager
+def process(tmp_path, *options, **environment):
+    """The command as a process, and what it has said until it serves."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    with open(tmp_path / "errors", "w") as errors:
+        running = subprocess.Popen(
+            [sys.executable, str(program), "serve", "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "NO_PROXY": "*", **environment},
+        )
+    said = []
+    try:
+        for line in running.stdout:
+            said.append(line)
+            if line.startswith("curl "):
+                break
+        yield running, said
+    finally:
+        running.terminate()
+        running.wait(20)
+        running.stdout.close()
+
+
+def test_it_says_where_it_serves_the_engines_health_and_a_line_to_try(tmp_path):
+    with caching_server("openai") as engine:
+        engines = ("--engine", engine.url, "--engine", "http://user:secret@127.0.0.1:9")
+        with process(tmp_path, *engines) as (running, said):
+            url = said[0].split()[-1]
+            assert said[:4] == [
+                f"Serving at {url}\n",
+                f"Engine {engine.url}: ready\n",
+                "Engine http://127.0.0.1:9: no answer\n",
+                "Try it:\n",
+            ]
+            assert httpx.get(f"{url}/healthz", trust_env=False).json() == {"status": "ok"}
+            line = said[4].replace("MODEL", "m")
+            tried = subprocess.run(
+                [sys.executable, "-c", TRY, line], capture_output=True, text=True, check=True
+            )
+            assert json.loads(tried.stdout)["choices"]
+            assert "A text." in engine.bodies[-1]["messages"][0]["content"]
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(10) in (0, -signal.SIGTERM)
+    assert (tmp_path / "errors").read_text() == ""
+
+
+# what curl does with the line
+TRY = """
+import httpx, shlex, sys
+_, url, _, header, _, body = shlex.split(sys.argv[1])
+name, _, value = header.partition(": ")
+print(httpx.post(url, content=body, headers={name: value}, trust_env=False).text)
+"""
+
+
+@pytest.mark.slow
+def test_several_workers_share_what_was_sent_and_leave_no_file(tmp_path):
+    with caching_server("openai") as engine:
+        options = ("--engine", engine.url, "--workers", "2")
+        with process(tmp_path, *options, TMPDIR=str(tmp_path)) as (_, said):
+            url = said[0].split()[-1]
+            orders = []
+            for number in range(13):
+                names = "bca" if number else "abc"
+                with httpx.Client(trust_env=False, timeout=20) as client:  # whichever takes it
+                    answer = client.post(f"{url}{CHAT}", json=asking(names, ctxreuse=True))
+                orders.append("".join(answer.json()["ctxreuse"]["order"]))
+                time.sleep(0.1 if number else 1.0)  # for the log
+        left = [one.name for one in tmp_path.iterdir() if one.name.startswith("ctxreuse-")]
+    assert orders == ["abc"] * 13
+    assert left == []
+
+
+def test_at_its_end_it_answers_what_it_has_begun(tmp_path):
+    with caching_server("openai") as engine:
+        came, goes_on = threading.Event(), threading.Event()
+
+        def hold():
+            came.set()
+            goes_on.wait(10)
+
+        engine.before_first_token = hold
+        with process(tmp_path, "--engine", engine.url) as (running, said):
+            url, answers = said[0].split()[-1], []
+
+            def ask():
+                answers.append(httpx.post(f"{url}{CHAT}", json=asking("ab"), trust_env=False))
+
+            asking_ = threading.Thread(target=ask)
+            asking_.start()
+            assert came.wait(10)
+            running.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            goes_on.set()
+            asking_.join(10)
+            running.wait(10)
+    assert answers[0].status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "words"),
+    [
+        ([], {}, "name at least one engine"),
+        (["--engine", "nowhere"], {}, "base_url must be the engine's address"),
+        (["--engine", "http://h", "--cache", "none"], {}, "none"),
+        (["--engine", "http://h", "--workers", "0"], {}, "--workers must be above 0"),
+        (["--engine", "http://h", "--timeout", "-1"], {}, "--timeout must be above 0"),
+        (["--engine", "http://h", "--keys", "no-file"], {"CTXREUSE_KEYS_SECRET": "s"}, "no-file"),
+        (["--engine", "http://h", "--keys", "no-file"], {}, "CTXREUSE_KEYS_SECRET"),
+        (["--engine", "http://h", "--shared-log", "redis://h"], {}, "CTXREUSE_SHARED_LOG_SECRET"),
+        (["--engine", "http://127.0.0.1:9", "--host", "256.1.1.1"], {}, "cannot listen"),
+        (["--engine", "http://127.0.0.1:9", "--port", "99999"], {}, "--port must be"),
+    ],
+)
+def test_what_is_wrong_is_told_before_it_serves(run, monkeypatch, options, environment, words):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run("serve", *options)
+    assert (code, out) == (2, "")
+    assert words in err
+
+
+def test_a_missing_extra_is_told_before_any_work(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, _, err = run("serve")
+    assert code == 2
+    assert str(MissingExtraError("ctxreuse serve", "serve")) in err
+
+
+def test_its_help_teaches_in_80_lines(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run("serve", "--help")
+    assert len(out.splitlines()) <= 80
+    for word in ("documents", "/v1/messages", "CTXREUSE_ENGINE_KEY", "--shared-log"):
+        assert word in out
