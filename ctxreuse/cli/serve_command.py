@@ -9,9 +9,10 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from ctxreuse.cli.terminal import put
 from ctxreuse.context.fork_safety import importing_late
@@ -20,7 +21,9 @@ from ctxreuse.measure.options import CACHES, option
 from ctxreuse.pipeline.environment import SHARED_LOG_SECRET, shared_log_at
 from ctxreuse.rules.cache_rules import cache_profile
 
-_ASKING_S, _DRAINING_S = 0.5, 60
+_ASKING_S = 0.5
+_UVICORN: dict[str, Any] = dict.fromkeys(("access_log", "proxy_headers", "server_header"), False)
+_UVICORN |= {"http": "h11", "ws": "none", "log_level": "warning", "timeout_graceful_shutdown": 60}
 _TRY = """Try it:
 curl {at}/v1/chat/completions -H 'content-type: application/json' -d '{{"model": "MODEL", \
 "messages": [{{"role": "user", "content": "Which?"}}], "documents": [{{"text": "A text."}}]}}'"""
@@ -45,7 +48,7 @@ class ServeCommand:
     The engines' key is CTXREUSE_ENGINE_KEY; without it the callers' keys go through.
     """
 
-    engine: Sequence[str] = option("An engine's address; repeat it for several.", (), metavar="URL")
+    engines: Sequence[str] = option("An engine; repeat it.", (), "--engine", metavar="URL")
     cache: str = option(CACHES, "vllm")
     shared_log: str = option(
         "The shared log of all servers of these engines: a file of SQLite or the URL of a Redis. "
@@ -54,16 +57,16 @@ class ServeCommand:
         metavar="ADDRESS",
     )
     host: str = option("Where to listen.", "127.0.0.1")
-    port: int = option("0 takes a free one.", 8100)
-    workers: int = option("Processes.", 1)
-    window_ms: float = option("How long a prompt waits for others to be planned with.", 0.0)
-    concurrency: int = option("Requests served at a time by a process; more get 503.", 1_000)
-    timeout: float = option("Seconds until an answer has to begin.", 600.0)
-    max_body: int = option("Bytes of the largest request.", 32 << 20)
+    port: int = option("0 takes a free one.", 8100, min=0, max=65_535)
+    workers: int = option("Processes.", 1, min=1)
+    window_ms: float = option("How long prompts wait to be planned together.", 0.0, min=0)
+    concurrency: int = option("Requests of a process at a time; more get 503.", 1_000, min=1)
+    timeout_s: float = option("Seconds until an answer has to begin.", 600.0, "--timeout", min=0.01)
+    max_body_bytes: int = option("The largest request, in bytes.", 32 << 20, "--max-body", min=1)
     tenant_header: str = option("The header in which a trusted gateway names the tenant.", "")
     keys: str = option(
-        "The callers' API keys: a file with a line for each, its hash and its tenant. The hashes' "
-        "secret is CTXREUSE_KEYS_SECRET.",
+        "The callers' API keys: a JSON file of an object from the hash of each to its tenant. The "
+        "hashes' secret is CTXREUSE_KEYS_SECRET.",
         "",
         metavar="FILE",
     )
@@ -81,9 +84,14 @@ class ServeCommand:
         secret = os.environ.get(tenants.KEYS_SECRET, "")
         if self.hash_key:
             return put(tenants.hashed_key(sys.stdin.readline().strip(), secret))
-        settings = self._settings(app.DoorSettings)
+        if not self.engines:
+            raise InvalidRequestError("name at least one engine: --engine http://127.0.0.1:8000")
         tenants.Tenants(self.tenant_header, self.keys, secret)
-        states = asyncio.run(_states(self.engine, os.environ.get(app.ENGINE_KEY, "EMPTY")))
+        cache_profile(self.cache)
+        if self.shared_log:
+            shared_log_at(self.shared_log, os.environ.get(SHARED_LOG_SECRET, ""))
+        settings = {one.name: getattr(self, one.name) for one in fields(app.DoorSettings)}
+        states = asyncio.run(_states(self.engines, os.environ.get(app.ENGINE_KEY, "EMPTY")))
         with ExitStack() as within:
             if self.workers > 1 and not self.shared_log:
                 folder = within.enter_context(TemporaryDirectory(prefix="ctxreuse-"))
@@ -98,59 +106,26 @@ class ServeCommand:
                 factory=True,
                 fd=listening.fileno(),
                 workers=self.workers,
-                http="h11",
-                ws="none",
-                log_level="warning",
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                timeout_graceful_shutdown=_DRAINING_S,
+                **_UVICORN,
             )
         return None
-
-    def _settings(self, kind: type) -> dict[str, object]:
-        """Return the settings of the door as JSON; raise what is wrong with them."""
-        if not self.engine:
-            raise InvalidRequestError("name at least one engine: --engine http://127.0.0.1:8000")
-        for name in ("workers", "concurrency", "timeout", "max_body"):
-            if getattr(self, name) <= 0:
-                raise InvalidRequestError(f"--{name.replace('_', '-')} must be above 0")
-        if not 0 <= self.port < 1 << 16:
-            raise InvalidRequestError("--port must be from 0 to 65535")
-        cache_profile(self.cache)
-        if self.shared_log:
-            shared_log_at(self.shared_log, os.environ.get(SHARED_LOG_SECRET, ""))
-        return asdict(
-            kind(
-                engines=tuple(self.engine),
-                cache=self.cache,
-                shared_log=self.shared_log,
-                tenant_header=self.tenant_header,
-                keys=self.keys,
-                window_s=self.window_ms / 1_000,
-                concurrency=self.concurrency,
-                timeout_s=self.timeout,
-                max_body_bytes=self.max_body,
-            )
-        )
 
 
 async def _states(engines: Sequence[str], key: str) -> str:
     """Return a line an engine that says whether it is ready."""
     from ctxreuse.serving import EngineClient
 
-    async def state(engine: str) -> str:
+    async def line(engine: str) -> str:
+        said = "ready"
         async with EngineClient(engine, api_key=key, retries=0, timeout_s=_ASKING_S) as client:
             try:
                 await client.check_health()
             except EngineError as error:
                 if error.status != 404:  # it answers, and knows no such route
-                    return "no answer" if error.status is None else f"status {error.status}"
-            return "ready"
+                    said = f"status {error.status}" if error.status else "no answer"
+        return f"Engine {shown_url(engine)}: {said}"
 
-    states = await asyncio.gather(*map(state, engines))
-    lines = zip(engines, states, strict=True)
-    return "\n".join(f"Engine {shown_url(engine)}: {said}" for engine, said in lines)
+    return "\n".join(await asyncio.gather(*map(line, engines)))
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
+from operator import attrgetter
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -37,21 +38,21 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.answers import takes_salt
 from ctxreuse.serving.door import chat_bodies, forwarding
-from ctxreuse.serving.door.tenants import KEY_HEADERS, KEYS_SECRET, Tenants
+from ctxreuse.serving.door.tenants import KEYS_SECRET, Tenants
 from ctxreuse.serving.pool.engine_pool import EnginePool
 
 ENGINE_KEY = "CTXREUSE_ENGINE_KEY"
 SETTINGS = "CTXREUSE_SERVE"
 """The variable of the environment in which worker processes find their settings, as JSON."""
 
+_KEY_HEADERS = ("authorization", "x-api-key")
 _log = logging.getLogger("ctxreuse")
-_ASKING_S = 5.0
-_MOST_CHARACTERS = 32_000_000
-_LONGEST_CONVERSATION = 2_000_000
+_ASKING_S, _LONGEST_REPLY = 5.0, 256 << 20
+_MOST_CHARACTERS, _MOST_TURNS = 32_000_000, 64
 _TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 _KEPT_BACK = forwarding.HOP_BY_HOP | {
     *("host", "content-length", "content-type", "accept-encoding", "cookie", "expect"),
-    *(*KEY_HEADERS, chat_bodies.CONVERSATION_HEADER, chat_bodies.TELL_HEADER),
+    *(*_KEY_HEADERS, chat_bodies.CONVERSATION_HEADER, chat_bodies.TELL_HEADER),
 }
 
 
@@ -64,11 +65,10 @@ class DoorSettings:
     shared_log: str = ""
     tenant_header: str = ""
     keys: str = ""  # a file
-    window_s: float = 0.0
+    window_ms: float = 0.0
     concurrency: int = 1_000
     max_body_bytes: int = 32 << 20
     timeout_s: float = 600.0  # for an answer's head, and for each next bytes
-    max_reply_bytes: int = 256 << 20
 
 
 class _Door:
@@ -88,7 +88,7 @@ class _Door:
             forwarding.ForwardingClient,
             http=self._http,
             api_key=self._key or "EMPTY",
-            max_reply_bytes=settings.max_reply_bytes,
+            max_reply_bytes=_LONGEST_REPLY,
             timeout_s=settings.timeout_s,
         )
         self._clients = [connect(address) for address in settings.engines]
@@ -99,18 +99,16 @@ class _Door:
             window_s=0.0,  # prompts have waited for each other before
             concurrency=settings.concurrency,
         )
-        window_s = settings.window_s
-        self._gateway = ModelGateway(
-            planner, "reuse", window_s, "ctxreuse serve", "", lambda piece: piece.usage
-        )
+        window_s, usage = settings.window_ms / 1_000, attrgetter("usage")
+        self._gateway = ModelGateway(planner, "reuse", window_s, "ctxreuse serve", "", usage)
         self._shown = chat_bodies.ShownDocuments(planner.templates)
-        salts = self._tenants.has_any and takes_salt(planner.cache)
+        salts = bool(settings.tenant_header or settings.keys) and takes_salt(planner.cache)
         self._options = EngineOptions(planner.cache, salts, False, SESSION_HEADER, secret)
         self._issued: TenantLRUMap[str, Plan] = TenantLRUMap(
             max_weight=_MOST_CHARACTERS, weight_of=lambda plan: 1_000 + len(plan.content)
         )
         self._turns: TenantLRUMap[BlockId, tuple[str, ...]] = TenantLRUMap(
-            max_weight=_MOST_CHARACTERS, weight_of=_characters
+            max_weight=_MOST_CHARACTERS, weight_of=lambda turns: sum(map(len, turns)) + 100
         )
 
     def routes(self) -> list[Route]:
@@ -127,9 +125,9 @@ class _Door:
         await self.pool.aclose()
         await self._http.aclose()
 
-    async def chat(self, request: Request) -> Response:
+    async def chat(self, request: Request) -> ASGIApp:
         """Plan a chat request's documents, send it on, and give the answer back as it is."""
-        raw, timeout_s = await self._body(request), self._settings.timeout_s
+        raw = await self._body(request)
         tenant, parsed = self._tenants.of(request.headers), _object(raw)
         body = chat_bodies.PromptBody.of(parsed, request.headers)
         planned, fields = await self._planned(body, tenant)
@@ -141,7 +139,46 @@ class _Door:
         forward = forwarding.ForwardedRequest(request.url.path, raw, self._passed_on(request))
         pieces = self._gateway.astream(planned, lambda: self.pool.stream(prompt, forward=forward))
         tells = body and body.tells and body.told(prompt if isinstance(prompt, Plan) else None)
-        return Relayed(pieces, tells or None, timeout_s)
+        return self._relayed(pieces, tells)
+
+    def _relayed(self, pieces: AsyncGenerator[forwarding.AnswerPiece], tells: object) -> ASGIApp:
+        """Return what sends an answer; a caller that goes away ends the request to the engine."""
+
+        async def relay(send: Send) -> None:
+            async with aclosing(pieces):
+                async with asyncio.timeout(self._settings.timeout_s):
+                    head = await anext(pieces)
+                headers, last = dict(head.headers), None
+                if tells:
+                    last = forwarding.LastObject("ctxreuse", tells, is_events=head.is_events)
+                    headers.pop("content-length", None)
+                raw = [(name.encode(), one.encode("latin-1")) for name, one in headers.items()]
+                await send({"type": "http.response.start", "status": head.status, "headers": raw})
+                body: dict[str, Any] = {"type": "http.response.body", "more_body": True}
+                try:
+                    async for piece in pieces:
+                        await send({**body, "body": last.take(piece.data) if last else piece.data})
+                except EngineError as error:  # no end is sent: the connection breaks, as it did
+                    _log.warning("an answer broke off: %s", error)
+                else:
+                    await send({**body, "body": last.end() if last else b"", "more_body": False})
+
+        async def gone(receive: Receive) -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            both = asyncio.ensure_future(relay(send)), asyncio.ensure_future(gone(receive))
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                if both[0].done():
+                    both[0].result()
+            finally:
+                for one in both:
+                    one.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
+
+        return answer
 
     async def _planned(
         self, body: chat_bodies.PromptBody | None, tenant: str
@@ -163,10 +200,7 @@ class _Door:
             return _json(self._issue(self.planner.plan(asked)))
         turns = self._turns.get(tenant, named) or ()
         plan = self.planner.plan(replace(asked, history=tuple(_history(turns))))
-        turns = (*turns, plan.content)
-        while _characters(turns) > _LONGEST_CONVERSATION:
-            turns = turns[1:]
-        self._turns.put(tenant, named, turns)
+        self._turns.put(tenant, named, (*turns, plan.content)[-_MOST_TURNS:])
         return _json(self._issue(plan))
 
     async def plans(self, request: Request) -> Response:
@@ -201,7 +235,7 @@ class _Door:
         plan = self._taken(body, tenant)
         if plan is not None:
             self.planner.report_usage(plan, **told._asdict())
-        return JSONResponse({"known": plan is not None})
+        return _json({"known": plan is not None})
 
     async def forget(self, request: Request) -> Response:
         plan = self._taken(*await self._read(request))
@@ -211,7 +245,7 @@ class _Door:
             if named is not None and (turns := self._turns.get(tenant, named)):
                 left = tuple(one for one in turns if one != plan.content)
                 self._turns.put(tenant, named, left)
-        return JSONResponse({"known": plan is not None})
+        return _json({"known": plan is not None})
 
     def _taken(self, body: Mapping[str, Any], tenant: str) -> Plan | None:
         """Return the plan that a body names, which is not kept any longer."""
@@ -223,20 +257,20 @@ class _Door:
         keys = self._keys(request)
         asked = await asyncio.gather(*(one.models(keys, _ASKING_S) for one in self._clients))
         found = {str(one.get("id")): one for models in reversed(asked) for one in models}
-        return JSONResponse({"object": "list", "data": list(found.values())})
+        return _json({"object": "list", "data": list(found.values())})
 
     async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        return _json({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
         states = {one.name: one.state for one in self.pool.statistics()}
-        return JSONResponse({"engines": states}, 200 if self.pool.available() else 503)
+        return _json({"engines": states}, 200 if self.pool.available() else 503)
 
     async def savings(self, request: Request) -> Response:
         """Say what was saved so far, of all tenants together."""
         self._tenants.of(request.headers)
         savings = self.planner.savings
-        return JSONResponse({"words": str(savings), **savings.as_json()})
+        return _json({"words": str(savings), **savings.as_json()})
 
     async def metrics(self, request: Request) -> Response:
         collector = PlannerCollector(self.planner, self.pool)
@@ -268,63 +302,12 @@ class _Door:
             return {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
         if self._settings.keys:  # the callers' keys are this server's
             return {}
-        return {name: one for name in KEY_HEADERS if (one := request.headers.get(name))}
+        return {name: one for name in _KEY_HEADERS if (one := request.headers.get(name))}
 
     def _passed_on(self, request: Request) -> dict[str, str]:
         held = _KEPT_BACK | {self._settings.tenant_header.lower()}
         passed = {name: one for name, one in request.headers.items() if name not in held}
         return {**passed, "content-type": "application/json", **self._keys(request)}
-
-
-class Relayed(Response):
-    """An answer as it comes; a caller that goes away ends the request to the engine.
-
-    One that breaks off ends early, with its connection.
-    """
-
-    def __init__(
-        self, pieces: AsyncGenerator[forwarding.AnswerPiece], tells: object, timeout_s: float
-    ) -> None:
-        self._pieces, self._tells, self._timeout_s = pieces, tells, timeout_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer; raise what happens before it begins."""
-        sending, gone = (
-            asyncio.ensure_future(self._relay(send)),
-            asyncio.ensure_future(_gone(receive)),
-        )
-        try:
-            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-        finally:
-            sending.cancel()
-            gone.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
-
-    async def _relay(self, send: Send) -> None:
-        async with aclosing(self._pieces):
-            async with asyncio.timeout(self._timeout_s):
-                head = await anext(self._pieces)
-            headers, last = dict(head.headers), None
-            if self._tells is not None:
-                last = forwarding.LastObject("ctxreuse", self._tells, is_events=head.is_events)
-                headers.pop("content-length", None)
-            raw = [(name.encode("latin-1"), one.encode("latin-1")) for name, one in headers.items()]
-            await send({"type": "http.response.start", "status": head.status, "headers": raw})
-            body: dict[str, Any] = {"type": "http.response.body", "more_body": True}
-            try:
-                async for piece in self._pieces:
-                    await send({**body, "body": last.take(piece.data) if last else piece.data})
-            except EngineError as error:
-                _log.warning("an answer broke off: %s", error)
-                return
-            await send({**body, "body": last.end() if last else b"", "more_body": False})
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def make_app(
@@ -399,10 +382,6 @@ def _history(texts: Sequence[str]) -> list[dict[str, str]]:
     return [{"role": "user", "content": one} for one in texts]
 
 
-def _characters(turns: Sequence[str]) -> int:
-    return sum(100 + len(one) for one in turns)
-
-
 def _object(raw: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(raw)
@@ -411,8 +390,8 @@ def _object(raw: bytes) -> dict[str, Any]:
     return checked_kind("the body", parsed, dict, "a JSON object")
 
 
-def _json(fields: Mapping[str, Any]) -> Response:
-    return Response(_written(fields), media_type="application/json")
+def _json(fields: Mapping[str, Any], status: int = 200, headers: Any = None) -> Response:
+    return Response(_written(fields), status, headers, "application/json")
 
 
 def _written(fields: Mapping[str, Any]) -> bytes:
@@ -440,4 +419,4 @@ def _told(request: Request, error: Exception) -> Response:
         status, words = 400, str(error)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     about = {"message": words, "type": kind, "param": None, "code": None}
-    return JSONResponse({"type": "error", "error": about}, status, headers)
+    return _json({"type": "error", "error": about}, status, headers)

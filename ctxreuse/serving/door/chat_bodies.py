@@ -37,16 +37,10 @@ class GivenDocument(NamedTuple):
 def read_documents(given: object, template: object = None) -> list[GivenDocument]:
     """Return the documents of a body that show anything, best first.
 
-    Args:
-        given: A list of objects with `text`, and perhaps `id` and `title`.
-        template: How each is shown: a string with `{text}` and names of other keys. None shows the
-            title, if there is one, above the text.
-
-    Raises:
-        InvalidRequestError: wrong type.
+    Each is shown by a template with `{text}` and names of other keys, else below its title.
     """
     checked_kind("template", template, (str, NoneType), "a string such as '{title}: {text}'")
-    listed = checked_each("documents", given, Mapping, "an object with a text")  # type: ignore[type-abstract]
+    listed = checked_each("documents", given, dict, "an object with a text")
     read = [_document(one, f"documents[{n}]", template) for n, one in enumerate(listed)]
     return [one for one in read if one.text.strip()]
 
@@ -104,11 +98,10 @@ class PromptBody(NamedTuple):
             names.setdefault(one.text, place if one.id is None else one.id)
         if plan is None:  # nothing moves
             return {"order": list(names.values()), "labels": {}, "expected_cached_tokens": 0}
-        labels = plan.label_of.items() if plan.is_labelled else ()
-        blocks = plan.request.unique_blocks
+        blocks, labels = plan.request.unique_blocks, plan.label_of if plan.is_labelled else {}
         return {
             "order": [names.get(one.text, one.id) for one in plan.blocks],
-            "labels": {label: names.get(blocks[key].text) for key, label in labels},
+            "labels": {label: names.get(blocks[key].text) for key, label in labels.items()},
             "expected_cached_tokens": plan.expected_cached_tokens,
         }
 

@@ -30,7 +30,7 @@ HOP_BY_HOP = frozenset(
     )
 )
 _SERVERS = HOP_BY_HOP | {"date", "server", "set-cookie"}
-_USAGE = b'"usage"'
+_USAGE, _MOST_READ = b'"usage"', 16 << 20
 _EVENT, _CLOSING = re.compile(rb"^data: ?\{", re.MULTILINE), re.compile(rb"\}")
 
 
@@ -147,8 +147,8 @@ class ForwardedAnswer(AsyncClosing):
 class UsageReader:
     """Reads what an answer, a JSON object or events, says of its usage."""
 
-    def __init__(self, *, is_events: bool, max_bytes: int = 16 << 20) -> None:
-        self._is_events, self._left = is_events, max_bytes
+    def __init__(self, *, is_events: bool) -> None:
+        self._is_events, self._left = is_events, _MOST_READ
         self._rest, self._said = bytearray(), list[bytes]()
 
     def take(self, data: bytes) -> None:
@@ -167,7 +167,7 @@ class UsageReader:
         for text in self._said if self._is_events else (self._rest,):
             with suppress(ValueError, RecursionError):
                 told = reported_field(json.loads(text), "message") or json.loads(text)
-                usage = usage.with_more(usage_in(told) or ReportedTokens(), adds_up=False)
+                usage = usage.with_more(usage_in(told) or usage, adds_up=False)
         return usage
 
 

@@ -238,7 +238,7 @@ async def test_a_conversation_stays_with_its_engine_and_documents_go_where_they_
 
 
 async def test_requests_that_wait_together_are_planned_together():
-    async with served(EmulatedEngine(), window_s=0.2) as door:
+    async with served(EmulatedEngine(), window_ms=200) as door:
         await asyncio.gather(*(door.chat(names) for names in ("abc", "cbd", "bce")))
         texts = [one["messages"][0]["content"] for one in door.bodies()]
     assert len({text[:300] for text in texts}) == 1  # they begin alike
