@@ -51,7 +51,7 @@ class EngineConnection:
         # without user and password: HTTP libraries write addresses into logs and errors
         self.root = f"{parts.scheme}://{self.host}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._api_key = api_key
-        self._basic = _basic(parts)
+        self.basic = _basic(parts)
         self._max_reply_bytes = checked_integer("max_reply_bytes", max_reply_bytes, 1)
         self._timeout_s = timeout_s if timeout_s is None else checked_number("timeout_s", timeout_s)
         self._users_http = http_client
@@ -97,7 +97,7 @@ class EngineConnection:
                     http_client=guarded(http, self._max_reply_bytes),
                     timeout=self._timeout_s,
                     max_retries=0,
-                    default_headers=self._basic,
+                    default_headers=self.basic,
                 )
                 # imports more, and in Python 3.11 under a lock that no fork may meet
                 _ = client.chat.completions.with_streaming_response
@@ -340,7 +340,7 @@ def _basic(parts: SplitResult) -> dict[str, str]:
     if not (user or password):
         return {}
     secret = f"{unquote(user)}:{unquote(password)}".encode()
-    return {"Authorization": f"Basic {b64encode(secret).decode()}"}
+    return {"authorization": f"Basic {b64encode(secret).decode()}"}
 
 
 _LONGEST_BACKOFF_S = 60.0

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ctxreuse.cache.telemetry import PlannerCollector
-from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest
+from ctxreuse.context.blocks import BlockId, ContextRequest
 from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.reported_usage import usage_in
@@ -136,7 +136,8 @@ class _Door:
         if added or fields is not None:
             raw = _written({**(parsed if fields is None else fields), **(added or {})})
         prompt = _routed(planned, scope)
-        forward = forwarding.ForwardedRequest(request.url.path, raw, self._passed_on(request))
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        forward = forwarding.ForwardedRequest(path, raw, self._passed_on(request))
         pieces = self._gateway.astream(planned, lambda: self.pool.stream(prompt, forward=forward))
         tells = body and body.tells and body.told(prompt if isinstance(prompt, Plan) else None)
         return self._relayed(pieces, tells)
@@ -359,9 +360,9 @@ def _asked(body: Mapping[str, Any], tenant: str) -> ContextRequest:
     documents = chat_bodies.read_documents(body.get("documents"), body.get("template"))
     history = body.get("history")
     return ContextRequest(
-        [ContextBlock(id=one.id, text=one.text) for one in documents],  # type: ignore[arg-type]
+        documents,
         body.get("query", ""),
-        conversation_id=chat_bodies.checked_name("conversation", body.get("conversation")),
+        conversation_id=body.get("conversation"),
         history=None if history is None else checked_each("history", history, dict, "a message"),
         tenant=tenant,
         labels=body.get("labels"),
@@ -404,13 +405,14 @@ def _written(fields: Mapping[str, Any]) -> bytes:
 def _told(request: Request, error: Exception) -> Response:
     """Return an error in the words of OpenAI's and Anthropic's protocols; an engine's as it is."""
     status, words, headers = 500, "an internal error, which the server's log names", {}
-    if isinstance(error, forwarding.RefusedError) and error.passes:
+    # a redirect would take the prompt, and the caller's key, elsewhere
+    if isinstance(error, forwarding.RefusedError) and error.response.status_code >= 400:
         return Response(error.body, error.response.status_code, error.headers)
     if isinstance(error, HTTPException):
         status, words, headers = error.status_code, error.detail, dict(error.headers or {})
     elif isinstance(error, ClientDisconnect):
         status, words = 499, "the caller has gone away"
-    elif isinstance(error, TimeoutError) or isinstance(error.__cause__, httpx.TimeoutException):
+    elif isinstance(error, TimeoutError):
         status, words = 504, "no answer has begun in time"
     elif isinstance(error, EngineError):
         status, words = 503 if error.retry_after_s else 502, str(error)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
-from ctxreuse.context.blocks import BlockId, text_digest
-from ctxreuse.context.checks import checked_each, checked_kind
+from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
+from ctxreuse.context.checks import checked_each, checked_id, checked_kind
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.formatting import joined_forms
 from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
@@ -27,51 +27,35 @@ _OURS = ("documents", "conversation", "ctxreuse")
 _MOST_CHARACTERS = 64_000_000
 
 
-class GivenDocument(NamedTuple):
-    """A document of a request, as a prompt shows it."""
-
-    id: BlockId | None
-    text: str
-
-
-def read_documents(given: object, template: object = None) -> list[GivenDocument]:
+def read_documents(given: object, template: object = None) -> list[ContextBlock]:
     """Return the documents of a body that show anything, best first.
 
     Each is shown by a template with `{text}` and names of other keys, else below its title.
     """
     checked_kind("template", template, (str, NoneType), "a string such as '{title}: {text}'")
     listed = checked_each("documents", given, dict, "an object with a text")
-    read = [_document(one, f"documents[{n}]", template) for n, one in enumerate(listed)]
+    read = [ContextBlock(id=one.get("id"), text=_shown(one, template)) for one in listed]  # type: ignore[arg-type]
     return [one for one in read if one.text.strip()]
 
 
-def _document(given: Mapping[str, Any], where: str, template: Any) -> GivenDocument:
-    name, title = given.get("id"), given.get("title")
-    text = checked_kind(f"{where}.text", given.get("text"), str, "a string")
-    checked_name(f"{where}.id", name)
+def _shown(given: Mapping[str, Any], template: Any) -> str:
+    text = checked_kind("a document's text", given.get("text"), str, "a string")
     if template is None:
-        return GivenDocument(name, f"{title}\n{text}" if title else text)
+        title = given.get("title")
+        return f"{title}\n{text}" if title else text
     # piece by piece: a text may hold such names, and format() takes specifications of gigabytes
     first, *rest = template.split("{")
-    shown = [first]
     for piece in rest:
         key, closing, behind = piece.partition("}")
-        shown.append(f"{given[key]}{behind}" if closing and key in given else "{" + piece)
-    return GivenDocument(name, "".join(shown))
-
-
-def checked_name(name: str, value: Any) -> BlockId | None:
-    """Return the name of a document or a conversation."""
-    if isinstance(value, bool):
-        raise InvalidRequestError(f"{name} must be a string or an integer, not {describe(value)}")
-    return checked_kind(name, value, (str, int, NoneType), "a string or an integer")
+        first += f"{given[key]}{behind}" if closing and key in given else "{" + piece
+    return str(first)
 
 
 class PromptBody(NamedTuple):
     """A chat request whose prompt is to be planned."""
 
     fields: dict[str, Any]  # without what is ours
-    documents: list[GivenDocument]
+    documents: list[ContextBlock]
     conversation: BlockId | None
     tells: bool  # whether the answer is to say what was planned
 
@@ -83,7 +67,8 @@ class PromptBody(NamedTuple):
         if named is None and not tells and not any(name in body for name in _OURS):
             return None
         checked_kind("ctxreuse", tells, (bool, NoneType), "true or false")
-        named = checked_name("conversation", named)
+        if named is not None:
+            checked_id("conversation", named)
         checked_each("messages", body.get("messages"), dict, "an object")
         documents = read_documents(body.get("documents") or [])
         fields = {name: one for name, one in body.items() if name not in _OURS}
@@ -92,12 +77,11 @@ class PromptBody(NamedTuple):
         return cls(fields, documents, named, bool(tells))
 
     def told(self, plan: Plan | None) -> dict[str, Any]:
-        """Return what an answer says of a plan: names of documents, positions of those without."""
-        names: dict[str, BlockId] = {}
-        for place, one in enumerate(self.documents):
-            names.setdefault(one.text, place if one.id is None else one.id)
+        """Return what an answer says of a plan, with the documents' names."""
+        names = {one.text: one.id for one in reversed(self.documents)}
         if plan is None:  # nothing moves
-            return {"order": list(names.values()), "labels": {}, "expected_cached_tokens": 0}
+            own = dict.fromkeys(one.id for one in self.documents)
+            return {"order": list(own), "labels": {}, "expected_cached_tokens": 0}
         blocks, labels = plan.request.unique_blocks, plan.label_of if plan.is_labelled else {}
         return {
             "order": [names.get(one.text, one.id) for one in plan.blocks],

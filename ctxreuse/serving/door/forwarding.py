@@ -49,11 +49,7 @@ class AnswerPiece(NamedTuple):
     status: int = 0
     headers: Mapping[str, str] = {}
     usage: ReportedTokens | None = None
-
-    @property
-    def is_events(self) -> bool:
-        """Whether an answer streams events, by its headers."""
-        return self.headers.get("content-type", "").startswith("text/event-stream")
+    is_events: bool = False
 
 
 class RefusedError(EngineError):
@@ -62,8 +58,6 @@ class RefusedError(EngineError):
     def __init__(self, host: str, response: Any, body: bytes) -> None:
         self.response, self.body = response, body
         self.headers = _end_to_end(response.headers)
-        # a redirect would take the prompt, and the caller's key, elsewhere
-        self.passes = response.status_code >= 400
         status, asked_s = response.status_code, retry_after_s(self)
         super().__init__(f"the engine at {host} answers {status}", status, 1, asked_s)
 
@@ -88,17 +82,20 @@ class ForwardingClient(EngineClient):
         self, forward: ForwardedRequest, answer: ForwardedAnswer
     ) -> AsyncGenerator[AnswerPiece]:
         began, url = time.perf_counter(), self._root + forward.path
-        content, headers = forward.content, forward.headers
+        headers = {**self._connection.basic, **forward.headers}
         try:
-            request = self._http.build_request("POST", url, content=content, headers=headers)
+            request = self._http.build_request(
+                "POST", url, content=forward.content, headers=headers
+            )
             response = await self._http.send(request, stream=True)
             first_s = time.perf_counter() - began
             async with aclosing(response):
                 if response.status_code >= 300:
                     raise RefusedError(self.host, response, await response.aread())
-                head = AnswerPiece(b"", response.status_code, _end_to_end(response.headers))
-                reader = UsageReader(is_events=head.is_events)
-                yield head
+                kept = _end_to_end(response.headers)
+                is_events = kept.get("content-type", "").startswith("text/event-stream")
+                reader = UsageReader(is_events=is_events)
+                yield AnswerPiece(b"", response.status_code, kept, is_events=is_events)
                 async for data in response.aiter_raw():
                     reader.take(data)
                     yield AnswerPiece(data)
