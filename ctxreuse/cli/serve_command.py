@@ -16,9 +16,10 @@ from typing import Any
 
 from ctxreuse.cli.terminal import put
 from ctxreuse.context.fork_safety import importing_late
-from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, shown_url
+from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.measure.options import CACHES, option
 from ctxreuse.pipeline.environment import SHARED_LOG_SECRET, shared_log_at
+from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.cache_rules import cache_profile
 
 _ASKING_S = 0.5
@@ -87,11 +88,11 @@ class ServeCommand:
         if not self.engines:
             raise InvalidRequestError("name at least one engine: --engine http://127.0.0.1:8000")
         tenants.Tenants(self.tenant_header, self.keys, secret)
-        cache_profile(self.cache)
+        cache_profile(self.cache)  # raises, as do the others, before anything is begun
         if self.shared_log:
             shared_log_at(self.shared_log, os.environ.get(SHARED_LOG_SECRET, ""))
         settings = {one.name: getattr(self, one.name) for one in fields(app.DoorSettings)}
-        states = asyncio.run(_states(self.engines, os.environ.get(app.ENGINE_KEY, "EMPTY")))
+        states = asyncio.run(_states(self.engines))
         with ExitStack() as within:
             if self.workers > 1 and not self.shared_log:
                 folder = within.enter_context(TemporaryDirectory(prefix="ctxreuse-"))
@@ -106,26 +107,21 @@ class ServeCommand:
                 factory=True,
                 fd=listening.fileno(),
                 workers=self.workers,
+                limit_concurrency=2 * self.concurrency + 100,  # refused in words before
                 **_UVICORN,
             )
         return None
 
 
-async def _states(engines: Sequence[str], key: str) -> str:
+async def _states(engines: Sequence[str]) -> str:
     """Return a line an engine that says whether it is ready."""
-    from ctxreuse.serving import EngineClient
+    from ctxreuse.serving import EnginePool
 
-    async def line(engine: str) -> str:
-        said = "ready"
-        async with EngineClient(engine, api_key=key, retries=0, timeout_s=_ASKING_S) as client:
-            try:
-                await client.check_health()
-            except EngineError as error:
-                if error.status != 404:  # it answers, and knows no such route
-                    said = f"status {error.status}" if error.status else "no answer"
-        return f"Engine {shown_url(engine)}: {said}"
-
-    return "\n".join(await asyncio.gather(*map(line, engines)))
+    async with EnginePool(engines, planner=ReusePlanner()) as pool:
+        ready = await pool.check(_ASKING_S)
+    return "\n".join(
+        f"Engine {name}: {'' if is_so else 'not '}ready" for name, is_so in ready.items()
+    )
 
 
 def _listening(host: str, port: int) -> socket.socket:

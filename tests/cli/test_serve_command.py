@@ -56,8 +56,8 @@ def test_it_says_where_it_serves_the_engines_health_and_a_line_to_try(tmp_path):
             url = said[0].split()[-1]
             assert said[:4] == [
                 f"Serving at {url}\n",
-                f"Engine {engine.url}: ready\n",
-                "Engine http://127.0.0.1:9: no answer\n",
+                f"Engine {engine.url.removeprefix('http://')}: ready\n",
+                "Engine 127.0.0.1:9: not ready\n",
                 "Try it:\n",
             ]
             assert httpx.get(f"{url}/healthz", trust_env=False).json() == {"status": "ok"}

@@ -77,7 +77,7 @@ class _Door:
     def __init__(
         self, planner: ReusePlanner, settings: DoorSettings, environment: Mapping[str, str]
     ) -> None:
-        self.planner, self._settings = planner, settings
+        self.planner, self._settings, self._left = planner, settings, settings.concurrency
         self._key, secret = environment.get(ENGINE_KEY, ""), environment.get(KEYS_SECRET, "")
         self._tenants = Tenants(settings.tenant_header, settings.keys, secret)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
@@ -127,6 +127,8 @@ class _Door:
 
     async def chat(self, request: Request) -> ASGIApp:
         """Plan a chat request's documents, send it on, and give the answer back as it is."""
+        if self._left <= 0:
+            raise HTTPException(503, "too many requests at a time", {"retry-after": "1"})
         raw = await self._body(request)
         tenant, parsed = self._tenants.of(request.headers), _object(raw)
         body = chat_bodies.PromptBody.of(parsed, request.headers)
@@ -169,12 +171,14 @@ class _Door:
                 pass
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            self._left -= 1
             both = asyncio.ensure_future(relay(send)), asyncio.ensure_future(gone(receive))
             try:
                 await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                 if both[0].done():
                     both[0].result()
             finally:
+                self._left += 1
                 for one in both:
                     one.cancel()
                 await asyncio.gather(*both, return_exceptions=True)
@@ -328,23 +332,7 @@ def make_app(
 
     kinds = CtxreuseError, ClientDisconnect, HTTPException, TimeoutError, Exception
     handlers: Any = dict.fromkeys(kinds, _told)
-    app = Starlette(lifespan=lifespan, routes=door.routes(), exception_handlers=handlers)
-    left = settings.concurrency
-
-    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve so many requests at a time, their answers' streams included."""
-        nonlocal left
-        counts = scope["type"] == "http" and scope["path"].startswith("/v1/")
-        if counts and left <= 0:
-            busy = HTTPException(503, "too many requests at a time", {"retry-after": "1"})
-            return await _told(Request(scope), busy)(scope, receive, send)
-        left -= counts
-        try:
-            await app(scope, receive, send)
-        finally:
-            left += counts
-
-    return limited
+    return Starlette(lifespan=lifespan, routes=door.routes(), exception_handlers=handlers)
 
 
 def app_of_environment() -> ASGIApp:
