@@ -17,6 +17,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import fields
 from importlib.metadata import distribution
 from io import StringIO
 from itertools import pairwise
@@ -36,10 +37,11 @@ from uvicorn.main import main as uvicorn_command
 
 import ctxreuse
 from ctxreuse.cli import main
+from ctxreuse.cli.serve_command import ServeCommand
 from ctxreuse.serving import EmulatedEngine
 
 MODEL = "smollm2-135m-instruct"
-LANGUAGES = {"python", "console", "text"}
+LANGUAGES = {"python", "console", "text", "typescript"}
 
 NOT_COMPARED = {
     ("docs/guides/measuring.md", "29% fewer prompt tokens to compute with ctxreuse, online, "): (
@@ -56,6 +58,8 @@ NOT_RUN = {
     "uvicorn": "serves until it is ended; a test of its own starts the application",
     "celery": "needs a broker; the module has to exist",
     "docker": "needs a daemon; the file has to exist",
+    "curl": "needs a server; a test of the server runs it",
+    "serve": "serves until it is ended; the options have to exist",
 }
 """Commands that are checked, not run, and why."""
 
@@ -349,6 +353,16 @@ def check_docker(words: tuple[str, ...]) -> None:
     assert all((ROOT / file).exists() for file in files)
 
 
+def check_serve(words: tuple[str, ...]) -> None:
+    known = {name for one in fields(ServeCommand) for name in one.metadata["names"]}
+    known |= {f"--{one.name.replace('_', '-')}" for one in fields(ServeCommand)}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def check_curl(words: tuple[str, ...]) -> None:
+    assert json.loads(words[words.index("-d") + 1])
+
+
 CHECKS: dict[str, Callable[[tuple[str, ...]], None]] = {
     "make": check_make,
     "pip": check_pip,
@@ -357,12 +371,16 @@ CHECKS: dict[str, Callable[[tuple[str, ...]], None]] = {
     "uvicorn": check_uvicorn,
     "celery": check_celery,
     "docker": check_docker,
+    "serve": check_serve,
+    "curl": check_curl,
 }
 
 
 def run_console(block: Block) -> None:
     for command in commands_of(block.code):
-        if command.words[0] == "ctxreuse":
+        if command.words[:2] == ("ctxreuse", "serve"):
+            CHECKS["serve"](command.words)
+        elif command.words[0] == "ctxreuse":
             run_command(command)
         else:
             assert not command.output, "only the output of this package's commands is compared"
@@ -412,6 +430,8 @@ def run_page(page: str, sent: Sent, folder: Path, monkeypatch: pytest.MonkeyPatc
             if exception(block) is None:
                 assert block.follows is ran, f"{page}, line {block.line}: nothing prints this"
                 assert comparable(output) == comparable(block.code)
+        elif block.language == "typescript":
+            assert page == "docs/guides/serve.md"  # which a test of the server runs
         else:
             pytest.fail(f"{page}, line {block.line}: nothing runs {block.language!r} blocks")
 
