@@ -79,15 +79,15 @@ class ServeCommand:
             with importing_late:
                 import uvicorn
 
-                from ctxreuse.serving.door import app, tenants
+                from ctxreuse.serving.door import app
         except ImportError as error:
             raise MissingExtraError("ctxreuse serve", "serve") from error
-        secret = os.environ.get(tenants.KEYS_SECRET, "")
+        secret = os.environ.get(app.KEYS_SECRET, "")
         if self.hash_key:
-            return put(tenants.hashed_key(sys.stdin.readline().strip(), secret))
+            return put(app.hashed_key(sys.stdin.readline().strip(), secret))
         if not self.engines:
             raise InvalidRequestError("name at least one engine: --engine http://127.0.0.1:8000")
-        tenants.Tenants(self.tenant_header, self.keys, secret)
+        app.read_keys(self.keys, secret)
         cache_profile(self.cache)  # raises, as do the others, before anything is begun
         if self.shared_log:
             shared_log_at(self.shared_log, os.environ.get(SHARED_LOG_SECRET, ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -26,10 +28,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId, ContextRequest
 from ctxreuse.context.checks import checked_each, checked_kind
+from ctxreuse.context.files import file_errors
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.reported_usage import usage_in
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.errors import CtxreuseError, EngineError, InvalidRequestError
+from ctxreuse.errors import CtxreuseError, EngineError, InputFileError, InvalidRequestError
 from ctxreuse.pipeline.engine_options import SESSION_HEADER, EngineOptions
 from ctxreuse.pipeline.environment import SHARED_LOG, default_planner
 from ctxreuse.pipeline.model_gateway import ModelGateway
@@ -38,16 +41,15 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.answers import takes_salt
 from ctxreuse.serving.door import chat_bodies, forwarding
-from ctxreuse.serving.door.tenants import KEYS_SECRET, Tenants
 from ctxreuse.serving.pool.engine_pool import EnginePool
 
-ENGINE_KEY = "CTXREUSE_ENGINE_KEY"
+ENGINE_KEY, KEYS_SECRET = "CTXREUSE_ENGINE_KEY", "CTXREUSE_KEYS_SECRET"
 SETTINGS = "CTXREUSE_SERVE"
 """The variable of the environment in which worker processes find their settings, as JSON."""
 
 _KEY_HEADERS = ("authorization", "x-api-key")
 _log = logging.getLogger("ctxreuse")
-_ASKING_S, _LONGEST_REPLY = 5.0, 256 << 20
+_ASKING_S, _NO_LIMITS = 5.0, httpx.Limits(max_keepalive_connections=100)
 _MOST_CHARACTERS, _MOST_TURNS = 32_000_000, 64
 _TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 _KEPT_BACK = forwarding.HOP_BY_HOP | {
@@ -71,6 +73,50 @@ class DoorSettings:
     timeout_s: float = 600.0  # for an answer's head, and for each next bytes
 
 
+def hashed_key(key: str, secret: str) -> str:
+    """Return a key's hash, which tells nothing of it without the secret."""
+    if not secret:
+        raise InvalidRequestError(f"set {KEYS_SECRET}, which the hashes of API keys need")
+    return hmac.new(secret.encode(), key.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
+
+
+class _Callers:
+    """Tells who asks: by a header, or by a file of the keys' hashes; neither is ""."""
+
+    def __init__(self, header: str, keys: str, secret: str) -> None:
+        self._header, self._secret = header, secret
+        self._tenants = read_keys(keys, secret)
+
+    def of(self, headers: Mapping[str, str]) -> str:
+        """Return the tenant; raise a 401 for an unknown key."""
+        if self._tenants is None:
+            return headers.get(self._header, "") if self._header else ""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        hashed = hashed_key(given, self._secret)
+        # all are compared, so that time tells nothing
+        found = [own for known, own in self._tenants.items() if hmac.compare_digest(known, hashed)]
+        if not found:
+            raise HTTPException(401, "this API key is not known here")
+        return found[0]
+
+
+def read_keys(path: str, secret: str) -> dict[str, str] | None:
+    """Return the tenants by the hashes of their keys; None without a file."""
+    if not path:
+        return None
+    hashed_key("", secret)  # raises without a secret, before the first request
+    with file_errors(path, "read"):
+        text = Path(path).read_bytes()
+    try:
+        read = {bytes.fromhex(known).hex(): own for known, own in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        read = {"": ""}
+    if not all(len(known) == 64 and own and isinstance(own, str) for known, own in read.items()):
+        raise InputFileError(f'{path}: must be JSON, {{"hash of --hash-key": "tenant", ...}}')
+    return read
+
+
 class _Door:
     """Plans what comes in, and sends it on to a pool of engines. For one event loop."""
 
@@ -79,26 +125,19 @@ class _Door:
     ) -> None:
         self.planner, self._settings, self._left = planner, settings, settings.concurrency
         self._key, secret = environment.get(ENGINE_KEY, ""), environment.get(KEYS_SECRET, "")
-        self._tenants = Tenants(settings.tenant_header, settings.keys, secret)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-        self._http = httpx.AsyncClient(timeout=settings.timeout_s, limits=limits)
+        self._callers = _Callers(settings.tenant_header, settings.keys, secret)
+        self._http = httpx.AsyncClient(timeout=settings.timeout_s, limits=_NO_LIMITS)
         # an engine's cookies would go to it with the requests of other tenants
         self._http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
-        connect = partial(
-            forwarding.ForwardingClient,
-            http=self._http,
-            api_key=self._key or "EMPTY",
-            max_reply_bytes=_LONGEST_REPLY,
-            timeout_s=settings.timeout_s,
-        )
-        self._clients = [connect(address) for address in settings.engines]
-        engines = zip(settings.engines, self._clients, strict=True)
-        self.pool = EnginePool(
-            {client.host: partial(connect, address) for address, client in engines},
-            planner=planner,
-            window_s=0.0,  # prompts have waited for each other before
-            concurrency=settings.concurrency,
-        )
+        options: dict[str, Any] = {"api_key": self._key or "EMPTY", "timeout_s": settings.timeout_s}
+        self._clients = [
+            forwarding.ForwardingClient(self._http, address, **options)
+            for address in settings.engines
+        ]
+        engines = {one.host: one.again for one in self._clients}
+        most = settings.concurrency
+        # prompts have waited for each other before
+        self.pool = EnginePool(engines, planner=planner, window_s=0.0, concurrency=most)
         window_s, usage = settings.window_ms / 1_000, attrgetter("usage")
         self._gateway = ModelGateway(planner, "reuse", window_s, "ctxreuse serve", "", usage)
         self._shown = chat_bodies.ShownDocuments(planner.templates)
@@ -130,13 +169,13 @@ class _Door:
         if self._left <= 0:
             raise HTTPException(503, "too many requests at a time", {"retry-after": "1"})
         raw = await self._body(request)
-        tenant, parsed = self._tenants.of(request.headers), _object(raw)
+        tenant, parsed = self._callers.of(request.headers), _object(raw)
         body = chat_bodies.PromptBody.of(parsed, request.headers)
         planned, fields = await self._planned(body, tenant)
         scope = RequestScope(tenant or None, body and body.conversation)
         added = self._options.added(planned, scope, {}, parsed, {}).get("extra_body")
         if added or fields is not None:
-            raw = _written({**(parsed if fields is None else fields), **(added or {})})
+            raw = json.dumps({**(parsed if fields is None else fields), **(added or {})}).encode()
         prompt = _routed(planned, scope)
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         forward = forwarding.ForwardedRequest(path, raw, self._passed_on(request))
@@ -258,7 +297,7 @@ class _Door:
         return self._issued.pop(tenant, name)
 
     async def models(self, request: Request) -> Response:
-        self._tenants.of(request.headers)
+        self._callers.of(request.headers)
         keys = self._keys(request)
         asked = await asyncio.gather(*(one.models(keys, _ASKING_S) for one in self._clients))
         found = {str(one.get("id")): one for models in reversed(asked) for one in models}
@@ -273,7 +312,7 @@ class _Door:
 
     async def savings(self, request: Request) -> Response:
         """Say what was saved so far, of all tenants together."""
-        self._tenants.of(request.headers)
+        self._callers.of(request.headers)
         savings = self.planner.savings
         return _json({"words": str(savings), **savings.as_json()})
 
@@ -286,18 +325,16 @@ class _Door:
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], str]:
-        return _object(await self._body(request)), self._tenants.of(request.headers)
+        return _object(await self._body(request)), self._callers.of(request.headers)
 
     async def _body(self, request: Request) -> bytes:
-        most, size, read = self._settings.max_body_bytes, 0, bytearray()
+        most, read = self._settings.max_body_bytes, bytearray()
         async with asyncio.timeout(self._settings.timeout_s):
             async for data in request.stream():
-                size += len(data)
-                if size <= most:
-                    read += data
-                elif size > 2 * most:  # until here it is read, so that the caller reads why
+                read += data
+                if len(read) > 2 * most:
                     break
-        if size > most:
+        if len(read) > most:  # read a little further, so that the caller reads why
             raise HTTPException(413, f"the request has more than {most:,} bytes")
         return bytes(read)
 
@@ -380,14 +417,7 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 
 def _json(fields: Mapping[str, Any], status: int = 200, headers: Any = None) -> Response:
-    return Response(_written(fields), status, headers, "application/json")
-
-
-def _written(fields: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(fields, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # lone surrogates, which only escapes can say
-        return json.dumps(fields).encode()
+    return Response(json.dumps(fields), status, headers, "application/json")
 
 
 def _told(request: Request, error: Exception) -> Response:

@@ -30,7 +30,7 @@ HOP_BY_HOP = frozenset(
     )
 )
 _SERVERS = HOP_BY_HOP | {"date", "server", "set-cookie"}
-_USAGE, _MOST_READ = b'"usage"', 16 << 20
+_USAGE, _MOST_READ, _LONGEST_REPLY = b'"usage"', 16 << 20, 256 << 20
 _EVENT, _CLOSING = re.compile(rb"^data: ?\{", re.MULTILINE), re.compile(rb"\}")
 
 
@@ -65,11 +65,10 @@ class RefusedError(EngineError):
 class ForwardingClient(EngineClient):
     """An engine that requests are sent on to."""
 
-    def __init__(self, base_url: str, http: Any, max_reply_bytes: int, **options: Any) -> None:
-        super().__init__(
-            base_url, http_client=http, max_reply_bytes=max_reply_bytes, retries=0, **options
-        )
-        self._http, self._root = guarded(http, max_reply_bytes), self._connection.root
+    def __init__(self, http: Any, base_url: str, **options: Any) -> None:
+        super().__init__(base_url, http_client=http, retries=0, **options)
+        self.again = partial(ForwardingClient, http, base_url, **options)
+        self._http, self._root = guarded(http, _LONGEST_REPLY), self._connection.root
         self.host = self._connection.host
 
     def stream(  # type: ignore[override]

@@ -8,7 +8,7 @@ from door_helpers import CHAT, asking, documents, served
 
 from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.serving import EmulatedEngine
-from ctxreuse.serving.door.tenants import Tenants, hashed_key
+from ctxreuse.serving.door.app import hashed_key, read_keys
 
 __all__ = ["run"]
 
@@ -146,9 +146,9 @@ def test_a_file_that_holds_no_hashes_is_named(tmp_path, text):
     path = tmp_path / "keys"
     path.write_text(text)
     with pytest.raises(InputFileError, match="keys: must be JSON"):
-        Tenants("", str(path), "s")
+        read_keys(str(path), "s")
     with pytest.raises(InputFileError, match="cannot be read"):
-        Tenants("", str(tmp_path / "none"), "s")
+        read_keys(str(tmp_path / "none"), "s")
 
 
 def test_the_command_hashes_a_key(run, monkeypatch, keys):
@@ -159,4 +159,4 @@ def test_the_command_hashes_a_key(run, monkeypatch, keys):
     code, _, err = run("serve", "--hash-key", stdin="key-one\n")
     assert (code, err.startswith("ctxreuse: set CTXREUSE_KEYS_SECRET")) == (2, True)
     with pytest.raises(InvalidRequestError, match="CTXREUSE_KEYS_SECRET"):
-        Tenants("", keys, "")
+        read_keys(keys, "")
