@@ -18,9 +18,9 @@ from ctxreuse.cli.terminal import put
 from ctxreuse.context.fork_safety import importing_late
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.measure.options import CACHES, option
-from ctxreuse.pipeline.environment import SHARED_LOG_SECRET, shared_log_at
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.cache_rules import cache_profile
+from ctxreuse.sharing.environment import SHARED_LOG, as_given, shared_log_at
 
 _ASKING_S = 0.5
 _UVICORN: dict[str, Any] = dict.fromkeys(("access_log", "proxy_headers", "server_header"), False)
@@ -90,17 +90,18 @@ class ServeCommand:
         app.read_keys(self.keys, secret)
         cache_profile(self.cache)  # raises, as do the others, before anything is begun
         if self.shared_log:
-            shared_log_at(self.shared_log, os.environ.get(SHARED_LOG_SECRET, ""))
-        settings = {one.name: getattr(self, one.name) for one in fields(app.DoorSettings)}
+            shared_log_at(self.shared_log)
+            os.environ[SHARED_LOG] = self.shared_log
         states = asyncio.run(_states(self.engines))
         with ExitStack() as within:
-            if self.workers > 1 and not self.shared_log:
+            if self.workers > 1 and not os.environ.get(SHARED_LOG):
                 folder = within.enter_context(TemporaryDirectory(prefix="ctxreuse-"))
-                settings["shared_log"] = str(Path(folder) / "log.sqlite")
+                os.environ[SHARED_LOG] = str(Path(folder) / "log.sqlite")
             listening = within.enter_context(_listening(self.host, self.port))
             at = f"http://{self.host}:{listening.getsockname()[1]}"
             put(f"Serving at {at}\n{states}\n{_TRY.format(at=at)}")
             sys.stdout.flush()
+            settings = {one.name: getattr(self, one.name) for one in fields(app.DoorSettings)}
             os.environ[app.SETTINGS] = json.dumps(settings)
             uvicorn.run(
                 f"{app.__name__}:{app.app_of_environment.__name__}",
@@ -117,7 +118,7 @@ async def _states(engines: Sequence[str]) -> str:
     """Return a line an engine that says whether it is ready."""
     from ctxreuse.serving import EnginePool
 
-    async with EnginePool(engines, planner=ReusePlanner()) as pool:
+    async with EnginePool(engines, planner=as_given(ReusePlanner)) as pool:
         ready = await pool.check(_ASKING_S)
     return "\n".join(
         f"Engine {name}: {'' if is_so else 'not '}ready" for name, is_so in ready.items()

@@ -51,7 +51,7 @@ def settled(
     if held == "shadow":
         _say_unused(SHARED_LOG, "in shadow mode nothing is shared")
         return held, capacity_tokens, shared_log if mode else None, mode is None
-    told = _read(SHARED_LOG, _shared_log, None, None) if shared_log is None else None
+    told = _read(SHARED_LOG, shared_log_at, None, None) if shared_log is None else None
     return held, capacity_tokens, told or shared_log, told is not None
 
 
@@ -99,8 +99,8 @@ def _tokens(text: str) -> int:
     )
 
 
-def _shared_log(text: str) -> Any:
-    # stores are loaded when one is named
+def shared_log_at(text: str) -> Any:
+    """Return the log at a path, or a Redis server's; the stores are loaded when one is named."""
     from ctxreuse.sharing.redis_log import RedisLog, is_redis_url
 
     if not is_redis_url(text):

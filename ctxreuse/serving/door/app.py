@@ -34,7 +34,6 @@ from ctxreuse.context.reported_usage import usage_in
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import CtxreuseError, EngineError, InputFileError, InvalidRequestError
 from ctxreuse.pipeline.engine_options import SESSION_HEADER, EngineOptions
-from ctxreuse.pipeline.environment import SHARED_LOG, default_planner
 from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 from ctxreuse.planner import ReusePlanner
@@ -64,7 +63,6 @@ class DoorSettings:
 
     engines: tuple[str, ...]
     cache: str = "vllm"
-    shared_log: str = ""
     tenant_header: str = ""
     keys: str = ""  # a file
     window_ms: float = 0.0
@@ -376,8 +374,7 @@ def app_of_environment() -> ASGIApp:
     """Return the application that the command `ctxreuse serve` has described, for one process."""
     told = json.loads(os.environ[SETTINGS])
     settings = DoorSettings(**{**told, "engines": tuple(told["engines"])})
-    log = {SHARED_LOG: settings.shared_log} if settings.shared_log else {}
-    return make_app(default_planner({**os.environ, **log}, cache=settings.cache), settings)
+    return make_app(ReusePlanner(cache=settings.cache), settings)
 
 
 def _asked(body: Mapping[str, Any], tenant: str) -> ContextRequest:
