@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Send
 
 from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId, ContextRequest
@@ -34,9 +33,9 @@ from ctxreuse.context.reported_usage import usage_in
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import CtxreuseError, EngineError, InputFileError, InvalidRequestError
 from ctxreuse.pipeline.engine_options import SESSION_HEADER, EngineOptions
-from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.affinity import keyed_digest
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.answers import takes_salt
 from ctxreuse.serving.door import chat_bodies, forwarding
@@ -46,14 +45,15 @@ ENGINE_KEY, KEYS_SECRET = "CTXREUSE_ENGINE_KEY", "CTXREUSE_KEYS_SECRET"
 SETTINGS = "CTXREUSE_SERVE"
 """The variable of the environment in which worker processes find their settings, as JSON."""
 
-_KEY_HEADERS = ("authorization", "x-api-key")
+_KEY_HEADERS = {"authorization", "x-api-key"}
 _log = logging.getLogger("ctxreuse")
-_ASKING_S, _NO_LIMITS = 5.0, httpx.Limits(max_keepalive_connections=100)
+_NO_LIMITS = httpx.Limits(max_keepalive_connections=100)
+_NO_PROMPT = ContextRequest(())
 _MOST_CHARACTERS, _MOST_TURNS = 32_000_000, 64
 _TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 _KEPT_BACK = forwarding.HOP_BY_HOP | {
     *("host", "content-length", "content-type", "accept-encoding", "cookie", "expect"),
-    *(*_KEY_HEADERS, chat_bodies.CONVERSATION_HEADER, chat_bodies.TELL_HEADER),
+    *(chat_bodies.CONVERSATION_HEADER, chat_bodies.TELL_HEADER),
 }
 
 
@@ -75,44 +75,42 @@ def hashed_key(key: str, secret: str) -> str:
     """Return a key's hash, which tells nothing of it without the secret."""
     if not secret:
         raise InvalidRequestError(f"set {KEYS_SECRET}, which the hashes of API keys need")
-    return hmac.new(secret.encode(), key.encode("utf-8", "surrogatepass"), "sha256").hexdigest()
-
-
-class _Callers:
-    """Tells who asks: by a header, or by a file of the keys' hashes; neither is ""."""
-
-    def __init__(self, header: str, keys: str, secret: str) -> None:
-        self._header, self._secret = header, secret
-        self._tenants = read_keys(keys, secret)
-
-    def of(self, headers: Mapping[str, str]) -> str:
-        """Return the tenant; raise a 401 for an unknown key."""
-        if self._tenants is None:
-            return headers.get(self._header, "") if self._header else ""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        hashed = hashed_key(given, self._secret)
-        # all are compared, so that time tells nothing
-        found = [own for known, own in self._tenants.items() if hmac.compare_digest(known, hashed)]
-        if not found:
-            raise HTTPException(401, "this API key is not known here")
-        return found[0]
+    return keyed_digest(secret, "API key", key)
 
 
 def read_keys(path: str, secret: str) -> dict[str, str] | None:
     """Return the tenants by the hashes of their keys; None without a file."""
     if not path:
         return None
-    hashed_key("", secret)  # raises without a secret, before the first request
+    hashed = hashed_key("", secret)  # raises without a secret, before the first request
     with file_errors(path, "read"):
         text = Path(path).read_bytes()
     try:
         read = {bytes.fromhex(known).hex(): own for known, own in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
         read = {"": ""}
-    if not all(len(known) == 64 and own and isinstance(own, str) for known, own in read.items()):
+    if not all(len(one) == len(hashed) and own and type(own) is str for one, own in read.items()):
         raise InputFileError(f'{path}: must be JSON, {{"hash of --hash-key": "tenant", ...}}')
     return read
+
+
+class _Relay(StreamingResponse):
+    """Sends an answer on as it comes; a caller that goes away ends the request to the engine."""
+
+    def __init__(self, pieces: Any, places: asyncio.Semaphore, limit_s: float) -> None:
+        super().__init__(pieces)
+        self._pieces, self._places, self._limit_s = pieces, places, limit_s
+
+    async def stream_response(self, send: Send) -> None:
+        async with self._places, aclosing(self._pieces) as pieces:
+            async with asyncio.timeout(self._limit_s):
+                head = await anext(pieces)
+            self.status_code, self.body_iterator = head.status, (one.data async for one in pieces)
+            self.init_headers(head.headers)
+            try:
+                await super().stream_response(send)
+            except EngineError as error:  # no end is sent: the connection breaks, as it did
+                _log.warning("an answer broke off: %s", error)
 
 
 class _Door:
@@ -121,26 +119,26 @@ class _Door:
     def __init__(
         self, planner: ReusePlanner, settings: DoorSettings, environment: Mapping[str, str]
     ) -> None:
-        self.planner, self._settings, self._left = planner, settings, settings.concurrency
-        self._key, secret = environment.get(ENGINE_KEY, ""), environment.get(KEYS_SECRET, "")
-        self._callers = _Callers(settings.tenant_header, settings.keys, secret)
+        self.planner, self._settings = planner, settings
+        self._places = asyncio.Semaphore(settings.concurrency)
+        self._key, self._secret = (environment.get(one, "") for one in (ENGINE_KEY, KEYS_SECRET))
+        self._tenants = read_keys(settings.keys, self._secret)
         self._http = httpx.AsyncClient(timeout=settings.timeout_s, limits=_NO_LIMITS)
         # an engine's cookies would go to it with the requests of other tenants
         self._http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
         options: dict[str, Any] = {"api_key": self._key or "EMPTY", "timeout_s": settings.timeout_s}
-        self._clients = [
-            forwarding.ForwardingClient(self._http, address, **options)
-            for address in settings.engines
-        ]
-        engines = {one.host: one.again for one in self._clients}
-        most = settings.concurrency
+        client = partial(forwarding.ForwardingClient, self._http, **options)
+        engines = {
+            urlsplit(one).netloc.rpartition("@")[2]: partial(client, one)
+            for one in settings.engines
+        }
         # prompts have waited for each other before
+        most = settings.concurrency
         self.pool = EnginePool(engines, planner=planner, window_s=0.0, concurrency=most)
-        window_s, usage = settings.window_ms / 1_000, attrgetter("usage")
-        self._gateway = ModelGateway(planner, "reuse", window_s, "ctxreuse serve", "", usage)
-        self._shown = chat_bodies.ShownDocuments(planner.templates)
+        window_s = settings.window_ms / 1_000
+        self._chats = chat_bodies.ChatPlanner(planner, "ctxreuse serve", window_s)
         salts = bool(settings.tenant_header or settings.keys) and takes_salt(planner.cache)
-        self._options = EngineOptions(planner.cache, salts, False, SESSION_HEADER, secret)
+        self._options = EngineOptions(planner.cache, salts, False, SESSION_HEADER, self._secret)
         self._issued: TenantLRUMap[str, Plan] = TenantLRUMap(
             max_weight=_MOST_CHARACTERS, weight_of=lambda plan: 1_000 + len(plan.content)
         )
@@ -149,90 +147,53 @@ class _Door:
         )
 
     def routes(self) -> list[Route]:
-        posts = {"chat/completions": self.chat, "messages": self.chat, "usage": self.usage}
+        posts: dict[str, Any] = {
+            "chat/completions": self.chat,
+            "messages": self.chat,
+            "usage": self.usage,
+        }
         posts |= {"plan": self.plan, "plans": self.plans, "forget": self.forget}
-        gets = {"healthz": self.health, "readyz": self.ready, "metrics": self.metrics}
+        gets: dict[str, Any] = {
+            "healthz": self.health,
+            "readyz": self.ready,
+            "metrics": self.metrics,
+        }
         gets |= {"v1/models": self.models, "v1/savings": self.savings}
         return [
             *(Route(f"/v1/{path}", does, methods=["POST"]) for path, does in posts.items()),
             *(Route(f"/{path}", does) for path, does in gets.items()),
         ]
 
-    async def aclose(self) -> None:
-        await self.pool.aclose()
-        await self._http.aclose()
-
     async def chat(self, request: Request) -> ASGIApp:
         """Plan a chat request's documents, send it on, and give the answer back as it is."""
-        if self._left <= 0:
-            raise HTTPException(503, "too many requests at a time", {"retry-after": "1"})
-        raw = await self._body(request)
-        tenant, parsed = self._callers.of(request.headers), _object(raw)
-        body = chat_bodies.PromptBody.of(parsed, request.headers)
-        planned, fields = await self._planned(body, tenant)
+        tenant, raw = self._tenant(request), await self._body(request)
+        fields = _object(raw)
+        body = chat_bodies.PromptBody.of(fields, request.headers)
+        planned, written = (None, None) if body is None else await self._chats.planned(body, tenant)
         scope = RequestScope(tenant or None, body and body.conversation)
-        added = self._options.added(planned, scope, {}, parsed, {}).get("extra_body")
-        if added or fields is not None:
-            raw = json.dumps({**(parsed if fields is None else fields), **(added or {})}).encode()
+        added = self._options.added(planned, scope, {}, fields, {}).get("extra_body")
+        if added or written is not None:
+            raw = json.dumps({**(written or fields), **(added or {})}).encode()
         prompt = _routed(planned, scope)
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        forward = forwarding.ForwardedRequest(path, raw, self._passed_on(request))
-        pieces = self._gateway.astream(planned, lambda: self.pool.stream(prompt, forward=forward))
         tells = body and body.tells and body.told(prompt if isinstance(prompt, Plan) else None)
-        return self._relayed(pieces, tells)
+        return self._relayed(request, raw, planned, prompt, tells)
 
-    def _relayed(self, pieces: AsyncGenerator[forwarding.AnswerPiece], tells: object) -> ASGIApp:
-        """Return what sends an answer; a caller that goes away ends the request to the engine."""
-
-        async def relay(send: Send) -> None:
-            async with aclosing(pieces):
-                async with asyncio.timeout(self._settings.timeout_s):
-                    head = await anext(pieces)
-                headers, last = dict(head.headers), None
-                if tells:
-                    last = forwarding.LastObject("ctxreuse", tells, is_events=head.is_events)
-                    headers.pop("content-length", None)
-                raw = [(name.encode(), one.encode("latin-1")) for name, one in headers.items()]
-                await send({"type": "http.response.start", "status": head.status, "headers": raw})
-                body: dict[str, Any] = {"type": "http.response.body", "more_body": True}
-                try:
-                    async for piece in pieces:
-                        await send({**body, "body": last.take(piece.data) if last else piece.data})
-                except EngineError as error:  # no end is sent: the connection breaks, as it did
-                    _log.warning("an answer broke off: %s", error)
-                else:
-                    await send({**body, "body": last.end() if last else b"", "more_body": False})
-
-        async def gone(receive: Receive) -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            self._left -= 1
-            both = asyncio.ensure_future(relay(send)), asyncio.ensure_future(gone(receive))
-            try:
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                if both[0].done():
-                    both[0].result()
-            finally:
-                self._left += 1
-                for one in both:
-                    one.cancel()
-                await asyncio.gather(*both, return_exceptions=True)
-
-        return answer
-
-    async def _planned(
-        self, body: chat_bodies.PromptBody | None, tenant: str
-    ) -> tuple[PlannedPrompt | None, dict[str, Any] | None]:
-        """Return a prompt as planned, and the fields to send; None is to send what came."""
-        attempt, rules = self._gateway.attempt, self.planner.cache
-        given = body and attempt(lambda: self._shown.given(body, tenant), lambda: None)
-        if body is None or given is None:
-            return None, None
-        planned = await self._gateway.aplan(given.prompt)
-        write = partial(chat_bodies.sent_fields, body.fields, given, planned, rules)
-        return planned, attempt(write, lambda: None)
+    def _relayed(
+        self,
+        request: Request,
+        raw: bytes = b"",
+        planned: PlannedPrompt | None = None,
+        prompt: ContextRequest | Plan = _NO_PROMPT,
+        told: object = None,
+    ) -> ASGIApp:
+        if self._places.locked():
+            raise HTTPException(503, "too many requests at a time", {"retry-after": "1"})
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        headers = self._passed_on(request)
+        forward = forwarding.ForwardedRequest(request.method, path, raw, headers, told)
+        start = partial(self.pool.stream, prompt, forward=forward)
+        pieces = self._chats.gateway.astream(planned, start)
+        return _Relay(pieces, self._places, self._settings.timeout_s)
 
     async def plan(self, request: Request) -> Response:
         body, tenant = await self._read(request)
@@ -294,12 +255,9 @@ class _Door:
         name = checked_kind("plan_id", body.get("plan_id"), str, "a plan's plan_id")
         return self._issued.pop(tenant, name)
 
-    async def models(self, request: Request) -> Response:
-        self._callers.of(request.headers)
-        keys = self._keys(request)
-        asked = await asyncio.gather(*(one.models(keys, _ASKING_S) for one in self._clients))
-        found = {str(one.get("id")): one for models in reversed(asked) for one in models}
-        return _json({"object": "list", "data": list(found.values())})
+    async def models(self, request: Request) -> ASGIApp:
+        self._tenant(request)
+        return self._relayed(request)
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "ok"})
@@ -310,7 +268,7 @@ class _Door:
 
     async def savings(self, request: Request) -> Response:
         """Say what was saved so far, of all tenants together."""
-        self._callers.of(request.headers)
+        self._tenant(request)
         savings = self.planner.savings
         return _json({"words": str(savings), **savings.as_json()})
 
@@ -323,7 +281,7 @@ class _Door:
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], str]:
-        return _object(await self._body(request)), self._callers.of(request.headers)
+        return _object(await self._body(request)), self._tenant(request)
 
     async def _body(self, request: Request) -> bytes:
         most, read = self._settings.max_body_bytes, bytearray()
@@ -336,18 +294,26 @@ class _Door:
             raise HTTPException(413, f"the request has more than {most:,} bytes")
         return bytes(read)
 
-    def _keys(self, request: Request) -> dict[str, str]:
-        """Return the headers that name who asks the engine."""
-        if self._key:
-            return {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
-        if self._settings.keys:  # the callers' keys are this server's
-            return {}
-        return {name: one for name in _KEY_HEADERS if (one := request.headers.get(name))}
+    def _tenant(self, request: Request) -> str:
+        """Return who asks: by a header, or by the key; raise a 401 for an unknown key."""
+        headers = request.headers
+        if self._tenants is None:
+            return headers.get(self._settings.tenant_header, "")
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if (tenant := self._tenants.get(hashed_key(given, self._secret))) is None:
+            raise HTTPException(401, "this API key is not known here")
+        return tenant
 
     def _passed_on(self, request: Request) -> dict[str, str]:
+        """Return the headers that an engine gets, with the key that it is to see."""
         held = _KEPT_BACK | {self._settings.tenant_header.lower()}
+        if self._key or self._settings.keys:  # the callers' keys are this server's
+            held |= _KEY_HEADERS
         passed = {name: one for name, one in request.headers.items() if name not in held}
-        return {**passed, "content-type": "application/json", **self._keys(request)}
+        if self._key:
+            passed |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
+        return {**passed, "content-type": "application/json"}
 
 
 def make_app(
@@ -363,7 +329,8 @@ def make_app(
         await asyncio.gather(asyncio.to_thread(planner.catch_up, 1.0), door.pool.catch_up(1.0))
         yield
         watching.cancel()
-        await door.aclose()
+        await door.pool.aclose()
+        await door._http.aclose()
 
     kinds = CtxreuseError, ClientDisconnect, HTTPException, TimeoutError, Exception
     handlers: Any = dict.fromkeys(kinds, _told)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from types import NoneType
 from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
 from ctxreuse.context.checks import checked_each, checked_id, checked_kind
 from ctxreuse.context.lru_map import TenantLRUMap
-from ctxreuse.context.rendering import Templates
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.formatting import joined_forms
 from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
+from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptPart, ScopedPrompt, message_key
+from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import CacheRules
@@ -24,6 +27,8 @@ from ctxreuse.rules.cache_rules import CacheRules
 CONVERSATION_HEADER, TELL_HEADER = "x-conversation-id", "x-ctxreuse-plan"
 _PLACE = "{documents}"
 _OURS = ("documents", "conversation", "ctxreuse")
+_INSTRUCTS, _TEXTUAL = ("user", "system", "developer"), ("role", "content")
+_KEY = re.compile(r"\{([^{}]*)\}")
 _MOST_CHARACTERS = 64_000_000
 
 
@@ -43,12 +48,8 @@ def _shown(given: Mapping[str, Any], template: Any) -> str:
     if template is None:
         title = given.get("title")
         return f"{title}\n{text}" if title else text
-    # piece by piece: a text may hold such names, and format() takes specifications of gigabytes
-    first, *rest = template.split("{")
-    for piece in rest:
-        key, closing, behind = piece.partition("}")
-        first += f"{given[key]}{behind}" if closing and key in given else "{" + piece
-    return str(first)
+    # in one pass: a text may hold such names, and format() takes specifications of gigabytes
+    return _KEY.sub(lambda found: str(given.get(found[1], found[0])), template)
 
 
 class PromptBody(NamedTuple):
@@ -90,7 +91,7 @@ class PromptBody(NamedTuple):
         }
 
 
-class GivenTexts(NamedTuple):
+class _GivenTexts(NamedTuple):
     """The texts of a body's messages, with documents in them, and where they stand."""
 
     prompt: ScopedPrompt
@@ -98,71 +99,76 @@ class GivenTexts(NamedTuple):
     messages: list[dict[str, Any]]  # of Anthropic's protocol with the system text as the first
 
 
-class ShownDocuments:
-    """Messages as they were shown with documents, by conversation: clients send them without.
+class ChatPlanner:
+    """Plans bodies, and knows how messages were shown with documents: clients send them without.
 
-    Bounded in characters, of which each tenant has a share. For one event loop.
+    That is bounded in characters, of which each tenant has a share. For one event loop.
     """
 
-    def __init__(self, templates: Templates, most: int = _MOST_CHARACTERS) -> None:
-        self._templates = templates
-        self._shown: TenantLRUMap[bytes, str] = TenantLRUMap(max_weight=most, weight_of=len)
+    def __init__(self, planner: ReusePlanner, component: str, window_s: float = 0.0) -> None:
+        self._planner, usage = planner, attrgetter("usage")
+        self.gateway = ModelGateway(planner, "reuse", window_s, component, "", usage)
+        self._shown: TenantLRUMap[bytes, str] = TenantLRUMap(
+            max_weight=_MOST_CHARACTERS, weight_of=len
+        )
 
-    def given(self, body: PromptBody, tenant: str) -> GivenTexts:
+    async def planned(
+        self, body: PromptBody, tenant: str
+    ) -> tuple[PlannedPrompt | None, dict[str, Any] | None]:
+        """Return a prompt as planned, and the fields to send; None is to send what came."""
+        attempt, rules = self.gateway.attempt, self._planner.cache
+        if (given := attempt(lambda: self._given(body, tenant), lambda: None)) is None:
+            return None, None
+        planned = await self.gateway.aplan(given.prompt)
+        return planned, attempt(lambda: _sent(body.fields, given, planned, rules), lambda: None)
+
+    def _given(self, body: PromptBody, tenant: str) -> _GivenTexts:
         """Return a body's prompt, with documents in this turn's message and in earlier ones."""
         messages, keeps = _messages(body.fields), body.conversation is not None
         asked = _place_of_documents(messages) if body.documents else None
         key = text_digest(repr(body.conversation))
         parts: list[PromptPart] = []
         places: list[TextPosition | None] = []
-        for number, message in enumerate(messages):
-            role = str(message.get("role"))
-            for at, text in _texts(number, message):
-                places.append(at)
-                if at is None:
-                    parts.append(PromptPart.of_value(role, text))
-                    continue
-                key = text_digest((key + message_key(role, text)).hex())
-                if at == asked:
-                    text = self._with_documents(text, body, tenant)
-                    if keeps:
-                        self._shown.put(tenant, key, text)
-                elif keeps:
-                    text = self._shown.get(tenant, key) or text
-                parts.append(PromptPart(role, text))
+        for role, at, text in _texts(messages):
+            places.append(at)
+            if at is None:
+                parts.append(PromptPart.of_value(role, text))
+                continue
+            key = text_digest((key + message_key(role, text)).hex())
+            if at == asked:
+                text = self._with_documents(text, body, tenant)
+                if keeps:
+                    self._shown.put(tenant, key, text)
+            elif keeps:
+                text = self._shown.get(tenant, key) or text
+            parts.append(PromptPart(role, text))
         beside = json.dumps(body.fields["tools"]) if body.fields.get("tools") else ""
         scope = RequestScope(tenant or None, body.conversation)
-        return GivenTexts(ScopedPrompt(tuple(parts), scope, beside=beside), places, messages)
+        return _GivenTexts(ScopedPrompt(tuple(parts), scope, beside=beside), places, messages)
 
     def _with_documents(self, text: str, body: PromptBody, tenant: str) -> str:
-        texts = [one.text for one in body.documents]
-        shown = joined_forms(
-            [Form(one) for one in texts],
-            texts,
-            "\n\n",
-            tenant,
-            self._templates,
-            labels=body.conversation is not None,
-            ids=[one.id for one in body.documents],
-        )
-        before, place, behind = text.partition(_PLACE)
-        if place:
-            return f"{before}{shown}{behind}"
+        texts, ids = [one.text for one in body.documents], [one.id for one in body.documents]
+        forms, keeps = [Form(one) for one in texts], body.conversation is not None
+        templates = self._planner.templates
+        shown = joined_forms(forms, texts, "\n\n", tenant, templates, labels=keeps, ids=ids)
+        if _PLACE in text:
+            return text.replace(_PLACE, shown, 1)
         return f"{shown}\n\n{text}" if text else shown
 
 
-def sent_fields(
-    fields: Mapping[str, Any], given: GivenTexts, planned: PlannedPrompt, rules: CacheRules
+def _sent(
+    fields: Mapping[str, Any], given: _GivenTexts, planned: PlannedPrompt, rules: CacheRules
 ) -> dict[str, Any]:
     """Return the fields of a body with its texts as planned, and marked."""
     messages = [dict(one) for one in given.messages]
     for at, text in zip(given.places, planned.texts, strict=True):
-        if at is not None and at.part is None:
-            messages[at.message]["content"] = text
-        elif at is not None and at.part is not None:
+        if at is None:
+            continue
+        content: Any = text
+        if at.part is not None:
             content = list(messages[at.message]["content"])
             content[at.part] = {**content[at.part], "text": text}
-            messages[at.message]["content"] = content
+        messages[at.message]["content"] = content
     sent = dict(fields)
     if planned.parts:
         contents = [one.get("content") for one in messages]
@@ -183,34 +189,30 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _place_of_documents(messages: Sequence[Mapping[str, Any]]) -> TextPosition:
-    """Return which text shows the documents: the last that asks for it, else the last question."""
-    question: TextPosition | None = None
-    for number in range(len(messages) - 1, -1, -1):
-        role = messages[number].get("role")
-        for at, text in _texts(number, messages[number]):
-            if at is not None and role in ("user", "system", "developer") and _PLACE in text:
-                return at
-            if at is not None and role == "user" and question is None:
-                question = at
-    if question is None:
+    """Return which text shows the documents: the last message's that asks, else the question."""
+    texts = [(role, at, text) for role, at, text in _texts(messages) if at is not None]
+    asking = [at for role, at, text in texts if role in _INSTRUCTS and _PLACE in text]
+    places = asking or [at for role, at, _ in texts if role == "user"]
+    if not places:
         raise InvalidRequestError(
             f"documents need a user message with a text, or {_PLACE} in a system message"
         )
-    return question
+    return next(at for at in places if at.message == places[-1].message)
 
 
-def _texts(number: int, message: Mapping[str, Any]) -> Iterator[tuple[TextPosition | None, Any]]:
-    """Yield a message's texts and where they stand; what is no text with None."""
-    content = message.get("content")
-    if isinstance(content, str):
-        yield TextPosition(number, None), content
-    elif isinstance(content, list):
-        for part, one in enumerate(content):
-            is_text = isinstance(one, dict) and one.get("type") == "text"
-            if is_text and isinstance(one.get("text"), str):
-                yield TextPosition(number, part), one["text"]
-            else:
-                yield None, one
-    others = {name: one for name, one in message.items() if name not in ("role", "content")}
-    if others or not isinstance(content, (str, list)):
-        yield None, (content, others)
+def _texts(
+    messages: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, TextPosition | None, Any]]:
+    """Yield the role, place and text of each text; of what is no text, its value without place."""
+    for number, message in enumerate(messages):
+        role, content = str(message.get("role")), message.get("content")
+        is_list = isinstance(content, list)
+        listed: list[Any] = content if is_list else [content]  # type: ignore[assignment]
+        for part, one in enumerate(listed):
+            is_part = is_list and isinstance(one, dict) and one.get("type") == "text"
+            text = one.get("text") if is_part else None if is_list else one
+            is_text = isinstance(text, str)
+            at = TextPosition(number, part if is_list else None) if is_text else None
+            yield role, at, text if is_text else one
+        if others := {name: one for name, one in message.items() if name not in _TEXTUAL}:
+            yield role, None, others

@@ -200,7 +200,7 @@ async def test_a_planning_fault_sends_the_request_as_it_came_and_counts(monkeypa
     def fail(*arguments):
         raise ArithmeticError("a fault")
 
-    monkeypatch.setattr(chat_bodies.ShownDocuments, "given", fail)
+    monkeypatch.setattr(chat_bodies.ChatPlanner, "_given", fail)
     async with served(EmulatedEngine()) as door:
         await door.chat("ab")
         assert door.bodies() == [asking("ab")]

@@ -45,7 +45,7 @@ async def test_it_has_the_servers_routes_and_no_others():
     door = _Door(ReusePlanner(), DoorSettings(engines=("http://127.0.0.1:9",)), {})
     routes = [one for one in door.routes() if isinstance(one, Route)]
     methods = {(one.path, name.lower()) for one in routes for name in one.methods - {"HEAD"}}
-    await door.aclose()
+    await door.pool.aclose()
     assert methods == {(path, method) for path, own in SPEC["paths"].items() for method in own}
 
 
