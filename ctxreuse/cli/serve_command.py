@@ -129,10 +129,9 @@ def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=2_048)
-        # accepted connections inherit it; without, an answer waits 40 ms for an acknowledgement
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
     except OSError as error:
-        raise InvalidRequestError(
-            f"cannot listen at {host}:{port} ({error}); give another --host or --port"
-        ) from error
+        words = f"cannot listen at {host}:{port} ({error}); give another --host or --port"
+        raise InvalidRequestError(words) from error
+    # accepted connections inherit it; without, an answer waits 40 ms for an acknowledgement
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

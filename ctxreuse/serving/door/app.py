@@ -11,7 +11,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -27,7 +26,7 @@ from starlette.types import ASGIApp, Send
 from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId, ContextRequest
 from ctxreuse.context.checks import checked_each, checked_kind
-from ctxreuse.context.files import file_errors
+from ctxreuse.context.files import read_whole
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.reported_usage import usage_in
 from ctxreuse.context.scope import RequestScope
@@ -53,7 +52,7 @@ _MOST_CHARACTERS, _MOST_TURNS = 32_000_000, 64
 _TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 _KEPT_BACK = forwarding.HOP_BY_HOP | {
     *("host", "content-length", "content-type", "accept-encoding", "cookie", "expect"),
-    *(chat_bodies.CONVERSATION_HEADER, chat_bodies.TELL_HEADER),
+    chat_bodies.CONVERSATION_HEADER,
 }
 
 
@@ -83,8 +82,7 @@ def read_keys(path: str, secret: str) -> dict[str, str] | None:
     if not path:
         return None
     hashed = hashed_key("", secret)  # raises without a secret, before the first request
-    with file_errors(path, "read"):
-        text = Path(path).read_bytes()
+    text = read_whole(path)
     try:
         read = {bytes.fromhex(known).hex(): own for known, own in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):

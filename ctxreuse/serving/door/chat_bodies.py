@@ -24,7 +24,7 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import CacheRules
 
-CONVERSATION_HEADER, TELL_HEADER = "x-conversation-id", "x-ctxreuse-plan"
+CONVERSATION_HEADER = "x-conversation-id"
 _PLACE = "{documents}"
 _OURS = ("documents", "conversation", "ctxreuse")
 _INSTRUCTS, _TEXTUAL = ("user", "system", "developer"), ("role", "content")
@@ -64,10 +64,9 @@ class PromptBody(NamedTuple):
     def of(cls, body: Mapping[str, Any], headers: Mapping[str, str]) -> PromptBody | None:
         """Return a body that has something of ours; None for one that is sent as it came."""
         named = body.get("conversation", headers.get(CONVERSATION_HEADER))
-        tells = body.get("ctxreuse", TELL_HEADER in headers)
-        if named is None and not tells and not any(name in body for name in _OURS):
+        if named is None and not any(name in body for name in _OURS):
             return None
-        checked_kind("ctxreuse", tells, (bool, NoneType), "true or false")
+        tells = checked_kind("ctxreuse", body.get("ctxreuse"), (bool, NoneType), "true or false")
         if named is not None:
             checked_id("conversation", named)
         checked_each("messages", body.get("messages"), dict, "an object")

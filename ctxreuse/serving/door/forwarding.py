@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple
 
 from ctxreuse.context.reported_usage import ReportedTokens, reported_field, usage_in
 from ctxreuse.errors import EngineError
-from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.connection import client_library_errors, retry_after_s
+from ctxreuse.serving.client.completion import Expectation
+from ctxreuse.serving.client.connection import retry_after_s
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.client.guarded_http import guarded
 from ctxreuse.serving.client.request import CompletionStream, EngineCall
@@ -72,14 +71,15 @@ class ForwardingClient(EngineClient):
     async def _answer(
         self, forward: ForwardedRequest, call: EngineCall
     ) -> AsyncGenerator[AnswerPiece]:
-        began, connection = time.perf_counter(), self._connection
+        connection, usage = self._connection, ReportedTokens()
         url, headers = connection.root + forward.path, {**connection.basic, **forward.headers}
-        try:
+        call.begin(self._clock(), Expectation())
+        with self._reporting(call):
             request = self._http.build_request(
                 forward.method, url, content=forward.content, headers=headers
             )
             response = await self._http.send(request, stream=True)
-            first_s = time.perf_counter() - began
+            call.first_token_at = self._clock()
             async with aclosing(response):
                 if response.status_code >= 300:
                     raise RefusedError(connection.host, response, await response.aread())
@@ -92,18 +92,11 @@ class ForwardingClient(EngineClient):
                 async for data in response.aiter_raw():
                     yield AnswerPiece(reader.take(data))
                 usage = reader.usage()
-                yield AnswerPiece(reader.end(), usage=usage)
-        except client_library_errors() as error:
-            raise connection.error(error, 1) from error
-        call.completion = Completion(
-            text="",
-            request_id="",
-            finish_reason="",
-            time_to_first_token_s=first_s,
-            total_s=time.perf_counter() - began,
-            attempts=1,
-            **(usage or ReportedTokens())._asdict(),
-        )
+                is_told = usage.prompt_tokens is not None
+                yield AnswerPiece(reader.end(), usage=usage if is_told else None)
+        for name, count in usage._asdict().items():
+            setattr(call.reader, name, count)
+        call.completion = self._completed(call)
 
 
 class AnswerReader:
@@ -144,8 +137,8 @@ class AnswerReader:
         comma = b"" if before.rstrip().endswith(b"{") else b","
         return before + comma + self._field + closing + end + newline + behind
 
-    def usage(self) -> ReportedTokens | None:
-        """Return what the answer has said of its usage; None is nothing."""
+    def usage(self) -> ReportedTokens:
+        """Return what the answer has said of its usage."""
         usage, texts = ReportedTokens(), [bytes(self._held)]
         if self._is_events:
             texts = b"".join([*self._said, *texts]).splitlines()
@@ -155,7 +148,7 @@ class AnswerReader:
                     told = json.loads(text.removeprefix(b"data:"))
                     told = usage_in(reported_field(told, "message") or told)
                     usage = usage.with_more(told or usage, adds_up=False)
-        return None if usage.prompt_tokens is None else usage
+        return usage
 
 
 def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:

@@ -93,7 +93,6 @@ async def test_only_answers_that_are_asked_for_tell_the_plan():
     async with served(EmulatedEngine()) as door:
         plain = await door.chat("abc")
         told = await door.chat("cba", ctxreuse=True, conversation="c")
-        answer = await door.post(CHAT, json=asking("ab"), headers={"x-ctxreuse-plan": "1"})
         single = await door.chat("a", ctxreuse=True)
         bodies = door.bodies()
     assert "ctxreuse" not in plain
@@ -102,8 +101,7 @@ async def test_only_answers_that_are_asked_for_tell_the_plan():
     for label, name in told["ctxreuse"]["labels"].items():
         assert f"{label} {name.upper()}\n{name} says" in bodies[1]["messages"][0]["content"]
     assert len(told["ctxreuse"]["labels"]) == 3
-    assert answer.json()["ctxreuse"]["order"] == ["a", "b"]
-    assert answer.json()["ctxreuse"]["expected_cached_tokens"] > 50
+    assert told["ctxreuse"]["expected_cached_tokens"] == 0
     assert single["ctxreuse"]["order"] == ["a"]
     assert all("ctxreuse" not in one for one in bodies)
 
