@@ -26,7 +26,7 @@ from ctxreuse.rules.cache_rules import CacheRules
 
 CONVERSATION_HEADER = "x-conversation-id"
 _PLACE = "{documents}"
-_OURS = ("documents", "conversation", "ctxreuse")
+OURS = ("documents", "conversation", "ctxreuse")
 _INSTRUCTS, _TEXTUAL = ("user", "system", "developer"), ("role", "content")
 _KEY = re.compile(r"\{([^{}]*)\}")
 _MOST_CHARACTERS = 64_000_000
@@ -64,14 +64,14 @@ class PromptBody(NamedTuple):
     def of(cls, body: Mapping[str, Any], headers: Mapping[str, str]) -> PromptBody | None:
         """Return a body that has something of ours; None for one that is sent as it came."""
         named = body.get("conversation", headers.get(CONVERSATION_HEADER))
-        if named is None and not any(name in body for name in _OURS):
+        if named is None and not any(name in body for name in OURS):
             return None
         tells = checked_kind("ctxreuse", body.get("ctxreuse"), (bool, NoneType), "true or false")
         if named is not None:
             checked_id("conversation", named)
         checked_each("messages", body.get("messages"), dict, "an object")
         documents = read_documents(body.get("documents") or [])
-        fields = {name: one for name, one in body.items() if name not in _OURS}
+        fields = {name: one for name, one in body.items() if name not in OURS}
         if documents:
             _place_of_documents(_messages(fields))
         return cls(fields, documents, named, bool(tells))
