@@ -38,8 +38,9 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.cli.serve_command import ServeCommand
 from ctxreuse.serving import EmulatedEngine
-from ctxreuse.serving.door.app import DoorSettings, make_app
+from ctxreuse.serving.door.app import make_app
 from shared import data_folder, new_parser, read_named_trace
 from workers import TRACES
 
@@ -210,7 +211,7 @@ async def cost(requests: Sequence[Any], url: str) -> list[list[float]]:
         answer = await http.send(asked, stream=True)
         return StreamingResponse(answer.aiter_raw(), answer.status_code, dict(answer.headers))
 
-    door: Any = make_app(ReusePlanner(), DoorSettings(engines=(url,)))
+    door: Any = make_app(ReusePlanner(), ServeCommand(engines=(url,)))
     apps = (Starlette(routes=[Route(CHAT, chat, methods=["POST"])]), door)
     clients = [
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door")

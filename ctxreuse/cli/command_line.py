@@ -44,10 +44,6 @@ app = typer.Typer(
     To measure it on your own engine, times to first token and answers included:
 
     `ctxreuse bench recording --base-url http://127.0.0.1:8000/v1`
-
-    To have it for clients in any language, as a server before your engines:
-
-    `ctxreuse serve --engine http://127.0.0.1:8000`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",

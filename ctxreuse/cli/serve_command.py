@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,17 +36,13 @@ class ServeCommand:
 
     `ctxreuse serve --engine http://127.0.0.1:8000`
 
-    Point a client of OpenAI's (/v1/chat/completions) or Anthropic's (/v1/messages) at it, and send
-    what was retrieved, best first, beside the messages:
+    Send what was retrieved to /v1/chat/completions or /v1/messages, best first, beside `messages`:
 
     `"documents": [{"id": "a", "title": "A", "text": "..."}]`
 
-    They are shown where `{documents}` stands in a message, else before the last question, in the
-    order that hits the engine's cache. `"conversation": "NAME"` leaves out what it has shown, and
-    `"ctxreuse": true` tells the order in the answer. All else goes through as it came. Clients that
-    send prompts themselves ask /v1/plan.
-
-    The engines' key is CTXREUSE_ENGINE_KEY; without it the callers' keys go through.
+    It is shown where `{documents}` stands, else before the last question, in the order that hits
+    the engine's cache. All else goes through as it came. Clients that send prompts themselves ask
+    /v1/plan. The engines' key is CTXREUSE_ENGINE_KEY; without it the callers' keys go through.
     """
 
     engines: Sequence[str] = option("An engine; repeat it.", (), "--engine", metavar="URL")
@@ -101,8 +97,7 @@ class ServeCommand:
             at = f"http://{self.host}:{listening.getsockname()[1]}"
             put(f"Serving at {at}\n{states}\n{_TRY.format(at=at)}")
             sys.stdout.flush()
-            settings = {one.name: getattr(self, one.name) for one in fields(app.DoorSettings)}
-            os.environ[app.SETTINGS] = json.dumps(settings)
+            os.environ[app.SETTINGS] = json.dumps(asdict(self))
             uvicorn.run(
                 f"{app.__name__}:{app.app_of_environment.__name__}",
                 factory=True,

@@ -8,20 +8,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ctxreuse.context.fork_safety import importing_late
+from fastapi import HTTPException
+from litellm.integrations.custom_logger import CustomLogger
+
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.reported_usage import usage_in
-from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.door.chat_bodies import OURS, ChatPlanner, PromptBody
-
-try:
-    with importing_late:
-        from fastapi import HTTPException
-        from litellm.integrations.custom_logger import CustomLogger
-except ImportError as error:
-    raise MissingExtraError("ctxreuse.serving.litellm_hook", "litellm") from error
 
 _MOST_IN_FLIGHT = 10_000
 
@@ -62,7 +57,7 @@ class ReuseHook(CustomLogger):  # type: ignore[misc]
         self, kwargs: dict[str, Any], response_obj: Any, start_time: datetime, end_time: datetime
     ) -> None:
         """Report what an answer's usage says of the cache."""
-        planned, told = self._sent.pop(kwargs.get("litellm_call_id", "")), usage_in(response_obj)
+        planned, told = self._sent.pop(kwargs["litellm_call_id"]), usage_in(response_obj)
         if planned is not None and told is not None:
             seconds = (end_time - start_time).total_seconds()
             self.planner.report_usage(planned.plans, **told._asdict(), seconds=seconds)

@@ -2,18 +2,21 @@
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import uvicorn
 from http_servers import HttpServer, Received, Script, engine_script, listening, response
 
 from ctxreuse import ReusePlanner
+from ctxreuse.cli.serve_command import ServeCommand
 from ctxreuse.serving import EmulatedEngine
-from ctxreuse.serving.door.app import DoorSettings, make_app
+from ctxreuse.serving.door.app import make_app
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 
@@ -72,7 +75,8 @@ async def served(
     async with listening(*made) as servers:
         addresses = tuple(one.url for one in servers) + engines
         planner = ReusePlanner(cache=cache)
-        app = make_app(planner, DoorSettings(engines=addresses, **settings), environment or {})
+        with patch.dict(os.environ, environment or {}):
+            app = make_app(planner, ServeCommand(engines=addresses, **settings))
         at = socket.create_server(("127.0.0.1", 0))
         at.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         config = uvicorn.Config(app, log_level="critical", http="h11", ws="none")

@@ -6,11 +6,12 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -41,9 +42,7 @@ from ctxreuse.serving.door import chat_bodies, forwarding
 from ctxreuse.serving.pool.engine_pool import EnginePool
 
 ENGINE_KEY, KEYS_SECRET = "CTXREUSE_ENGINE_KEY", "CTXREUSE_KEYS_SECRET"
-SETTINGS = "CTXREUSE_SERVE"
-"""The variable of the environment in which worker processes find their settings, as JSON."""
-
+SETTINGS = "CTXREUSE_SERVE"  # in which worker processes find theirs, as JSON
 _KEY_HEADERS = {"authorization", "x-api-key"}
 _log = logging.getLogger("ctxreuse")
 _NO_LIMITS = httpx.Limits(max_keepalive_connections=100)
@@ -54,20 +53,6 @@ _KEPT_BACK = forwarding.HOP_BY_HOP | {
     *("host", "content-length", "content-type", "accept-encoding", "cookie", "expect"),
     chat_bodies.CONVERSATION_HEADER,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoorSettings:
-    """How the server serves; plain values, so that other processes can be told."""
-
-    engines: tuple[str, ...]
-    cache: str = "vllm"
-    tenant_header: str = ""
-    keys: str = ""  # a file
-    window_ms: float = 0.0
-    concurrency: int = 1_000
-    max_body_bytes: int = 32 << 20
-    timeout_s: float = 600.0  # for an answer's head, and for each next bytes
 
 
 def hashed_key(key: str, secret: str) -> str:
@@ -114,12 +99,10 @@ class _Relay(StreamingResponse):
 class _Door:
     """Plans what comes in, and sends it on to a pool of engines. For one event loop."""
 
-    def __init__(
-        self, planner: ReusePlanner, settings: DoorSettings, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, planner: ReusePlanner, settings: Any) -> None:
         self.planner, self._settings = planner, settings
         self._places = asyncio.Semaphore(settings.concurrency)
-        self._key, self._secret = (environment.get(one, "") for one in (ENGINE_KEY, KEYS_SECRET))
+        self._key, self._secret = (os.environ.get(one, "") for one in (ENGINE_KEY, KEYS_SECRET))
         self._tenants = read_keys(settings.keys, self._secret)
         self._http = httpx.AsyncClient(timeout=settings.timeout_s, limits=_NO_LIMITS)
         # an engine's cookies would go to it with the requests of other tenants
@@ -200,7 +183,8 @@ class _Door:
         if named is None or asked.history is not None:
             return _json(self._issue(self.planner.plan(asked)))
         turns = self._turns.get(tenant, named) or ()
-        plan = self.planner.plan(replace(asked, history=tuple(_history(turns))))
+        history = tuple({"role": "user", "content": one} for one in turns)
+        plan = self.planner.plan(replace(asked, history=history))
         self._turns.put(tenant, named, (*turns, plan.content)[-_MOST_TURNS:])
         return _json(self._issue(plan))
 
@@ -314,11 +298,9 @@ class _Door:
         return {**passed, "content-type": "application/json"}
 
 
-def make_app(
-    planner: ReusePlanner, settings: DoorSettings, environment: Mapping[str, str] = os.environ
-) -> ASGIApp:
-    """Return the server as an ASGI application; secrets are taken from the environment."""
-    door = _Door(planner, settings, environment)
+def make_app(planner: ReusePlanner, settings: Any) -> ASGIApp:
+    """Return the server as an ASGI application; `settings` has the fields of the command."""
+    door = _Door(planner, settings)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -337,8 +319,7 @@ def make_app(
 
 def app_of_environment() -> ASGIApp:
     """Return the application that the command `ctxreuse serve` has described, for one process."""
-    told = json.loads(os.environ[SETTINGS])
-    settings = DoorSettings(**{**told, "engines": tuple(told["engines"])})
+    settings = SimpleNamespace(**json.loads(os.environ[SETTINGS]))
     return make_app(ReusePlanner(cache=settings.cache), settings)
 
 
@@ -361,13 +342,9 @@ def _routed(planned: PlannedPrompt | None, scope: RequestScope) -> ContextReques
     """Return by what the pool chooses an engine: a later turn goes where its conversation is."""
     if planned is not None and planned.plans:
         return planned.plans[0]
-    named, texts = scope.conversation_id, planned.texts if planned is not None else ()
-    history, tenant = None if named is None else _history(texts), scope.tenant or ""
-    return ContextRequest((), history=history, conversation_id=named, tenant=tenant)
-
-
-def _history(texts: Sequence[str]) -> list[dict[str, str]]:
-    return [{"role": "user", "content": one} for one in texts]
+    named, shown = scope.conversation_id, "".join(() if planned is None else planned.texts)
+    history = None if named is None else [{"role": "user", "content": shown}]
+    return ContextRequest((), history=history, conversation_id=named, tenant=scope.tenant or "")
 
 
 def _object(raw: bytes) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
 from ctxreuse.context.checks import checked_each, checked_id, checked_kind
@@ -29,14 +29,12 @@ _PLACE = "{documents}"
 OURS = ("documents", "conversation", "ctxreuse")
 _INSTRUCTS, _TEXTUAL = ("user", "system", "developer"), ("role", "content")
 _KEY = re.compile(r"\{([^{}]*)\}")
-_MOST_CHARACTERS = 64_000_000
+_MOST_CHARACTERS = 64_000_000  # of which each tenant has a share
+_Places: TypeAlias = list[TextPosition | None]
 
 
 def read_documents(given: object, template: object = None) -> list[ContextBlock]:
-    """Return the documents of a body that show anything, best first.
-
-    Each is shown by a template with `{text}` and names of other keys, else below its title.
-    """
+    """Return the documents that show anything, each by a template of its keys or its title."""
     checked_kind("template", template, (str, NoneType), "a string such as '{title}: {text}'")
     listed = checked_each("documents", given, dict, "an object with a text")
     read = [ContextBlock(id=one.get("id"), text=_shown(one, template)) for one in listed]  # type: ignore[arg-type]
@@ -90,19 +88,8 @@ class PromptBody(NamedTuple):
         }
 
 
-class _GivenTexts(NamedTuple):
-    """The texts of a body's messages, with documents in them, and where they stand."""
-
-    prompt: ScopedPrompt
-    places: list[TextPosition | None]
-    messages: list[dict[str, Any]]  # of Anthropic's protocol with the system text as the first
-
-
 class ChatPlanner:
-    """Plans bodies, and knows how messages were shown with documents: clients send them without.
-
-    That is bounded in characters, of which each tenant has a share. For one event loop.
-    """
+    """Plans bodies; knows how messages were shown with documents, which clients leave out."""
 
     def __init__(self, planner: ReusePlanner, component: str, window_s: float = 0.0) -> None:
         self._planner, usage = planner, attrgetter("usage")
@@ -118,16 +105,17 @@ class ChatPlanner:
         attempt, rules = self.gateway.attempt, self._planner.cache
         if (given := attempt(lambda: self._given(body, tenant), lambda: None)) is None:
             return None, None
-        planned = await self.gateway.aplan(given.prompt)
-        return planned, attempt(lambda: _sent(body.fields, given, planned, rules), lambda: None)
+        prompt, places = given
+        planned = await self.gateway.aplan(prompt)
+        return planned, attempt(lambda: _sent(body.fields, places, planned, rules), lambda: None)
 
-    def _given(self, body: PromptBody, tenant: str) -> _GivenTexts:
-        """Return a body's prompt, with documents in this turn's message and in earlier ones."""
+    def _given(self, body: PromptBody, tenant: str) -> tuple[ScopedPrompt, _Places]:
+        """Return a prompt with documents in this turn and earlier ones, and where texts stand."""
         messages, keeps = _messages(body.fields), body.conversation is not None
         asked = _place_of_documents(messages) if body.documents else None
         key = text_digest(repr(body.conversation))
         parts: list[PromptPart] = []
-        places: list[TextPosition | None] = []
+        places: _Places = []
         for role, at, text in _texts(messages):
             places.append(at)
             if at is None:
@@ -143,7 +131,7 @@ class ChatPlanner:
             parts.append(PromptPart(role, text))
         beside = json.dumps(body.fields["tools"]) if body.fields.get("tools") else ""
         scope = RequestScope(tenant or None, body.conversation)
-        return _GivenTexts(ScopedPrompt(tuple(parts), scope, beside=beside), places, messages)
+        return ScopedPrompt(tuple(parts), scope, beside=beside), places
 
     def _with_documents(self, text: str, body: PromptBody, tenant: str) -> str:
         texts, ids = [one.text for one in body.documents], [one.id for one in body.documents]
@@ -156,11 +144,11 @@ class ChatPlanner:
 
 
 def _sent(
-    fields: Mapping[str, Any], given: _GivenTexts, planned: PlannedPrompt, rules: CacheRules
+    fields: Mapping[str, Any], places: _Places, planned: PlannedPrompt, rules: CacheRules
 ) -> dict[str, Any]:
     """Return the fields of a body with its texts as planned, and marked."""
-    messages = [dict(one) for one in given.messages]
-    for at, text in zip(given.places, planned.texts, strict=True):
+    messages = [dict(one) for one in _messages(fields)]
+    for at, text in zip(places, planned.texts, strict=True):
         if at is None:
             continue
         content: Any = text
@@ -172,7 +160,7 @@ def _sent(
     if planned.parts:
         contents = [one.get("content") for one in messages]
         field, tools = mark_field(rules), fields.get("tools") or ()
-        marked = marked_contents(contents, planned.parts, given.places, rules, field, tools)
+        marked = marked_contents(contents, planned.parts, places, rules, field, tools)
         for message, content in zip(messages, marked.contents, strict=True):
             if "content" in message:
                 message["content"] = content

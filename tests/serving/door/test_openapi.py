@@ -8,8 +8,9 @@ from door_helpers import CHAT, MESSAGES, answering, asking, documents, served
 from starlette.routing import Route
 
 from ctxreuse import ReusePlanner
+from ctxreuse.cli.serve_command import ServeCommand
 from ctxreuse.serving import EmulatedEngine
-from ctxreuse.serving.door.app import DoorSettings, _Door
+from ctxreuse.serving.door.app import _Door
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -42,7 +43,7 @@ def check_answer(method, path, answer):
 
 
 async def test_it_has_the_servers_routes_and_no_others():
-    door = _Door(ReusePlanner(), DoorSettings(engines=("http://127.0.0.1:9",)), {})
+    door = _Door(ReusePlanner(), ServeCommand(engines=("http://127.0.0.1:9",)))
     routes = [one for one in door.routes() if isinstance(one, Route)]
     methods = {(one.path, name.lower()) for one in routes for name in one.methods - {"HEAD"}}
     await door.pool.aclose()
