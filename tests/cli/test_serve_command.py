@@ -8,14 +8,18 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import fields
 
 import httpx
 import pytest
+import yaml
 from caching_server import caching_server
 from cli_helpers import run
 from cli_helpers import words as words_of
+from doc_pages import ROOT
 from door_helpers import CHAT, asking
 
+from ctxreuse.cli.serve_command import ServeCommand
 from ctxreuse.errors import MissingExtraError
 
 __all__ = ["run"]
@@ -161,3 +165,19 @@ def test_its_help_teaches_in_80_lines(run, monkeypatch):
     assert len(out.splitlines()) <= 80
     for word in ("documents", "/v1/messages", "CTXREUSE_ENGINE_KEY", "--shared-log"):
         assert word in out
+
+
+def test_the_compose_file_starts_the_command_with_options_that_exist():
+    folder = ROOT / "examples/serve"
+    service = yaml.safe_load((folder / "compose.yaml").read_text())["services"]["serve"]
+    dockerfile = (folder / "Dockerfile").read_text()
+    assert service["build"]["dockerfile"] == "examples/serve/Dockerfile"
+    assert set(service["environment"]) == {"CTXREUSE_ENGINE_KEY", "CTXREUSE_MODE"}
+    port = service["ports"][0].rpartition(":")[2]
+    assert f"EXPOSE {port}\n" in dockerfile
+    assert '".[redis,serve]"' in dockerfile
+    names = [one for one in service["command"] if one.startswith("--")]
+    assert service["command"][:2] == ["ctxreuse", "serve"]
+    taken = {*names} - {f"--{one.name}" for one in fields(ServeCommand)}
+    assert taken == {"--engine"}
+    assert int(port) == ServeCommand().port

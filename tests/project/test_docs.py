@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields
 from importlib.metadata import distribution
+from importlib.util import find_spec
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -518,6 +519,8 @@ def test_what_a_page_names_exists(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     packages = "ctxreuse|(?:langchain|llamaindex|mem0)_ctxreuse|chain_of_agents"
     names = set(re.findall(rf"(?<![\w./-])(?:{packages})(?:\.\w+)+", text))
+    if find_spec("litellm") is None:  # whose proxy needs an older rich than the command does
+        names.discard("ctxreuse.serving.litellm_hook.hook")
     for name in names:
         resolve_name(name)
     folders = "ctxreuse|integrations|agents|tests|tools|benchmarks|notebooks"
