@@ -60,7 +60,6 @@ NOT_RUN = {
     "celery": "needs a broker; the module has to exist",
     "docker": "needs a daemon; the file has to exist",
     "curl": "needs a server; a test of the server runs it",
-    "serve": "serves until it is ended; the options have to exist",
 }
 """Commands that are checked, not run, and why."""
 
@@ -372,7 +371,6 @@ CHECKS: dict[str, Callable[[tuple[str, ...]], None]] = {
     "uvicorn": check_uvicorn,
     "celery": check_celery,
     "docker": check_docker,
-    "serve": check_serve,
     "curl": check_curl,
 }
 
@@ -380,7 +378,7 @@ CHECKS: dict[str, Callable[[tuple[str, ...]], None]] = {
 def run_console(block: Block) -> None:
     for command in commands_of(block.code):
         if command.words[:2] == ("ctxreuse", "serve"):
-            CHECKS["serve"](command.words)
+            check_serve(command.words)  # it serves until it is ended
         elif command.words[0] == "ctxreuse":
             run_command(command)
         else:
