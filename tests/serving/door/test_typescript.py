@@ -1,4 +1,4 @@
-"""OpenAI's SDK for TypeScript on Node, installed from a lock file that names no registry."""
+"""OpenAI's SDK for TypeScript and LangChain.js on Node, from a lock file that names no registry."""
 
 import asyncio
 import json
@@ -56,22 +56,29 @@ def test_the_lock_file_names_no_registry():
 
 
 @pytest.mark.slow
-async def test_openais_sdk_for_typescript(folder):
+@pytest.mark.parametrize(
+    ("program", "more"),
+    [
+        ("client.js", {"plan": {"order": ["a", "b"], "labels": {}}, "models": ["emulated"]}),
+        ("langchain.js", {}),
+    ],
+)
+async def test_clients_in_typescript(folder, program, more):
     async with served(EmulatedEngine(answer=answer)) as door:
         url = f"{door.base_url}/v1"
-        code, out, err = await ran("node", "client.js", folder=folder, BASE_URL=url)
+        code, out, err = await ran("node", program, folder=folder, BASE_URL=url)
         shown = [one["messages"][0]["content"] for one in door.bodies()]
     assert (code, err) == (0, "")
     told = json.loads(out)
-    assert told["plan"].pop("expected_cached_tokens") > 0
+    if more:
+        assert told["plan"].pop("expected_cached_tokens") > 0
     assert told == {
         "plain": "In France, they say.",
         "text": "In France, they say.",
-        "plan": {"order": ["a", "b"], "labels": {}},
         "call": "look_up",
         "parsed": {"name": "Paris"},
-        "models": ["emulated"],
         "error": ["BadRequestError", 400, "invalid_request_error"],
+        **more,
     }
     assert all(text.startswith("a says") for text in shown)
 
