@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from engine import Engine
 
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -255,11 +256,8 @@ class _Door:
         return _json({"words": str(savings), **savings.as_json()})
 
     async def metrics(self, request: Request) -> Response:
-        collector = PlannerCollector(self.planner, self.pool)
-        from prometheus_client import CollectorRegistry, generate_latest
-
         registry = CollectorRegistry()
-        collector.register(registry)
+        PlannerCollector(self.planner, self.pool).register(registry)
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], str]:
