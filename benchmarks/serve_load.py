@@ -188,7 +188,9 @@ async def load(requests: int, seconds: float, serving: Any) -> None:
         f"{sender.outcomes.total():,} requests, {time.monotonic() - began:.0f} s, {deaths} deaths"
     )
     print("\n".join(f"  {one}: {count:,}" for one, count in sender.outcomes.most_common()))
-    print(f"doubled: {sum(count > 1 for one, count in answered.items() if one != 'r0')}")
+    print(
+        f"answered twice, to the end: {sum(count > 1 for one, count in answered.items() if one != 'r0')}"
+    )
     salts = [one for own in sender.salts.values() for one in own]
     print(f"salts of {TENANTS} tenants: {len(salts)}, different: {len(set(salts))}")
     print("kB of memory: " + ", ".join(f"{kb} at {at:,}" for at, kb in memory.items()))

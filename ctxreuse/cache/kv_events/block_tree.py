@@ -317,10 +317,8 @@ class BlockTree:
             block = self._blocks[here]
             names += block.names
             block.names = set()
-            if here != key:
-                block.start = (
-                    _UNREACHED  # nor is it walked again when a block above it is dropped, too
-                )
+            if here != key:  # nor is it walked again when a block above it is dropped, too
+                block.start = _UNREACHED
             stack += [
                 child
                 for child in self._children.get(here, {}).values()
