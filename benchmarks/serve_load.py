@@ -184,13 +184,11 @@ async def load(requests: int, seconds: float, serving: Any) -> None:
             deaths += 1
         await work_done
     answered = Counter(line for log in logs if log.exists() for line in log.read_text().split())
-    print(
-        f"{sender.outcomes.total():,} requests, {time.monotonic() - began:.0f} s, {deaths} deaths"
-    )
+    seconds = time.monotonic() - began
+    print(f"{sender.outcomes.total():,} requests, {seconds:.0f} s, {deaths} deaths")
     print("\n".join(f"  {one}: {count:,}" for one, count in sender.outcomes.most_common()))
-    print(
-        f"answered twice, to the end: {sum(count > 1 for one, count in answered.items() if one != 'r0')}"
-    )
+    twice = sum(count > 1 for one, count in answered.items() if one != "r0")
+    print(f"answered by engines twice, to the end: {twice}")
     salts = [one for own in sender.salts.values() for one in own]
     print(f"salts of {TENANTS} tenants: {len(salts)}, different: {len(set(salts))}")
     print("kB of memory: " + ", ".join(f"{kb} at {at:,}" for at, kb in memory.items()))
