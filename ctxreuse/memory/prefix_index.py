@@ -87,7 +87,7 @@ class Node:
     """A run of blocks; of a root, or a later turn of a conversation, `edge` is no block."""
 
     __slots__ = (
-        *("children", "edge", "ended", "ends", "last", "parent", "point", "run", "uses", "weights"),
+        *("children", "edge", "ends", "last", "parent", "place", "point", "run", "uses", "weights"),
     )
 
     def __init__(
@@ -107,7 +107,7 @@ class Node:
         self.last = last
         # the requests that end here, which garbage collections pass over; not over a set
         self.ends: dict[RequestId, None] | None = None
-        self.ended = 0  # what stands for these: all can move in one step
+        self.place = 0  # what stands for it and for these: all can move in one step
         self.point: Point | None = None
         self.children: dict[Hashable, Node] = _NO_CHILDREN
 
@@ -174,12 +174,11 @@ class PrefixIndex:
         self._most_tokens = inf if capacity_tokens is None else capacity_tokens
         # a heap by last use, of numbers alone, which garbage collections pass over; some are stale
         self._leaves: list[tuple[int, int]] = []
-        self._queued: dict[int, Node] = {}  # by the numbers there
+        self._places: dict[int, Node] = {}  # by the numbers there
         self._number = 0  # the last one given
         self.roots: dict[Hashable, Node] = {}
         self.node_count = self.block_count = self.tokens = 0
-        self._ends: dict[RequestId, int] = {}  # what stands for where it ends; the oldest first
-        self._end_nodes: dict[int, Node] = {}
+        self._ends: dict[RequestId, int] = {}  # the nodes where they end; the oldest first
         self.ids_size = 0  # a long id counts several times
 
     @property
@@ -394,7 +393,7 @@ class PrefixIndex:
 
     def end_of(self, request_id: RequestId) -> Node | None:
         """Return the node where a request ends; None where it is not known."""
-        return self._end_nodes.get(self._ends.get(request_id, 0))
+        return self._places.get(self._ends.get(request_id, 0))
 
     def _new_root(self, root: Hashable, now: int) -> Node:
         node = self.roots[root] = Node(None, root, (), (), 0, now)
@@ -433,6 +432,7 @@ class PrefixIndex:
     def _ended(self, node: Node, before: int, request_id: RequestId | None, now: int) -> Inserted:
         """Note that a request ends at a node, and keep the bounds."""
         node.last = now
+        self._note_leaf(node)
         if request_id is not None:
             if request_id in self._ends:
                 earlier = self._forget_end(request_id)
@@ -440,12 +440,9 @@ class PrefixIndex:
                     self._prune(earlier)
             if node.ends is None:
                 node.ends = {}
-                node.ended = self._number = self._number + 1
-                self._end_nodes[node.ended] = node
             node.ends[request_id] = None
-            self._ends[request_id] = node.ended
+            self._ends[request_id] = node.place
             self.ids_size += ids_size((request_id,))
-        self._note_leaf(node)
         while self.ids_size > _REQUESTS_A_NODE * self.max_nodes and self._ends:
             self.forget_oldest_request()
         while self.node_count > self.max_nodes:
@@ -461,9 +458,7 @@ class PrefixIndex:
             return None
         self.ids_size -= id_size(request_id)
         del self._ends[request_id], node.ends[request_id]
-        if not node.ends:
-            node.ends = None
-            del self._end_nodes[node.ended]
+        node.ends = node.ends or None
         return node
 
     def _prune(self, node: Node) -> int:
@@ -474,6 +469,7 @@ class PrefixIndex:
             if parent is None:
                 if self.roots.get(node.edge) is node:
                     del self.roots[node.edge]
+                    self._places.pop(node.place, None)
                 return gone
             gone += self._unlink(node)
             parent.last = max(parent.last, node.last)
@@ -513,22 +509,20 @@ class PrefixIndex:
         """Let the requests that end at a node end at another one; None forgets them."""
         moved, node.ends = node.ends, None
         assert moved is not None
-        del self._end_nodes[node.ended]
         if holder is None:
             for request_id in moved:
                 del self._ends[request_id]
                 self.ids_size -= id_size(request_id)
             return
-        pairs = [(moved, node.ended)]
-        if holder.ends is not None:
-            pairs.append((holder.ends, holder.ended))
-            del self._end_nodes[holder.ended]
-        *others, (more, number) = sorted(pairs, key=lambda pair: len(pair[0]))
-        for fewer, _ in others:
-            more |= fewer
-            self._ends.update(dict.fromkeys(fewer, number))
-        holder.ends, holder.ended = more, number
-        self._end_nodes[number] = holder
+        fewer, more = moved, holder.ends or {}
+        if len(more) < len(fewer):
+            fewer, more = more, fewer
+            self._places.pop(holder.place, None)
+            holder.place, node.place = node.place, 0
+            self._places[holder.place] = holder
+        more |= fewer
+        self._ends.update(dict.fromkeys(fewer, holder.place))
+        holder.ends = more
 
     def _unlink(self, node: Node) -> int:
         """Take a node out of its parent's children; return its tokens."""
@@ -537,34 +531,37 @@ class PrefixIndex:
         if parent.children.pop(node.edge, None) is not None and not parent.children:
             parent.children = _NO_CHILDREN
         node.parent = None
+        self._places.pop(node.place, None)
         self.node_count -= 1
         self.block_count -= len(node.run)
         self.tokens -= tokens
         return tokens
 
     def _note_leaf(self, node: Node) -> None:
-        """Queue a node for eviction if nothing stands below it."""
+        """Give a node a place, and queue it for eviction if nothing stands below it."""
+        if not node.place:
+            node.place = self._number = self._number + 1
+            self._places[node.place] = node
         if node.children or node.parent is None:
             return
         if len(self._leaves) > _STALE_LEAVES + 2 * self.node_count:
-            self._leaves = [one for one in self._leaves if self._is_due(*one)]
-            self._queued = {number: self._queued[number] for _, number in self._leaves}
+            self._leaves = [one for one in set(self._leaves) if self._is_due(*one)]
             heapify(self._leaves)
-        number = self._number = self._number + 1
-        self._queued[number] = node
-        heappush(self._leaves, (node.last, number))
+        heappush(self._leaves, (node.last, node.place))
 
     def _oldest_leaf(self) -> Node | None:
         while self._leaves:
             if self._is_due(*self._leaves[0]):
-                return self._queued[self._leaves[0][1]]
-            del self._queued[heappop(self._leaves)[1]]
+                return self._places[self._leaves[0][1]]
+            heappop(self._leaves)
         return None
 
-    def _is_due(self, last: int, number: int) -> bool:
+    def _is_due(self, last: int, place: int) -> bool:
         """Return whether an entry of the queue is a leaf still that was not used since."""
-        node = self._queued[number]
-        return node.last == last and not node.children and node.parent is not None
+        node = self._places.get(place)
+        if node is None or node.parent is None:
+            return False
+        return node.last == last and not node.children
 
 
 def _path_to(node: Node, blocks: int) -> tuple[BlockKey, ...]:

@@ -156,9 +156,8 @@ def check_index(index: PrefixIndex) -> None:
         assert node.uses >= 1
 
     ends = {one: node for node in nodes if node.ends for one in node.ends}
-    assert {one: index._end_nodes[ended] for one, ended in index._ends.items()} == ends
-    assert set(index._end_nodes.values()) == set(ends.values())
-    assert all(index._end_nodes[node.ended] is node for node in nodes if node.ends is not None)
+    assert {one: index._places[place] for one, place in index._ends.items()} == ends
+    assert index._places == {node.place: node for node in nodes if node.place}
 
     size = index.statistics()
     assert size.nodes == len(inner) <= index.max_nodes
