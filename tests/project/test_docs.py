@@ -1,8 +1,8 @@
 """What README and the documentation show runs as it stands, and prints what they say.
 
 One rule for Python: the blocks of a page are one program, run from top to bottom in a folder of its
-own, with an emulated engine behind every address; behind the SDKs' own addresses, on the pages of
-providers, one that keeps and bills prefixes by the provider's rules. A `text` block right behind it
+own, with an emulated engine behind every address; behind the SDKs' own addresses, on the page of
+hosted caches, one that keeps and bills prefixes by the provider's rules. A `text` block right behind it
 is what it prints.
 The commands of `console` blocks run in between, where they need nothing but this package; what they
 are said to print is compared, too. Others are checked against what they name.
@@ -63,7 +63,7 @@ NOT_RUN = {
 }
 """Commands that are checked, not run, and why."""
 
-PROVIDERS = "docs/providers/"
+PROVIDERS = "docs/guides/hosted-caches.md"
 SEND = httpx.HTTPTransport.handle_request
 
 VOLATILE = [(re.compile(r"(\d\.\d\d │) *[\d,]*\d\.\d{3} │$", re.MULTILINE), r"\1 # │")]
@@ -122,6 +122,7 @@ FILES = {
         "corpus.jsonl": '{"id": 1, "tokens": 60}\n{"id": 2, "tokens": 40}\n',
         "trace.jsonl": '{"request_id": "a", "query": "?", "blocks": [1, 2]}\n',
     },
+    PROVIDERS: {"app.py": README_APP},
     "docs/guides/troubleshooting.md": {"app.py": DATED_APP},
 }
 """What a page takes for granted: files of the user's own."""
@@ -200,7 +201,7 @@ def named(request: httpx.Request) -> httpx.Request:
     if request.method == "GET":
         return request
     body = json.loads(request.content)
-    if body.get("model") in ("...", "deepseek-chat"):
+    if body.get("model") == "...":
         body["model"] = MODEL
     return httpx.Request(request.method, request.url, json=body)
 
@@ -252,7 +253,7 @@ def answering_redis(page: str, folder: Path) -> Iterator[None]:
 @contextmanager
 def answering_providers(page: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have servers of the test's behind the addresses and keys that the providers' SDKs know."""
-    if not page.startswith(PROVIDERS):
+    if page != PROVIDERS:
         yield
         return
     emulated = httpx.HTTPTransport.handle_request
@@ -263,7 +264,7 @@ def answering_providers(page: str, patch: pytest.MonkeyPatch) -> Iterator[None]:
         openai.answer = anthropic.answer = "The Seine."
         patch.setenv("OPENAI_BASE_URL", f"{openai.url}/v1")
         patch.setenv("ANTHROPIC_BASE_URL", anthropic.url)
-        for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "DEEPSEEK_API_KEY"):
+        for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
             patch.setenv(name, "k")
 
         def handle(self: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
