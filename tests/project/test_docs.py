@@ -1,9 +1,8 @@
 """What README and the documentation show runs as it stands, and prints what they say.
 
 One rule for Python: the blocks of a page are one program, run from top to bottom in a folder of its
-own, with an emulated engine behind every address; behind the SDKs' own addresses, on the page of
-hosted caches, one that keeps and bills prefixes by the provider's rules. A `text` block right behind it
-is what it prints.
+own, with an emulated engine behind every address; on the page of hosted caches, one that bills
+prefixes by the provider's rules. A `text` block right behind it is what it prints.
 The commands of `console` blocks run in between, where they need nothing but this package; what they
 are said to print is compared, too. Others are checked against what they name.
 """
