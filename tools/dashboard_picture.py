@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,9 @@ class Service:
         blocks = [self._documents[min(rank, 199)] for rank in dict.fromkeys(ranks)]
         tenant = "a" if self._chance.random() < 0.7 else "b"
         in_chat = tenant == "a" and self._chance.random() < 0.1
-        request = ContextRequest(blocks, "Which?", tenant=tenant)
-        if in_chat:  # the first turns of conversations, one after the other
-            conversation = {"history": self._history, "conversation_id": "chat"}
-            request = ContextRequest(blocks, "And?", tenant=tenant, **conversation)
+        # the first turns of conversations, one after the other
+        chat = {"history": self._history, "conversation_id": "chat"} if in_chat else {}
+        request = ContextRequest(blocks, "And?" if in_chat else "Which?", tenant=tenant, **chat)
         plan = self.planner.plan(request)
         body = {"model": "emulated", "messages": plan.messages(), "cache_salt": tenant}
         usage = self._http.post("/v1/chat/completions", json=body).json()["usage"]
@@ -114,16 +113,11 @@ def played(folder: Path) -> Iterator[str]:
             for one in family.samples:
                 labels = ",".join(f'{name}="{value}"' for name, value in one.labels.items())
                 lines.append(f"{one.name}{{{labels}}} {one.value} {now}\n")
-        for name in ("queries", "hits"):
-            cache = [engine.usage for engine in engines]
-            counts = [
-                one.prompt_tokens if name == "queries" else one.cached_tokens for one in cache
-            ]
+        for name, count in (("queries", "prompt_tokens"), ("hits", "cached_tokens")):
             lines = series.setdefault(f"vllm:prefix_cache_{name}", ("counter", []))[1]
-            lines += [
-                f'vllm:prefix_cache_{name}_total{{engine="{number}"}} {count} {now}\n'
-                for number, count in enumerate(counts)
-            ]
+            for number, engine in enumerate(engines):
+                labelled = f'vllm:prefix_cache_{name}_total{{engine="{number}"}}'
+                lines.append(f"{labelled} {getattr(engine.usage, count)} {now}\n")
     for name, (kind, lines) in series.items():
         yield f"# TYPE {name} {kind}\n"
         yield from sorted(lines, key=lambda line: line.rsplit(" ", 2)[0])  # a series in one piece
@@ -151,11 +145,9 @@ def prometheus(programs: Path, folder: Path) -> Iterator[httpx.Client]:
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{PORT}") as client:
             for _ in range(100):
-                try:
+                with suppress(httpx.ConnectError):
                     if client.get("/-/ready").status_code == 200:
                         break
-                except httpx.ConnectError:
-                    pass
                 time.sleep(0.1)
             yield client
     finally:
@@ -167,13 +159,8 @@ def answered(client: httpx.Client, expression: str) -> list[dict[str, Any]]:
     """Return the series that a query of the dashboard has."""
     for name, value in VARIABLES.items():
         expression = expression.replace(name, value)
-    asked = {
-        "query": expression,
-        "start": START_S,
-        "end": START_S + (MINUTES - 1) * STEP_S,
-        "step": STEP_S,
-    }
-    reply = client.get("/api/v1/query_range", params=asked).json()
+    times = {"start": START_S, "end": START_S + (MINUTES - 1) * STEP_S, "step": STEP_S}
+    reply = client.get("/api/v1/query_range", params={"query": expression, **times}).json()
     if reply["status"] != "success":
         sys.exit(f"{expression}\n{reply}")
     return list(reply["data"]["result"])
@@ -191,9 +178,7 @@ def drawn(panel: dict[str, Any], axes: Any, client: httpx.Client) -> None:
     unit = panel["fieldConfig"]["defaults"]["unit"]
     axes.set_title(panel["title"], loc="left", fontsize=8, color="#d8d9da")
     scale = {"percentunit": 100, "s": 1000}.get(unit, 1)
-    found = [
-        (one, target) for target in panel["targets"] for one in answered(client, target["expr"])
-    ]
+    found = [(one, of) for of in panel["targets"] for one in answered(client, of["expr"])]
     if panel["type"] == "stat":
         axes.set_axis_off()
         text = shown(float(found[0][0]["values"][-1][1]), unit) if found else "no data"
