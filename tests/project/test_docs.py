@@ -21,6 +21,7 @@ from importlib.metadata import distribution
 from importlib.util import find_spec
 from io import StringIO
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -39,6 +40,7 @@ import ctxreuse
 from ctxreuse.cli import main
 from ctxreuse.cli.serve_command import ServeCommand
 from ctxreuse.serving import EmulatedEngine
+from ctxreuse.sharing import environment
 
 MODEL = "smollm2-135m-instruct"
 LANGUAGES = {"python", "console", "text", "typescript"}
@@ -499,13 +501,22 @@ def test_the_documentation_shows_what_the_demo_prints(tmp_path):
 
 
 def test_the_pages_of_settings_and_planner_name_all_of_them():
-    text = (ROOT / "docs/guides/settings.md").read_text()
-    missing = [
-        name
-        for name in inspect.signature(ctxreuse.ReusePlanner.__init__).parameters
-        if name not in ("self", "given") and f"`{name}" not in text
-    ]
-    assert missing == []
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    packages = ["ctxreuse", "ctxreuse.serving", "ctxreuse.sharing", "llamaindex_ctxreuse"]
+    modules = map(resolve_name, [*packages, "langchain_ctxreuse", "mem0_ctxreuse"])
+    public = {name: getattr(module, name) for module in modules for name in module.__all__}
+    known = set(re.findall(r'"(CTXREUSE_\w+)"', inspect.getsource(environment)))
+    for heading, text in re.findall(r"^##+ (`.+)\n([^#]+)", page, re.MULTILINE):
+        rows = re.findall(r"^\| (`\w+`.*?) \| (.+?) \|", text, re.MULTILINE)
+        cells = [[re.findall("`(.+?)`", cell) for cell in row] for row in rows]
+        for owner in re.findall("`(.+?)`", heading):
+            settings = inspect.signature(attrgetter(owner)(SimpleNamespace(**public))).parameters
+            for name, default in (pair for row in cells for pair in zip(*row, strict=True)):
+                assert eval(default, public.copy()) == settings[name].default, (owner, name)
+            if owner in ("ReusePlanner", "EngineClient", "EnginePool"):
+                known |= settings.keys()
+    missing = {name for name in known if f"`{name}`" not in page}
+    assert missing == {"base_url", "client", "clock", "engines", "given"}
     page = (ROOT / "docs/reference/ctxreuse.md").read_text()
     [listed] = re.findall(r"^::: ctxreuse\.ReusePlanner\n.*?\[(.*?)\]", page, re.MULTILINE | re.S)
     public = [name for name in vars(ctxreuse.ReusePlanner) if not name.startswith("_")]
@@ -521,7 +532,7 @@ def test_what_a_page_names_exists(page):
         names.discard("ctxreuse.serving.litellm_hook.hook")
     for name in names:
         resolve_name(name)
-    folders = "ctxreuse|integrations|agents|tests|tools|benchmarks|notebooks"
+    folders = "ctxreuse|integrations|agents|tests|tools|benchmarks|notebooks|examples"
     paths = set(re.findall(rf"`((?:{folders})/[\w/.-]+)`", text))
     assert {path for path in paths if not (ROOT / path).exists()} <= {"integrations/NAME_ctxreuse/"}
     tests = re.findall(r"`(tests/[\w/.-]+\.py)::(\w+)(?:::(\w+))?`", text)
