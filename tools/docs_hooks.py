@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,30 @@ import typer
 from mkdocs.exceptions import PluginError
 from typer.cli import get_docs_for_click
 
+from ctxreuse.cache.telemetry.families import OF_PLANNERS, OF_REPLICAS
 from ctxreuse.cli.command_line import app
 
 ROOT = Path(__file__).resolve().parent.parent
 
-COMMANDS = "<!-- commands -->"
+COMMANDS, METRICS = "<!-- commands -->", "<!-- metrics -->"
 PACKAGE = re.compile(r"^::: (\w+(?:\.\w+)?)$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return a page with the command line's help where it asks for that."""
+    """Return a page with the command line's help, or all metrics, where it asks for that."""
+    if METRICS in markdown:
+        return markdown.replace(METRICS, metrics())
     return markdown.replace(COMMANDS, command_line()) if COMMANDS in markdown else markdown
+
+
+def metrics() -> str:
+    """Return a table of the metrics of planners and of pools' engines."""
+    owned = [*product(("`planner`",), OF_PLANNERS), *product(("`pool`, `replica`",), OF_REPLICAS)]
+    return "| metric | labels | what it says |\n|---|---|---|\n" + "\n".join(
+        f"| `{one.name}{'_total' * (one.kind == 'counter')}` | "
+        f"{', '.join((own, *(f'`{label}`' for label in one.labels)))} | {one.help} |"
+        for own, one in owned
+    )
 
 
 def command_line() -> str:

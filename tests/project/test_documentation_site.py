@@ -63,10 +63,15 @@ def opened(address: str, folder: Path) -> str:
 
 
 def test_it_is_searched_from_its_folder(site, tmp_path):
-    page = opened(f"{(site / 'guides/settings.html').as_uri()}?q=shadow+mode", tmp_path)
+    page = opened(f"{(site / 'reference/settings.html').as_uri()}?q=shadow+mode", tmp_path)
     assert re.search(r"md-search-result__meta[^>]*>\s*\d+ matching documents", page)
     links = re.findall(r'<a href="([^"]*)" class="md-search-result__link"', page)
     assert any("guides/measuring.html" in link for link in links)
+
+
+def test_the_reference_lists_all_metrics(site):
+    page = (site / "reference/cache.html").read_text(encoding="utf-8")
+    assert page.count("<td><code>ctxreuse_") > 40
 
 
 def test_no_page_is_wider_than_a_phone(site, tmp_path):
