@@ -174,8 +174,8 @@ $(VENV)/release: $(VENV)/base
 	$(BIN)/python -m pip install --quiet --group release
 	touch $@
 
-release-check: $(VENV)/release  ## build, install with each extra alone, use it; then test-lowest
-	$(BIN)/python tools/release_check.py
+release-check: $(VENV)/release  ## build, install with each extra alone, use it; then test-lowest; DIST=dist keeps it
+	$(BIN)/python tools/release_check.py $(DIST:%=--dist %)
 	$(MAKE) test-lowest
 
 test-lowest: $(VENV)/release  ## the test suite with the lowest versions that pyproject.toml allows

@@ -49,7 +49,8 @@ PACKAGES = (
 )
 IN_SDIST = (
     *("tests", "tests_vllm", "tools", "examples", "benchmarks", "docs"),
-    *("Makefile", "README.md", "CHANGELOG.md", "LICENSE", "CONTRIBUTING.md", "pyproject.toml"),
+    *("Makefile", "README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE"),
+    *("SECURITY.md", "pyproject.toml"),
 )
 _RUBBISH = re.compile(r"(^|/)(\.[^/]+|__pycache__|dist|demo-output|[^/]+\.(pyc|egg-info))(/|$)")
 _RELATIVE_LINK = re.compile(r"\]\((?![a-z]+:|#)[^)]*\)")
@@ -201,6 +202,9 @@ def main(
         str, typer.Option(help="An interpreter, or a version that uv finds.")
     ] = sys.executable,
     jobs: Annotated[int, typer.Option(min=1, help="Environments that are tried at once.")] = 2,
+    dist: Annotated[
+        Path | None, typer.Option(help="Keep what was built here, an empty folder.")
+    ] = None,
 ) -> None:
     """Build the package, install it with each extra alone, and use it."""
     console = Console() if Console().is_terminal else Console(width=200)
@@ -215,7 +219,7 @@ def main(
             ThreadPoolExecutor(jobs) as pool,
         ):
             task = progress.add_task("building", total=len(chosen) + 1)
-            sdist, wheel = build(Path(name) / "dist")
+            sdist, wheel = build(dist or Path(name) / "dist")
             faults = _look_into(sdist, wheel)
             progress.update(task, advance=1, description="installing and using")
             waiting = []
