@@ -91,38 +91,8 @@ for day in range(10, 20):
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     client.chat.completions.create(model="...", messages=messages)
 """
-README_ARTICLES = json.dumps(
-    [
-        {
-            "title": f"The {river}",
-            "author": None,
-            "source": "Rivers",
-            "published_at": "2024-01-01T00:00:00+00:00",
-            "category": "nature",
-            "url": f"https://rivers.invalid/{river}",
-            "body": f"The {river} flows through {town}.",
-        }
-        for river, town in (("Seine", "Paris"), ("Tiber", "Rome"))
-    ]
-)
-README_QUESTIONS = json.dumps(
-    [
-        {
-            "query": "Do both rivers flow through Paris?",
-            "answer": "No",
-            "question_type": "comparison_query",
-            "evidence_list": [],
-        }
-    ]
-)
 FILES = {
-    "README.md": {
-        "app.py": README_APP,
-        "MultiHop-RAG/dataset/corpus.json": README_ARTICLES,
-        "MultiHop-RAG/dataset/MultiHopRAG.json": README_QUESTIONS,
-        "corpus.jsonl": '{"id": 1, "tokens": 60}\n{"id": 2, "tokens": 40}\n',
-        "trace.jsonl": '{"request_id": "a", "query": "?", "blocks": [1, 2]}\n',
-    },
+    "README.md": {"app.py": README_APP},
     PROVIDERS: {"app.py": README_APP},
     "docs/guides/troubleshooting.md": {"app.py": DATED_APP},
 }
@@ -132,14 +102,9 @@ OWN = {
     "README.md": """
 import os
 
-import faiss
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_openai import ChatOpenAI
-from llama_index.core.schema import TextNode
-from llama_index.llms.openai_like import OpenAILike
-from mem0_stores import FakeMemory
-from ctxreuse.workflow import TfidfEmbedder, VectorRetriever
 
 texts = [
     "The Seine flows through Paris. Its barges carry grain to the sea, and its banks are quays.",
@@ -149,28 +114,18 @@ texts = [
 
 class Found(BaseRetriever):
     def _get_relevant_documents(self, query, *, run_manager):
-        return [Document(text) for text in texts]
+        return [Document(text, metadata={"source": "rivers.txt"}) for text in texts]
 
 
-base_url = os.environ["CTXREUSE_BASE_URL"]
-retriever, nodes, memory = Found(), [TextNode(text=text) for text in texts], FakeMemory()
+base_url, retriever = os.environ["CTXREUSE_BASE_URL"], Found()
 llm = ChatOpenAI(model="MODEL", base_url=base_url, api_key="EMPTY")
-index_llm = OpenAILike(model="MODEL", api_base=base_url, api_key="EMPTY", is_chat_model=True)
-embedder = TfidfEmbedder(texts, dimensions=2)
-index = faiss.IndexIVFFlat(faiss.IndexFlatL2(2), 2, 1)
-index.train(embedder.embed(texts))
-index.add(embedder.embed(texts))
-vector_retriever = VectorRetriever(index, texts, embedder)
 """.replace("MODEL", MODEL),
 }
 """What a page's reader has already: objects of the user's own."""
 
 REACHES = {
-    ("README.md", "LangChain"): "The Seine flows through Paris.",
-    ("README.md", "LlamaIndex"): "The Seine flows through Paris.",
-    ("README.md", "vLLM and other OpenAI-compatible servers"): "The Seine flows through Paris.",
-    ("README.md", "Chain-of-Agents"): "The Seine",
-    ("README.md", "RAG workflows"): "The Seine flows through Paris.",
+    ("README.md", "LangChain, with headings"): "# rivers.txt\nThe Seine flows through Paris.",
+    ("docs/start/any-client.md", "A batch"): "river",
     ("docs/start/mem0.md", "Send it"): "Alice",
     ("docs/start/chain-of-agents.md", "A chain"): "in Porto",
     ("docs/start/workflows.md", "RAG workflows"): "The Seine flows through Paris.",
@@ -454,9 +409,8 @@ def test_the_switch_sends_what_readme_s_programs_were_given_and_nothing_of_them_
     asked = "\n\n".join([tiber, loire, seine, "Which river is the longest?"])
     assert out.getvalue().startswith(f"{asked}\n")
     bodies = [body["messages"][-1]["content"] for body in sent.engine.requests]
-    context = "\n\n".join(namespace["texts"])
+    context = "\n\n".join(f"# rivers.txt\n{text}" for text in namespace["texts"])
     assert f"{context}\n\nQuestion: Which river is in Paris?" in bodies
-    assert "\n\n".join([loire, seine, "Which is the longest?"]) in bodies
     assert not [body for body in bodies if "Read documents" in body]
     assert namespace["planner"].savings.mode == "shadow"
 

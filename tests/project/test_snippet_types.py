@@ -17,19 +17,11 @@ GIVEN = {
 from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.retrievers import BaseRetriever
-from llama_index.core.llms import LLM
-from llama_index.core.schema import TextNode
-from ctxreuse.workflow import VectorRetriever
 
 def given() -> Any: ...
 
-base_url: str = given()
 llm: BaseChatModel = given()
-index_llm: LLM = given()
 retriever: BaseRetriever = given()
-vector_retriever: VectorRetriever = given()
-nodes: list[TextNode] = given()
-memory: Any = given()
 """
 }
 """What a page's reader has already, with its types."""
