@@ -258,12 +258,12 @@ Numbers or headings written by hand between the texts keep all in place:
 `format_context(documents, "{n}. {page_content}")` makes the number a part of its text. Both move
 together. Documents with numbers of your own get no such line.
     {.abc}\n\nWho? => {.cab}\n\nWhy? => 97. {a}\n\n98. {b}\n\n99. {c}\n\nWhy?
-New are the messages behind the last answer, and a system message that is not known.
+The messages behind the last answer are new, and so is a system message that is not known.
     {ba} | A>So. | {abc} => {ba} | A>So. | {cab}
         => {ba} | So. | {abc}\n\nRead documents 3, 1, 2 first.
     S>{abc} | Who? => S>{ca} | Who? | A>So. | Why?
         => {ac}\n\nRead documents 2, 1 first. | Who? | So. | Why?
-A begun answer at the end is none.
+A begun answer at the end does not count.
     {abc} => {ca} | A>It is => {ac}\n\nRead documents 2, 1 first. | It is
 A tool's result keeps its order, as do labelled documents behind an answer.
     Go. | A> | T>{abc} => Go. | A> | T>{cab}
@@ -278,19 +278,19 @@ they stand:
     {abc} => {abc} | A>So. | {bda}
     {abc} => {#abc} | A>So. | {#bda}\n\nWhy?
         => {#abc} | So. | {#d}\n\nSee also {@ba} above.\n\nWhy?
-Nothing refers to somebody else's text under a label, or to two texts with one label.
+Nothing refers to a text that somebody else labelled, or to two texts with one label.
     ? => {#ab}\n\n{@a} No. | A>So. | {#ab}
         => {#ab}\n\n{@a} No. | So. | {#a}\n\nSee also {@b} above.
     ? => {#ab} | {@a} No. | A>So. | {#ab} => {#ab} | {@a} No. | So. | {#a}\n\nSee also {@b} above.
     ? => {#bc} | {@a} No. | A>So. | {#ab} => {#bc} | {@a} No. | So. | {#a}\n\nSee also {@b} above.
     ? => {#xyb} | A>So. | {#xb} => {#xyb} | So. | {#x}\n\nSee also {@b} above.
     ? => {#yb} | A>So. | {#xb} => {#yb} | So. | {#x}\n\nSee also {@b} above.
-Where a text is gone, trimmed or summarized, what points there is written out again.
+If a text was trimmed or summarized away, references to it are written out again.
     {#abc} | A>So. | {#bd}\n\nWhy? => {#bd}\n\nWhy? | A>No. | So?
         => {#db}\n\nWhy? | No. | So?
     {#abc} | A>So. | {#bd}\n\nWhy? => In short: yes. | {#bd}\n\nWhy? | A>No. | So?
         => In short: yes. | {#db}\n\nWhy? | No. | So?
-A forgotten message of user or tool is sent as given.
+A forgotten user or tool message is sent as given.
     {abc} => {cab} | T>{cab} | {#cab} | A>So. | So?
 """)
 
@@ -304,9 +304,8 @@ def test_a_prompt_is_sent_as_the_page_says(application, held, prompts):
 
 
 @holds(
-    "`format_context(documents, labels=True)` shows each document once, under four letters. Its "
-    "text alone makes the letters. Labels never change. No answer, tool call or citation is "
-    "renamed."
+    "`format_context(documents, labels=True)` shows each document once, under four letters. They "
+    "come from its text alone. Labels never change. No answer, tool call or citation is renamed."
 )
 def test_labels_are_four_letters_of_the_text_alone():
     parts = filled("{#cabc}").split("\n\n")
@@ -331,8 +330,8 @@ def test_an_agents_tool_results_keep_their_order_and_are_shown_once():
 
 
 @holds(
-    "Each message is sent as before, byte for byte, breakpoints of hosted caches apart. A message "
-    "loaded from JSON is the same message."
+    "Each message is sent as before, byte for byte, except for breakpoints of hosted caches. A "
+    "message loaded from JSON is the same message."
 )
 @pytest.mark.parametrize("sign", ["", "#"])
 @pytest.mark.parametrize(
@@ -520,7 +519,7 @@ class Elsewhere(RecordingModel):
 @holds(
     "Wrappers without `planner=` share one for each engine: address and model. Those that see no "
     "model share one, too. A wrapper that is made for each call behaves like one that is made "
-    "once. `planner=ReusePlanner()` is one apart."
+    "once. `planner=ReusePlanner()` is separate."
 )
 def test_wrappers_of_one_engine_share_a_planner():
     engines = [RecordingModel(), RecordingModel(model_name="other"), StreamingModel()]
@@ -553,7 +552,8 @@ def test_all_that_is_kept_is_bounded():
 
 
 @holds(
-    "A fault of ours never fails a call. The prompt is sent as given, and `model.faults` counts it."
+    "A planning fault never fails a call. The prompt is sent as given, and `model.faults` counts "
+    "it."
 )
 @BOTH
 def test_a_fault_of_ours_fails_no_call(application):
