@@ -88,7 +88,7 @@ def written_file(path: FilePath) -> Iterator[IO[bytes]]:
             with open(path, "wb") as file:  # it cannot be replaced; a folder is an error
                 yield file
             return
-        target = _behind_links(Path(path))
+        target = behind_links(Path(path))
         # another name, as short as they come: the file's own may be as long as a name can be
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".ctxreuse-")
         try:
@@ -111,7 +111,7 @@ def check_writable(path: FilePath) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if Path(path).exists() and not Path(path).is_file():
             return  # a device or a pipe
-        with tempfile.TemporaryFile(dir=_behind_links(Path(path)).parent, prefix=".ctxreuse-"):
+        with tempfile.TemporaryFile(dir=behind_links(Path(path)).parent, prefix=".ctxreuse-"):
             pass
 
 
@@ -134,7 +134,7 @@ def make_folder(path: FilePath) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
-def _behind_links(path: Path) -> Path:
+def behind_links(path: Path) -> Path:
     """Return the file that a path leads to, which need not exist."""
     user = os.geteuid() if hasattr(os, "geteuid") else 0  # Windows has no such numbers
     for _ in range(_MOST_LINKS):

@@ -55,6 +55,7 @@ _REMEDIES_OF_CODES = {
     "MISCONF": "the server cannot save to its disk, and takes no writes; mend that",
     "NOREPLICAS": "the server has too few replicas to take writes",
     "DB index": "the server has no such database; mend the number in the URL",
+    "last possible ID": "somebody has written under the last id there is; delete the stream",
     "MAXMEMORY": "the server is out of memory; give it more, or lower max_entries",
 }
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ctxreuse.context.files import read_whole, written_file
+from ctxreuse.context.files import behind_links, read_whole, written_file
 from ctxreuse.errors import InputFileError
 from ctxreuse.memory.sent_log import SavedEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
@@ -36,7 +36,7 @@ def write_snapshot(path: Path, secret: bytes, entries: Sequence[SavedEntry]) -> 
 def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
     """Return the key of a file that was written by `write_snapshot`, and its entries."""
     try:
-        check_own(path, path.stat())
+        check_own(path, behind_links(path).stat())
     except FileNotFoundError:
         raise
     except OSError:

@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.checks import checked_each, checked_integer, checked_kind, checked_path
+from ctxreuse.context.files import behind_links, file_errors
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import leave_to_parent
 from ctxreuse.errors import InvalidRequestError, SharedLogError, describe
@@ -67,14 +68,15 @@ class SQLiteLog(FixedSettings):
 
     Raises:
         InvalidRequestError: wrong type or out of range, or the key can be neither read nor written.
+        InputFileError: a link of another user leads to the file, or it cannot be looked at.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_entries: int = 200_000) -> None:
         self._path = checked_path("path", path).absolute()  # the process may change its folder
         self._max_entries = min(checked_integer("max_entries", max_entries, 1), _LARGEST)
+        with file_errors(self._path, "read"), contextlib.suppress(FileNotFoundError):
+            check_own(self._path, behind_links(self._path).stat())
         self.secret = kept_secret(self._path)
-        with contextlib.suppress(FileNotFoundError):
-            check_own(self._path, self._path.stat())
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # that it is connected to
         self._name = ""  # of what the file holds
@@ -167,10 +169,10 @@ class SQLiteLog(FixedSettings):
         if self._connection is not None and self._file != _identity(self._path):
             self.close()
         if self._connection is None:
-            target = os.path.realpath(self._path)  # SQLite would make one that others can read
-            with contextlib.suppress(FileExistsError):
+            target = behind_links(self._path)
+            with contextlib.suppress(FileExistsError):  # SQLite would let others read it
                 os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            check_own(self._path, self._path.stat())
+            check_own(self._path, target.stat())
             connection = sqlite3.connect(self._path, timeout=_BUSY_S, check_same_thread=False)
             self._connection = connection  # to be closed by whoever forks, if the rest fails
             connection.execute("PRAGMA journal_mode = WAL")

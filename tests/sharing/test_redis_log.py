@@ -161,9 +161,17 @@ def _unknown_database(server: RedisServer) -> str:
     return "no such database; mend the number in the URL"
 
 
-@pytest.mark.parametrize(
-    "spoil", [_wrong_type, _out_of_memory, _replica, _no_rights, _locked, _unknown_database]
-)
+def _last_id(server: RedisServer) -> str:
+    client = redis.Redis.from_url(server.url)
+    client.xadd("ctxreuse", {"a": "b"}, id="-".join([str(2**64 - 1)] * 2))
+    client.xtrim("ctxreuse", maxlen=0)
+    return "under the last id there is; delete the stream"
+
+
+KINDS = _wrong_type, _out_of_memory, _replica, _no_rights, _locked, _unknown_database, _last_id
+
+
+@pytest.mark.parametrize("spoil", KINDS)
 def test_a_server_that_refuses_costs_no_plan_and_the_log_says_why(server, caplog, spoil):
     reason = spoil(server)
     log = log_at(server.url)

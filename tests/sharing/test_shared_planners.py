@@ -20,7 +20,7 @@ from planning_helpers import assert_keeps_the_promises
 from shared_logs import WAIT_S, MemoryLog, asked, caught_up, order, sharing, until
 
 from ctxreuse import ReusePlanner
-from ctxreuse.errors import InvalidRequestError
+from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.memory.prefix_index import PrefixIndex
 from ctxreuse.sharing import SharingStatistics, SQLiteLog
 
@@ -243,8 +243,8 @@ def test_a_damaged_key_is_replaced_once_and_its_log_set_aside(tmp_path, caplog, 
     logs[0].append([b"after"])
     assert logs[1].read("", 10).entries == [b"after"]
     assert logs[0].secret == logs[1].secret == (tmp_path / "log.key").read_bytes() != key
-    [said] = [one.getMessage() for one in caplog.records]
-    assert f"the key of {path} was damaged" in said
+    said = [one.getMessage() for one in caplog.records]
+    assert sum(f"the key of {path} was damaged" in one for one in said) == 1
     connection = sqlite3.connect(f"{path}.damaged")
     assert connection.execute("SELECT entry FROM entries").fetchall() == [(b"before",)]
     connection.close()
@@ -276,6 +276,34 @@ def test_a_link_leads_to_a_log_for_its_owner_only_and_is_no_key(tmp_path):
     (tmp_path / "other.key").symlink_to(tmp_path / "log.key")
     with pytest.raises(InvalidRequestError, match=r"other\.key is no file, or a link"):
         SQLiteLog(tmp_path / "other")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(InputFileError, match="Too many levels of symbolic links"):
+        SQLiteLog(tmp_path / "loop")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root makes such links")
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_link_of_another_user_leads_to_no_log(tmp_path, exists):
+    """The attack: where all may write, a link leads the log into another file of the user's own."""
+    own, link = tmp_path / "own", tmp_path / "log"
+    used = SQLiteLog(link)
+    if exists:
+        ReusePlanner().save(own)
+    link.symlink_to(own)
+    os.lchown(link, 12_345, -1)
+    for opened in (SQLiteLog, lambda path: ReusePlanner.load(path, strict=True)):
+        with pytest.raises(InputFileError, match="is a link of another user"):
+            opened(link)
+    with pytest.raises(InputFileError, match="is a link of another user"):
+        used.append([b"x"])
+    assert own.exists() == exists
+
+
+def test_what_is_no_file_gets_no_key(tmp_path):
+    (tmp_path / "log").mkdir()
+    with pytest.raises(InvalidRequestError, match="log is no file"):
+        SQLiteLog(tmp_path / "log")
+    assert os.listdir(tmp_path) == ["log"]
 
 
 def test_a_file_that_another_program_locks_is_waited_for(log, tmp_path):
