@@ -112,12 +112,12 @@ class AgentMemory:
     def note_refused(self, tenant: str, blocks: Iterable[ContextBlock]) -> None:
         """Remember that the model has no room for some blocks together."""
         with self._lock:
-            self._refused.put(tenant, tuple([block.key for block in blocks]), True)
+            self._refused.put(tenant, tuple([block.digest for block in blocks]), True)
 
     def is_refused(self, tenant: str, blocks: Iterable[ContextBlock]) -> bool:
         """Return whether the model had no room for some blocks together."""
         with self._lock:
-            return self._refused.get(tenant, tuple([block.key for block in blocks])) is not None
+            return self._refused.get(tenant, tuple([block.digest for block in blocks])) is not None
 
     def history(self, key: ConversationKey | None, agent: int) -> _Messages:
         """Return what an agent has been sent and has answered so far in a conversation."""

@@ -91,7 +91,7 @@ class ChainRun:
         tokens = [self.planner.block_tokens([piece], question.tenant) for piece in pieces]
         shown = self.memory.shown(question.conversation)
         is_auto = settings.packing == "auto"
-        may_share = [is_auto and piece.key not in shown for piece in pieces]
+        may_share = [is_auto and piece.digest not in shown for piece in pieces]
         parcels = parcels_of(tokens, may_share, budget.segment, budget.label)
         # in a conversation, an agent's history continues with one turn a question
         one_each = question.conversation is None and (
@@ -100,7 +100,7 @@ class ChainRun:
         call = _CALL_TOKENS * one_each
         # of documents that mostly come together, the least key is mostly the same
         documents = [
-            Document(min(pieces[n].key for n in parcel), sum(tokens[n] for n in parcel) + call)
+            Document(min(pieces[n].digest for n in parcel), sum(tokens[n] for n in parcel) + call)
             for parcel in parcels
         ]
         agents = self.placement.assign(documents, question.tenant, shown)
@@ -221,7 +221,7 @@ class ChainRun:
             ended_s=self._now(),
         )
         if keeps_turn and self.question.conversation is not None and step.outcome == "answered":
-            before, shown = request.context.history or (), [one.key for one in reply.plan.blocks]
+            before, shown = request.context.history or (), [one.digest for one in reply.plan.blocks]
             turn = AgentTurn(step.agent, before, reply.plan.content, step.note, tuple(shown))
             self._turns.append(turn)
         return step, reply

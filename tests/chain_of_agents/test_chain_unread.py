@@ -4,6 +4,7 @@ import json
 import logging
 import pickle
 import re
+from itertools import product
 from typing import Any
 
 import httpx
@@ -241,6 +242,23 @@ class TestTooLongForTheModel:
         assert min(computed[:2]) > 500
         for line in log:  # whole, and so behind a label, a line's end or a part's beginning
             assert any(f"{line}\n" in worker_text(body) for body in engine.requests), line
+
+    @MODES
+    def test_of_a_document_that_grows_each_engine_computes_what_is_new(self, mode):
+        engines = [EmulatedEngine(answer="A note.", max_model_len=2_000) for _ in range(3)]
+        chain = ChainOfAgents(pool_of(*engines), 9, mode=mode, note_tokens=64, answer_tokens=64)
+        for conversation, named in product((None, "c"), (False, True)):
+            computed = []
+            for length in (1_600, 1_700, 1_800):
+                text = "".join(f"{n} {conversation} {named}: mill {n}.\n" for n in range(length))
+                document = {"id": "log", "text": text} if named else text
+                before = sum(engine.usage.prefilled_tokens for engine in engines)
+                asked = {"question": f"What of {length}?", "documents": [document]}
+                trace = chain.invoke(asked | {"conversation_id": conversation}).trace
+                after = sum(engine.usage.prefilled_tokens for engine in engines)
+                computed.append((after - before) / len(trace.steps))
+            assert computed[0] > 500
+            assert max(computed[1:]) < 300, "the question, the last piece and what is new"
 
     def test_a_manager_reads_shorter_notes_where_the_model_has_no_room(self):
         note = " ".join(f"{n * 7919 % 9973}," for n in range(60))
