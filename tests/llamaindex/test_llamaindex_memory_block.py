@@ -179,7 +179,7 @@ class TestReuseMemoryBlock:
         )
         block = ReuseMemoryBlock(memory=index, top_k=5)
         assert await block.aget([user("q")]) == "[Doc_1] tea"
-        await block.aput([user("coffee"), assistant("OK.")])
+        await block.aput([user("coffee"), assistant("<think>Or tea?</think>\nOK.")])
         text = await block.aget([user("q")])
         assert "<message role='user'>coffee</message>\n<message role='assistant'>OK.</" in text
         assert block.faults == 0
@@ -199,17 +199,21 @@ class TestReuseMemoryBlock:
     async def test_messages_are_handed_to_mem0_with_its_users_name(self):
         mem0 = LetterMemory()
         block = ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice", "kind": "food"})
-        await block.aput([user("I like tea"), ChatMessage(role="user", blocks=[]), assistant("OK")])
+        unsaid = [ChatMessage(role="user", blocks=[]), assistant("<think>Or coffee?")]
+        said = [assistant("<thinking>Hm.</thinking>OK"), user("</think> is a tag")]
+        await block.aput([user("I like tea"), *unsaid, *said])
         assert mem0.added == [
             (
                 [
                     {"role": "user", "content": "I like tea"},
                     {"role": "assistant", "content": "OK"},
+                    {"role": "user", "content": "</think> is a tag"},
                 ],
                 {"user_id": "alice"},
             )
         ]
         await block.aput([])
+        await block.aput(unsaid)
         assert len(mem0.added) == 1
 
     async def test_the_last_messages_of_the_user_are_searched_for(self):

@@ -33,6 +33,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
 from ctxreuse.pipeline.clock import planning_time
@@ -266,8 +267,10 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         """Remember messages that the short-term memory lets go."""
         options = (message.additional_kwargs for message in messages)
         sessions = [given["session_id"] for given in options if "session_id" in given]
+        said = [(one.role, text) for one in messages if (text := _said(one))]
         try:
-            await self._source.add(messages, sessions[0] if sessions else None)
+            if said:
+                await self._source.add(said, sessions[0] if sessions else None)
         except Exception as error:
             self._storing.note(error)
 
@@ -364,16 +367,11 @@ class _Mem0Source:
         ranked = best_first(read, texts, tenant, self._planner, root_of_call())
         return _FoundMemories(tuple(ranked), unread=len(memories) - len(read))
 
-    async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
+    async def add(self, said: Sequence[tuple[MessageRole, str]], session_id: str | None) -> None:
         """Let Mem0 remember what it finds worth remembering in the messages."""
         entities = {name: self._filters[name] for name in ENTITIES if name in self._filters}
-        said = [
-            {"role": openai_role(message.role), "content": text}
-            for message in messages
-            if (text := message_text(message))
-        ]
-        if said:
-            await _called(self._memory.add, said, **entities)
+        messages = [{"role": openai_role(role), "content": text} for role, text in said]
+        await _called(self._memory.add, messages, **entities)
 
 
 class _RetrieverSource:
@@ -398,10 +396,14 @@ class _RetrieverSource:
         nodes = as_retrieved(found, self._planner)
         return _FoundMemories(tuple(node_block(one.node, self._metadata_mode) for one in nodes))
 
-    async def add(self, messages: Sequence[ChatMessage], session_id: str | None) -> None:
-        node = _messages_node(messages, session_id)
-        if self._insert is not None and node is not None:
-            await self._insert([node])
+    async def add(self, said: Sequence[tuple[MessageRole, str]], session_id: str | None) -> None:
+        if self._insert is None:
+            return
+        # written as LlamaIndex's VectorMemoryBlock writes them
+        text = "\n".join(f"<message role='{role.value}'>{text}</message>" for role, text in said)
+        about = {"session_id": session_id}
+        node = TextNode(text=text, metadata=about, excluded_embed_metadata_keys=list(about))
+        await self._insert([node])
 
 
 def _memory_source(
@@ -444,17 +446,10 @@ def _memory_source(
     )
 
 
-def _messages_node(messages: Sequence[ChatMessage], session_id: str | None) -> TextNode | None:
-    """Return messages as one node, written as LlamaIndex's VectorMemoryBlock writes them."""
-    texts = [
-        f"<message role='{message.role.value}'>{text}</message>"
-        for message in messages
-        if (text := message_text(message))
-    ]
-    if not texts:
-        return None
-    about = {"session_id": session_id}
-    return TextNode(text="\n".join(texts), metadata=about, excluded_embed_metadata_keys=list(about))
+def _said(message: ChatMessage) -> str:
+    """Return the text of a message; what a model thought is nothing to remember."""
+    text = message_text(message)
+    return without_thoughts(text) if message.role == MessageRole.ASSISTANT else text
 
 
 async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
