@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockKey, ContextBlock
+from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
@@ -39,7 +39,7 @@ class AgentTurn:
     before: _Messages  # the history that it was sent behind
     prompt: str
     answer: str
-    shown: tuple[BlockKey, ...] = ()
+    shown: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _AgentHistories:
     """A conversation: each agent's history, and which agent has been shown a document."""
 
     histories: Mapping[int, _Messages] = field(default_factory=dict)
-    shown_to: Mapping[BlockKey, int] = field(default_factory=dict)
+    shown_to: Mapping[bytes, int] = field(default_factory=dict)
 
     @property
     def characters(self) -> int:
@@ -97,7 +97,7 @@ class AgentMemory:
         self._conversations = TenantLRUMap(
             max_conversations, max_weight=max_characters, weight_of=itemgetter(1)
         )
-        self._refused: TenantLRUMap[tuple[BlockKey, ...], bool] = TenantLRUMap(_MAX_DOCUMENTS)
+        self._refused: TenantLRUMap[tuple[bytes, ...], bool] = TenantLRUMap(_MAX_DOCUMENTS)
 
     @property
     def parts(self) -> dict[str, PartSize]:
@@ -124,7 +124,7 @@ class AgentMemory:
         with self._lock:
             return self._conversation(key).histories.get(agent, ())
 
-    def shown(self, key: ConversationKey | None) -> dict[BlockKey, int]:
+    def shown(self, key: ConversationKey | None) -> dict[bytes, int]:
         """Return which documents of a conversation stand in which agent's history."""
         with self._lock:
             return dict(self._conversation(key).shown_to)

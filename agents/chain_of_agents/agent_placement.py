@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ctxreuse.context.blocks import BlockKey, text_digest
+from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantShares
@@ -84,7 +84,7 @@ class AgentPlacement:
             return self._lives_on[agent]
 
     def assign(
-        self, documents: Sequence[Document], tenant: str, shown: Mapping[BlockKey, int]
+        self, documents: Sequence[Document], tenant: str, shown: Mapping[bytes, int]
     ) -> list[int]:
         """Return each document's agent; one that an agent has been shown stays with it."""
         with self._lock:

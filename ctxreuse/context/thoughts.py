@@ -4,46 +4,61 @@ from __future__ import annotations
 
 import re
 
-_OPENING = re.compile(r"\A\s*<think(?:ing)?>", re.IGNORECASE)
+_OPENING = re.compile(r"\s{0,64}<think(?:ing)?>", re.IGNORECASE)
 _OPENED = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
-_CLOSING = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_CLOSING = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
 _LONGEST_OPENING, _LONGEST_CLOSING = "<thinking>", "</thinking>"
+_MOST_HELD = 64 + len(_LONGEST_OPENING)
 
 
 def without_thoughts(text: str) -> str:
     """Return what a model answered; empty where a thought has no end."""
+    if is_thought_in_front(text):
+        text = _LONGEST_OPENING + text
+    at = 0
+    while opened := _OPENING.match(text, at):
+        closed = _CLOSING.search(text, opened.end())
+        at = closed.end() if closed else len(text)
+    return text[at:]
+
+
+def is_thought_in_front(text: str) -> bool:
+    """Return whether a text begins inside a thought, because the chat template has begun it."""
     closed = _CLOSING.search(text)
-    if closed and not _OPENED.search(text, 0, closed.start()):  # the chat template has opened it
-        text = text[closed.end() :].lstrip()
-    answer = ThoughtFilter()
-    return answer.take(text) + answer.end()
+    return closed is not None and not _OPENED.search(text, 0, closed.start())
 
 
 class ThoughtFilter:
-    """Lets the pieces of an answer pass without the thoughts in front of it."""
+    """Lets the pieces of an answer pass without the thoughts in front of it.
 
-    def __init__(self) -> None:
+    Where nothing has passed at its end, `without_thoughts` tells what there is.
+
+    Args:
+        thinks: Whether the chat template begins a thought.
+
+    Attributes:
+        has_begun: Whether something of the answer has passed.
+    """
+
+    def __init__(self, thinks: bool = False) -> None:
         self._held = ""
-        self._has_begun = self._has_thought = self._thinks = False
+        self._thinks = self._has_thought = thinks
+        self.has_begun = False
 
     def take(self, piece: str) -> str:
         """Return what of the answer can be told with a piece more."""
-        if self._has_begun:
+        if self.has_begun:
             return piece
         self._held += piece
-        while found := (_CLOSING if self._thinks else _OPENING).search(self._held):
-            self._held = self._held[found.end() :]
-            self._thinks, self._has_thought = not self._thinks, True
+        at = 0
+        while found := (_CLOSING.search if self._thinks else _OPENING.match)(self._held, at):
+            self._thinks, self._has_thought, at = not self._thinks, True, found.end()
+        self._held = self._held[at:]
         if self._thinks:
             self._held = self._held[-len(_LONGEST_CLOSING) :]
-        self._has_begun = not (
-            self._thinks or _LONGEST_OPENING.startswith(self._held.lstrip().lower())
-        )
-        return self.end() if self._has_begun else ""
-
-    def end(self) -> str:
-        """Return the rest, behind which nothing comes."""
-        held, self._held = self._held, ""
-        if self._thinks:
             return ""
-        return held.lstrip() if self._has_thought else held
+        if self._has_thought:
+            self._held = self._held.lstrip()
+        may_open = _LONGEST_OPENING.startswith(self._held.lstrip().lower())
+        self.has_begun = not may_open or len(self._held) > _MOST_HELD
+        return self._held if self.has_begun else ""

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ReusePlanner
-from ctxreuse.context.thoughts import ThoughtFilter, without_thoughts
+from ctxreuse.context.thoughts import ThoughtFilter, is_thought_in_front, without_thoughts
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ from ctxreuse.context.thoughts import ThoughtFilter, without_thoughts
         ("<thin> ice", "<thin> ice"),
         ("Tags are <think> and </think>.", "Tags are <think> and </think>."),
         ("<think>?</think>Tags are <think> and </think>.", "Tags are <think> and </think>."),
+        (" " * 65 + "<think>", " " * 65 + "<think>"),
         ("", ""),
         ("<", "<"),
     ],
@@ -27,14 +28,17 @@ def test_an_answer_is_what_stands_behind_the_thought(text, answer):
     assert without_thoughts(text) == answer
 
 
-words = st.sampled_from(["<think>", "</think>", "<thinking>", "</thinking>", " ", "\n", "<", "I"])
+words = st.sampled_from(
+    ["<think>", "</think>", "<thinking>", "</thinking>", " ", "\n", "<", "I", " " * 60, "<thin"]
+)
 
 
-@given(st.lists(words), st.integers(1, 9))
-def test_pieces_of_any_length_are_the_answer_of_the_whole(said, length):
-    text, stream = "<think>" + "".join(said), ThoughtFilter()
-    pieces = [stream.take(text[at : at + length]) for at in range(0, len(text), length)]
-    assert "".join([*pieces, stream.end()]) == without_thoughts(text)
+@given(st.lists(words), st.integers(1, 9), st.sampled_from(["", "<think>"]))
+def test_pieces_of_any_length_are_the_answer_of_the_whole(said, length, front):
+    text = front + "".join(said)
+    stream = ThoughtFilter(is_thought_in_front(text))
+    told = "".join(stream.take(text[at : at + length]) for at in range(0, len(text), length))
+    assert told == (without_thoughts(text) if stream.has_begun else "")
 
 
 def test_no_thought_stands_in_the_history_of_a_conversation():

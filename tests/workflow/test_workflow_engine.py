@@ -117,6 +117,20 @@ class Thinking(SteadyLLM):
             yield said
 
 
+@virtual_time
+async def test_thoughts_that_a_chat_template_begins_are_told_from_the_second_answer_on():
+    class Begun(SteadyLLM):
+        async def stream(self, prompt: Any, params: Any) -> Any:
+            for text in ("Why </thi", "nk>\n", "Be", "cause <think>."):
+                yield Piece(text, 1)
+
+    async with engine_over(llm=Begun()) as engine:
+        assert (await engine.run(guess_first(), "Why")).answer == "Because <think>."
+        events = [event async for event in engine.stream(guess_first(), "Why")]
+    told = [event.text for event in events if isinstance(event, TextDelta)]
+    assert told == ["Be", "cause <think>."] * 2
+
+
 @pytest.mark.parametrize("model", [SteadyLLM, Thinking])
 @pytest.mark.usefixtures("eager")
 def test_events_come_in_order_and_end_with_the_result(model):

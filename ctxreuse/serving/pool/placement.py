@@ -22,7 +22,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.checks import checked_integer, checked_number
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError
@@ -48,7 +47,7 @@ _MAX_READERS = 4
 class Document(NamedTuple):
     """A document to assign."""
 
-    key: BlockKey
+    key: bytes
     tokens: int  # what reading it costs
 
 
@@ -61,7 +60,7 @@ def assign(
     documents: Sequence[Document],
     agents: Sequence[Agent],
     loads: Mapping[Agent, float],
-    affinity: Mapping[BlockKey, Collection[Agent]] | None = None,  # who has read what
+    affinity: Mapping[bytes, Collection[Agent]] | None = None,  # who has read what
     engines: Mapping[Any, str] | None = None,  # keys of Mapping are invariant
     bound: float = DEFAULT_BOUND,  # the c above, from 1
     slack_tokens: float = 0,
@@ -147,7 +146,7 @@ class DocumentAffinity:
         self._window_tokens = checked_integer("window_tokens", window_tokens, 1)
         self._slack_tokens = checked_integer("slack_tokens", slack_tokens)
         self._max_documents = checked_integer("max_documents", max_documents, 1)
-        self._readers: OrderedDict[BlockKey, dict[Agent, None]] = OrderedDict()
+        self._readers: OrderedDict[bytes, dict[Agent, None]] = OrderedDict()
         self._loads: dict[Agent, float] = {}
 
     def assign(

@@ -11,7 +11,7 @@ from typing import Any
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
-from ctxreuse.context.thoughts import ThoughtFilter
+from ctxreuse.context.thoughts import ThoughtFilter, is_thought_in_front, without_thoughts
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Strategy
@@ -43,9 +43,13 @@ class GenerationRequest:
 class GenerationAnswer:
     """An answer that is received whether or not a node reads it yet."""
 
-    def __init__(self, request: GenerationRequest, stream: AsyncGenerator[Piece, None]) -> None:
+    def __init__(
+        self, request: GenerationRequest, stream: AsyncGenerator[Piece, None], thinks: bool
+    ) -> None:
         self.request = request
         self.tokens = 0
+        self.said = ""  # once it is received, thoughts included
+        self._thoughts = ThoughtFilter(thinks)
         self._pieces: list[Piece] = []
         self._received = asyncio.Event()
         self.receiving = asyncio.ensure_future(self._receive(stream))
@@ -77,13 +81,16 @@ class GenerationAnswer:
         self._received.set()
 
     async def _receive(self, stream: AsyncGenerator[Piece, None]) -> None:
-        said = ThoughtFilter()
+        said = []
         async with aclosing(stream):
             async for piece in stream:
-                self._pieces.append(piece._replace(text=said.take(piece.text)))
+                said.append(piece.text)
+                self._pieces.append(piece._replace(text=self._thoughts.take(piece.text)))
                 self.tokens += piece.tokens
                 self._received.set()
-            self._pieces.append(Piece(said.end(), 0))
+        self.said = "".join(said)
+        if not self._thoughts.has_begun:
+            self._pieces.append(Piece(without_thoughts(self.said), 0))
 
 
 class Generations:
@@ -95,11 +102,17 @@ class Generations:
         self.planning = FailOpen("WorkflowEngine", tell=tell)
         self._llm = llm
         self._planner = planner
+        self._begins_in_thought = False  # the answers of `llm`: its chat template has it so
         self._under_way: set[GenerationAnswer] = set()
 
     def __len__(self) -> int:
         """Return how many are under way."""
         return len(self._under_way)
+
+    def text_of(self, answer: GenerationAnswer) -> str:
+        """Return an answer that was received, without thoughts."""
+        self._begins_in_thought |= is_thought_in_front(answer.said) and answer.request.llm is None
+        return without_thoughts(answer.said)
 
     def begin(self, request: GenerationRequest, tenant: str) -> GenerationAnswer:
         """Ask the model: documents first, in the order that the prefix cache likes."""
@@ -119,7 +132,8 @@ class Generations:
             parts = [SentBlock("", block) for block in request.blocks]
             content = render_turn(parts, None, request.query, DEFAULT_TEMPLATES, is_labelled=False)
             prompt = render_messages(request.system, None, content)
-        answer = GenerationAnswer(request, llm.stream(prompt, request.params))
+        thinks = self._begins_in_thought and request.llm is None
+        answer = GenerationAnswer(request, llm.stream(prompt, request.params), thinks)
         self.started += 1
         self._under_way.add(answer)
         answer.receiving.add_done_callback(lambda _: self._under_way.discard(answer))
