@@ -20,7 +20,7 @@ from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.measure.options import CACHES, option
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.cache_rules import cache_profile
-from ctxreuse.sharing.environment import SHARED_LOG, as_given, shared_log_at
+from ctxreuse.sharing.environment import SHARED_LOG, as_given, settled, shared_log_at
 
 _ASKING_S = 0.5
 _UVICORN: dict[str, Any] = dict.fromkeys(("access_log", "proxy_headers", "server_header"), False)
@@ -90,7 +90,8 @@ class ServeCommand:
             os.environ[SHARED_LOG] = self.shared_log
         states = asyncio.run(_states(self.engines))
         with ExitStack() as within:
-            if self.workers > 1 and not os.environ.get(SHARED_LOG):
+            shares = self.workers > 1 and not os.environ.get(SHARED_LOG)
+            if shares and settled(None, None, None)[0] == "active":
                 folder = within.enter_context(TemporaryDirectory(prefix="ctxreuse-"))
                 os.environ[SHARED_LOG] = str(Path(folder) / "log.sqlite")
             listening = within.enter_context(_listening(self.host, self.port))

@@ -103,6 +103,17 @@ def test_several_workers_share_what_was_sent_and_leave_no_file(tmp_path):
     assert left == []
 
 
+@pytest.mark.slow
+def test_workers_in_shadow_mode_say_nothing_of_a_log_that_nobody_has_set(tmp_path):
+    with caching_server("openai") as engine:
+        options = ("--engine", engine.url, "--workers", "2")
+        with process(tmp_path, *options, CTXREUSE_MODE="shadow") as (_, said):
+            url = said[0].split()[-1]
+            with httpx.Client(trust_env=False, timeout=20) as client:
+                assert client.post(f"{url}{CHAT}", json=asking("abc")).status_code == 200
+    assert "set and not used" not in (tmp_path / "errors").read_text()
+
+
 def test_at_its_end_it_answers_what_it_has_begun(tmp_path):
     with caching_server("openai") as engine:
         came, goes_on = threading.Event(), threading.Event()
