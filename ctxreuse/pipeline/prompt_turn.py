@@ -465,8 +465,8 @@ def _turn_groups(
             yield _Group((joint if number else "", *own[key]), is_block=True)
         return
     left_out = [part for part in plan.parts if isinstance(part, Reference)]
-    key_of = {block.id: key for key, block in plan.request.unique_blocks.items()}
-    left = [LeftText(own[key_of[one.id]], one.label) for one in left_out]
+    keys = plan.shown.left_out  # ids may stand twice
+    left = [LeftText(own[key], one.label) for key, one in zip(keys, left_out, strict=True)]
     before: Slice | str = ""
     for part in plan.parts:
         if isinstance(part, SentBlock):

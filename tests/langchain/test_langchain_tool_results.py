@@ -1,14 +1,18 @@
 """Which pieces of a tool's result certainly are one document, or one memory, each."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_agent_helpers import agent_with, ask, calls, done, results, search_tool, sent
 from langchain_core.documents import Document
+from langchain_core.runnables import RunnableLambda
 from langchain_document_helpers import documents, no_sockets, text_of
 
+from langchain_ctxreuse import ReuseMiddleware
 from langchain_ctxreuse.agents.tool_results import result_pieces
 
 __all__ = ["no_sockets"]
@@ -124,3 +128,14 @@ def test_each_piece_holds_its_document_and_they_stand_one_behind_the_other(
         shown = [piece for _, piece in found]
         assert separator.join(shown) in text
         assert all(one in piece for one, piece in zip(texts, shown, strict=True))
+
+
+def test_documents_that_share_an_id_are_pointed_to_each_by_its_own_label():
+    """As chunks do that a store gives their document's id."""
+    pages = [Document(text_of(letter), id="page") for letter in "abc"]
+    tool = search_tool(RunnableLambda(lambda query: pages[: len(query)]))
+    agent, _ = agent_with(ReuseMiddleware(), [calls("xy"), calls("xyz"), done()], tool)
+    first, second = results(sent(ask(agent, "Which?")))
+    assert [text_of(letter) in first for letter in "abc"] == [True, True, False]
+    assert [text_of(letter) in second for letter in "abc"] == [False, False, True]
+    assert all(one in second for one in re.findall(r"\[[A-Z]{4}\]", first))
