@@ -46,7 +46,7 @@ MODEL = "smollm2-135m-instruct"
 LANGUAGES = {"python", "console", "text", "typescript"}
 
 NOT_COMPARED = {
-    ("docs/guides/measuring.md", "29% fewer prompt tokens to compute with ctxreuse, online, "): (
+    ("docs/background/results.md", "29% fewer prompt tokens to compute with ctxreuse, online, "): (
         "compared by a test of its own"
     ),
 }
@@ -446,7 +446,7 @@ def test_every_exception_is_of_use():
 def test_the_documentation_shows_what_the_demo_prints(tmp_path):
     (shown,) = [
         block.code
-        for block in blocks_of("docs/guides/measuring.md")
+        for block in blocks_of("docs/background/results.md")
         if exception(block) == "compared by a test of its own"
     ]
     shown_command = [sys.executable, "-m", "ctxreuse", "demo", "-o", str(tmp_path)]
