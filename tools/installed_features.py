@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 CLI = "cli"
@@ -77,7 +78,12 @@ def command(*arguments: str) -> str:
     """
     program = Path(sys.executable).parent / "ctxreuse"
     done = subprocess.run(
-        [str(program), *arguments], capture_output=True, text=True, check=False, timeout=300
+        [str(program), *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     if done.returncode:
         raise CommandError(done.stderr[-2000:])
@@ -106,7 +112,7 @@ def imports_little() -> None:
 
 def imports_all_that_needs_nothing() -> None:
     """Import what is public without any extra, and use it."""
-    for package in ("cache", "measure", "report", "serving", "workflow"):
+    for package in ("cache", "measure", "measure.report", "serving", "sharing", "workflow"):
         _import_names(f"ctxreuse.{package}")
     _import_names("ctxreuse")
     _import_names("mem0_ctxreuse")
@@ -208,17 +214,37 @@ def plugs_into_langchain() -> None:
 
 
 def records_langchain() -> None:
-    """Record a program that retrieves nothing."""
-    Path("program.py").write_text("print('ran')\n", encoding="utf-8")
-    recording = ("-o", "recording-langchain", "--source", "langchain")
-    assert "ran" in command("record", *recording, "program.py")
+    """Record a program that retrieves once."""
+    _record(
+        "langchain",
+        """
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+
+class Found(BaseRetriever):
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document(text) for text in TEXTS]
+
+Found().invoke(QUESTION)
+""",
+    )
 
 
 def records_openai() -> None:
-    """Record a program that sends nothing."""
-    Path("program.py").write_text("print('ran')\n", encoding="utf-8")
-    recording = ("-o", "recording-openai", "--source", "openai")
-    assert "ran" in command("record", *recording, "program.py")
+    """Record a program that asks an engine that is not there."""
+    _record(
+        "openai",
+        """
+import openai
+
+client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="EMPTY", max_retries=0)
+messages = [{"role": "user", "content": "\\n\\n".join([*TEXTS, QUESTION])}]
+try:
+    client.chat.completions.create(model="M", messages=messages)
+except openai.APIConnectionError:
+    pass
+""",
+    )
 
 
 def plugs_into_llamaindex() -> None:
@@ -231,10 +257,20 @@ def plugs_into_llamaindex() -> None:
 
 
 def records_llamaindex() -> None:
-    """Record a program that retrieves nothing."""
-    Path("program.py").write_text("print('ran')\n", encoding="utf-8")
-    recording = ("-o", "recording-llamaindex", "--source", "llamaindex")
-    assert "ran" in command("record", *recording, "program.py")
+    """Record a program that retrieves once."""
+    _record(
+        "llamaindex",
+        """
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.schema import NodeWithScore, TextNode
+
+class Found(BaseRetriever):
+    def _retrieve(self, query_bundle):
+        return [NodeWithScore(node=TextNode(text=text)) for text in TEXTS]
+
+Found().retrieve(QUESTION)
+""",
+    )
 
 
 def wraps_mem0() -> None:
@@ -272,6 +308,38 @@ def asks_an_engine() -> None:
             return [str(one.error or one.completion.text) for one in outcomes]
 
     assert asyncio.run(main()) == ["The Tiber."] * 3
+
+
+def serves() -> None:
+    """Have the command hash a key, and the server plan before an engine that is not there."""
+    os.environ["CTXREUSE_KEYS_SECRET"] = "a secret"
+    assert len(command("serve", "--hash-key").strip()) == 32
+    httpx = import_module("httpx")
+    settings = import_module("ctxreuse.cli.serve_command").ServeCommand(
+        engines=["http://127.0.0.1:9"]
+    )
+    planner = import_module("ctxreuse").ReusePlanner()
+    app = import_module("ctxreuse.serving.door.app").make_app(planner, settings)
+    asked = {"query": _QUESTION, "documents": [{"text": text} for text in _TEXTS]}
+
+    async def main() -> str:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:
+            answer = await client.post("http://server.invalid/v1/plan", json=asked)
+            return str(answer.json()["text"])
+
+    shown = asyncio.run(main())
+    assert all(text in shown for text in _TEXTS)
+
+
+def plans_in_litellm() -> None:
+    """Hand a request to the hook as LiteLLM's proxy does."""
+    import_module("litellm")
+    hook = import_module("ctxreuse.serving.litellm_hook").hook
+    asked = {"messages": [{"role": "user", "content": _QUESTION}], "litellm_call_id": "a"}
+    asked["documents"] = [{"text": text} for text in _TEXTS]
+    key = SimpleNamespace(team_id=None, token="key")
+    sent = asyncio.run(hook.async_pre_call_hook(key, None, asked, "acompletion"))
+    assert all(text in sent["messages"][0]["content"] for text in _TEXTS)
 
 
 def follows_events() -> None:
@@ -387,6 +455,8 @@ FEATURES = (
     Feature("mem0_ctxreuse over mem0", wraps_mem0, ("mem0",), foreign="mem0"),
     Feature("EngineClient", asks_an_engine, ("openai",)),
     Feature("record --source openai", records_openai, ("openai",), on=(CLI,)),
+    Feature("ctxreuse serve", serves, ("serve",), on=(CLI,)),
+    Feature("LiteLLM's hook", plans_in_litellm, ("litellm",), foreign="litellm"),
     Feature("PlannerCollector", shows_metrics, ("metrics",)),
     Feature("PlannerSpans", writes_spans, ("metrics",)),
     Feature("KVEventSync", follows_events, ("vllm-events",)),
@@ -428,6 +498,15 @@ def _import_names(package: str) -> Any:
     for name in getattr(module, "__all__", ()):
         getattr(module, name)
     return module
+
+
+def _record(source: str, program: str) -> None:
+    """Record a program that finds the texts."""
+    beginning = f"TEXTS, QUESTION = {_TEXTS!r}, {_QUESTION!r}\n"
+    Path("program.py").write_text(beginning + program, encoding="utf-8")
+    command("record", "-o", f"recording-{source}", "--source", source, "program.py")
+    trace = Path(f"recording-{source}", "trace.jsonl").read_text(encoding="utf-8")
+    assert _QUESTION in trace, trace
 
 
 def _files() -> tuple[str, str]:

@@ -25,8 +25,8 @@ from packaging.version import Version
 from release_environments import ROOT, ReleaseError, build, make_environment
 from rich.console import Console
 
-NOT_IN_ALL = ("gpu",)  # ray is not either, but in the development group
-"""Extras that are left out: gigabytes, and no test of the suite needs them."""
+NOT_IN_ALL = ("gpu", "litellm")  # ray is not either, but in the development group
+"""Extras that are left out: what they need would raise the others' lowest versions."""
 
 # old versions use what their dependencies have deprecated since; that is no fault of ours
 _WARNINGS = ("-W", "default::DeprecationWarning", "-W", "default::PendingDeprecationWarning")

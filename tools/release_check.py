@@ -35,7 +35,7 @@ from rich.table import Table
 NO_EXTRA = ""
 ALL = "all"
 GPU = "gpu"
-RAY = "ray"  # not in "all" either
+_NOT_IN_ALL = {GPU, "litellm", "ray"}
 _NEEDS = {GPU: "gpu,workflow"}
 """Extras that extend another one, with which they are installed."""
 
@@ -87,7 +87,7 @@ def fault_of(feature: Feature, extra: str, state: str, said: str) -> str:
     if state == FAILS:
         return said
     must_work = not feature.extras or extra in feature.extras
-    must_work = must_work or (extra == ALL and not {GPU, RAY} & set(feature.extras))
+    must_work = must_work or (extra == ALL and not _NOT_IN_ALL & set(feature.extras))
     if must_work and state != WORKS:
         return f"does not work, though its extra is installed: {said}"
     if extra == NO_EXTRA and feature.extras and state != SAYS_SO:
@@ -133,7 +133,8 @@ def faults_of_sdist(names: Iterable[str]) -> list[str]:
 
 def _rubbish(names: Iterable[str]) -> list[str]:
     # hatchling puts .gitignore into an sdist, so that a wheel built from it leaves out the same
-    return sorted(name for name in names if name != ".gitignore" and _RUBBISH.search(name))
+    own = re.compile(r"\.gitignore|tests/.*/\.npmrc")
+    return sorted(name for name in names if not own.fullmatch(name) and _RUBBISH.search(name))
 
 
 def _look_into(sdist: Path, wheel: Path) -> list[str]:

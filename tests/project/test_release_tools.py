@@ -1,5 +1,6 @@
 """The tools that try a release find what is wrong with one."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def test_uv_is_told_what_pip_is_told(tools):
         (("report",), "", "works", "is for nothing"),
         (("gpu",), "all", "names its extra", ""),
         (("ray",), "all", "names its extra", ""),
+        (("litellm",), "all", "names its extra", ""),
         ((), "", "works", ""),
         ((), "", "names its extra", "does not work"),
         (("report",), "openai", "fails", "a traceback"),
@@ -88,6 +90,14 @@ def test_a_feature_works_with_its_extra_and_says_so_without(tools, extras, extra
     found = fault_of(Feature("one", print, extras), extra, state, said)
     assert fault in found
     assert bool(found) == bool(fault)
+
+
+def test_every_extra_has_a_feature(tools):
+    from installed_features import FEATURES
+
+    project = tomllib.loads((TOOLS.parent / "pyproject.toml").read_text())["project"]
+    used = {extra for feature in FEATURES for extra in feature.extras}
+    assert used | {"all"} == set(project["optional-dependencies"])
 
 
 def raising(error):
@@ -130,7 +140,7 @@ def test_anything_else_that_goes_wrong_is_a_fault_and_placeholders_are_named(too
 def test_files_that_should_not_be_published_are_found(tools):
     from release_check import IN_SDIST, PACKAGES, faults_of_sdist, faults_of_wheel
 
-    whole = [*IN_SDIST, ".gitignore", "PKG-INFO"]
+    whole = [*IN_SDIST, ".gitignore", "PKG-INFO", "tests/serving/.npmrc"]
     assert faults_of_sdist(whole) == []
     assert faults_of_sdist([*whole[1:], ".venv/bin/python", "tools/__pycache__/a.pyc"]) == [
         f"the sdist lacks {IN_SDIST[0]}",
