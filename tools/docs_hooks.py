@@ -1,9 +1,10 @@
-"""What the documentation's pages take from elsewhere when they are built, and what they may not."""
+"""What the documentation takes from elsewhere when it is built, what it may not, and its list."""
 
 from __future__ import annotations
 
 import ast
 import re
+from html import unescape
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import typer
 from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
 from typer.cli import get_docs_for_click
 
 from ctxreuse.cache.telemetry.families import OF_PLANNERS, OF_REPLICAS
@@ -48,6 +50,21 @@ def command_line() -> str:
     text = text.removeprefix("# `ctxreuse`\n")
     text = re.sub(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+", "", text, flags=re.MULTILINE)
     return re.sub(r"<(int|float|str|path) ?\w*>", r"<\1>", text)
+
+
+def on_env(env: Any, config: Any, files: Any, **_: Any) -> Any:
+    """Add `llms.txt`, by which programs find pages: their titles, and how each begins."""
+    [page] = (one.page for one in files.documentation_pages() if one.page.is_homepage)
+    lines, section = [f"# {config.site_name}", "", f"> {config.site_description}"], ""
+    while page := page.next_page:
+        if page.parent.title != section:
+            section = page.parent.title
+            lines += ["", f"## {section}", ""]
+        begins = re.search(r"<p>(.*?[.:])(?:\s.*?)?</p>", page.content, re.DOTALL)
+        words = " ".join(unescape(re.sub("<.*?>", "", begins[1] if begins else "")).split())
+        lines.append(f"- [{page.title}]({page.url}): {words}")
+    files.append(File.generated(config, "llms.txt", content="\n".join([*lines, ""])))
+    return env
 
 
 class Assets(HTMLParser):

@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,33 @@ FAILS = "fails"
 _TEXTS = ("The Seine flows through Paris.", "The Tiber flows through Rome.", "Rome is in Italy.")
 _QUESTION = "Which river flows through Rome?"
 _REMEDY = re.compile(r"pip install (?:-e )?'[^']*\[([\w,-]+)\][^']*'")
+_PROGRAMS = {
+    "langchain": """
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+class Found(BaseRetriever):
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document(text) for text in TEXTS]
+Found().invoke(QUESTION)
+""",
+    "llamaindex": """
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.schema import NodeWithScore, TextNode
+class Found(BaseRetriever):
+    def _retrieve(self, query_bundle):
+        return [NodeWithScore(node=TextNode(text=text)) for text in TEXTS]
+Found().retrieve(QUESTION)
+""",
+    "openai": """
+import openai
+client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="EMPTY", max_retries=0)
+messages = [{"role": "user", "content": "\\n\\n".join([*TEXTS, QUESTION])}]
+try:
+    client.chat.completions.create(model="M", messages=messages)
+except openai.APIConnectionError:
+    pass
+""",
+}
 _LONGEST_IMPORT_S = 0.3
 _IMPORTS = 15
 
@@ -213,40 +241,6 @@ def plugs_into_langchain() -> None:
     assert all(text in shown for text in _TEXTS)
 
 
-def records_langchain() -> None:
-    """Record a program that retrieves once."""
-    _record(
-        "langchain",
-        """
-from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
-
-class Found(BaseRetriever):
-    def _get_relevant_documents(self, query, *, run_manager):
-        return [Document(text) for text in TEXTS]
-
-Found().invoke(QUESTION)
-""",
-    )
-
-
-def records_openai() -> None:
-    """Record a program that asks an engine that is not there."""
-    _record(
-        "openai",
-        """
-import openai
-
-client = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="EMPTY", max_retries=0)
-messages = [{"role": "user", "content": "\\n\\n".join([*TEXTS, QUESTION])}]
-try:
-    client.chat.completions.create(model="M", messages=messages)
-except openai.APIConnectionError:
-    pass
-""",
-    )
-
-
 def plugs_into_llamaindex() -> None:
     """Import all of it, and order what a retriever finds."""
     adapters = _import_names("llamaindex_ctxreuse")
@@ -256,21 +250,13 @@ def plugs_into_llamaindex() -> None:
     assert {node.node.text for node in ordered} == set(_TEXTS)
 
 
-def records_llamaindex() -> None:
-    """Record a program that retrieves once."""
-    _record(
-        "llamaindex",
-        """
-from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.schema import NodeWithScore, TextNode
-
-class Found(BaseRetriever):
-    def _retrieve(self, query_bundle):
-        return [NodeWithScore(node=TextNode(text=text)) for text in TEXTS]
-
-Found().retrieve(QUESTION)
-""",
-    )
+def records(source: str) -> None:
+    """Record a program that asks once."""
+    beginning = f"TEXTS, QUESTION = {_TEXTS!r}, {_QUESTION!r}\n"
+    Path("program.py").write_text(beginning + _PROGRAMS[source], encoding="utf-8")
+    command("record", "-o", f"recording-{source}", "--source", source, "program.py")
+    trace = Path(f"recording-{source}", "trace.jsonl").read_text(encoding="utf-8")
+    assert _QUESTION in trace, trace
 
 
 def wraps_mem0() -> None:
@@ -449,12 +435,14 @@ FEATURES = (
     Feature("ctxreuse bench", asks_a_recording, ("openai",), on=(CLI,)),
     Feature("--tokenizer", counts_tokens, ("tokenizers", "embeddings", "demo"), on=(CLI,)),
     Feature("langchain_ctxreuse", plugs_into_langchain, ("langchain",)),
-    Feature("record --source langchain", records_langchain, ("langchain",), on=(CLI,)),
+    Feature("record --source langchain", partial(records, "langchain"), ("langchain",), on=(CLI,)),
     Feature("llamaindex_ctxreuse", plugs_into_llamaindex, ("llamaindex",)),
-    Feature("record --source llamaindex", records_llamaindex, ("llamaindex",), on=(CLI,)),
+    Feature(
+        "record --source llamaindex", partial(records, "llamaindex"), ("llamaindex",), on=(CLI,)
+    ),
     Feature("mem0_ctxreuse over mem0", wraps_mem0, ("mem0",), foreign="mem0"),
     Feature("EngineClient", asks_an_engine, ("openai",)),
-    Feature("record --source openai", records_openai, ("openai",), on=(CLI,)),
+    Feature("record --source openai", partial(records, "openai"), ("openai",), on=(CLI,)),
     Feature("ctxreuse serve", serves, ("serve",), on=(CLI,)),
     Feature("LiteLLM's hook", plans_in_litellm, ("litellm",), foreign="litellm"),
     Feature("PlannerCollector", shows_metrics, ("metrics",)),
@@ -498,15 +486,6 @@ def _import_names(package: str) -> Any:
     for name in getattr(module, "__all__", ()):
         getattr(module, name)
     return module
-
-
-def _record(source: str, program: str) -> None:
-    """Record a program that finds the texts."""
-    beginning = f"TEXTS, QUESTION = {_TEXTS!r}, {_QUESTION!r}\n"
-    Path("program.py").write_text(beginning + program, encoding="utf-8")
-    command("record", "-o", f"recording-{source}", "--source", source, "program.py")
-    trace = Path(f"recording-{source}", "trace.jsonl").read_text(encoding="utf-8")
-    assert _QUESTION in trace, trace
 
 
 def _files() -> tuple[str, str]:

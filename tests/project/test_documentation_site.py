@@ -74,6 +74,13 @@ def test_the_reference_lists_all_metrics(site):
     assert page.count("<td><code>ctxreuse_") > 40
 
 
+def test_programs_find_all_pages_and_how_they_begin(site):
+    listed = (site / "llms.txt").read_text(encoding="utf-8")
+    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): \S", listed, re.MULTILINE)
+    pages = {one.relative_to(site).as_posix() for one in site.rglob("*.html")}
+    assert set(links) == pages - {"index.html", "404.html"}
+
+
 def test_no_page_is_wider_than_a_phone(site, tmp_path):
     pages = sorted(one.as_uri() for one in site.rglob("*.html") if one.name != "404.html")
     frame = tmp_path / "phone.html"

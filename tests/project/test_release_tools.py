@@ -1,9 +1,13 @@
 """The tools that try a release find what is wrong with one."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import typer
+
+from ctxreuse.cli.command_line import app
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -140,8 +144,8 @@ def test_anything_else_that_goes_wrong_is_a_fault_and_placeholders_are_named(too
 def test_files_that_should_not_be_published_are_found(tools):
     from release_check import IN_SDIST, PACKAGES, faults_of_sdist, faults_of_wheel
 
-    whole = [*IN_SDIST, ".gitignore", "PKG-INFO", "tests/serving/.npmrc"]
-    assert faults_of_sdist(whole) == []
+    whole = [*IN_SDIST, ".gitignore", "PKG-INFO"]
+    assert faults_of_sdist([*whole, "tests/serving/.npmrc"]) == []
     assert faults_of_sdist([*whole[1:], ".venv/bin/python", "tools/__pycache__/a.pyc"]) == [
         f"the sdist lacks {IN_SDIST[0]}",
         "the sdist holds .venv/bin/python",
@@ -152,3 +156,19 @@ def test_files_that_should_not_be_published_are_found(tools):
     assert "the wheel lacks mem0_ctxreuse/py.typed" in faults
     assert "the wheel lacks ctxreuse/measure/report/report.html.j2" in faults
     assert faults[-1] == "the wheel holds tests"
+
+
+def test_forms_and_workflows_can_be_read_and_name_what_exists():
+    yaml = pytest.importorskip("yaml")
+    folder, makefile = TOOLS.parent, (TOOLS.parent / "Makefile").read_text()
+    files = [*folder.glob(".github/**/*.yml"), *folder.glob(".pre-commit-config.yaml")]
+    texts = [one.read_text(encoding="utf-8") for one in files]
+    assert all(yaml.safe_load(text) for text in texts)
+    commands = set(re.findall("`ctxreuse ([a-z]+)", "".join(texts)))
+    assert commands <= set(typer.main.get_command(app).commands)
+    named = re.findall("(?:tests|tools)/[\\w/.]+", "".join(texts))
+    assert [one for one in named if not (folder / one).exists()] == []
+    targets = re.findall("run: make ([a-z -]+)", "".join(texts))
+    assert {
+        one for target in targets for one in target.split() if f"\n{one}:" not in makefile
+    } == set()
