@@ -196,7 +196,7 @@ def reports() -> None:
 def knows_prices() -> None:
     """Estimate with a model's published prices."""
     corpus, trace = _files()
-    output = command("estimate", trace, "--corpus", corpus, "--prices", "gpt-4.1")
+    output = command("estimate", trace, "--corpus", corpus, "--prices", "gpt-4.1", "--json")
     assert "genai-prices" in output, output
 
 
