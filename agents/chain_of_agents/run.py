@@ -18,7 +18,7 @@ from chain_of_agents.requests import AgentRequests, Budget, Note, budget_of
 from chain_of_agents.segments import Segment, parcels_of, pieces_of, segments_of
 from chain_of_agents.trace.answer import ManagerError, Trace, UnreadError
 from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_of, remarked
-from ctxreuse.context.thoughts import ThoughtFilter, is_thought_in_front, without_thoughts
+from ctxreuse.context.thoughts import ThoughtFilter, without_thoughts
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import all_of
@@ -48,7 +48,6 @@ class ChainRun:
         self._turns: list[AgentTurn] = []
         self._steps: tuple[Step, ...] = ()
         self._first_failure: Exception | None = None
-        self._begins_in_thought = False  # as the chat templates of some models have it
 
     @property
     def trace(self) -> Trace:
@@ -247,12 +246,11 @@ class ChainRun:
         self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None
     ) -> AgentReply:
         """Ask the model; a reasoning model's thoughts are no part of the answer."""
-        said, say = ThoughtFilter(self._begins_in_thought), on_piece
+        said, say = ThoughtFilter(), on_piece
         on_said = None if say is None else lambda piece: say(said.take(piece))
         reply = await self.model.ask(request, config, on_said)
         if reply.text is None:
             return reply
-        self._begins_in_thought |= is_thought_in_front(reply.text)
         text = without_thoughts(reply.text)
         if say is not None and not said.has_begun:
             say(text)

