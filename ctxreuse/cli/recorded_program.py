@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 from collections.abc import Sequence
+from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import get_importer
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
+from zipfile import is_zipfile
+from zipimport import zipimporter
 
 from ctxreuse.errors import InputFileError, describe
 
@@ -40,8 +41,8 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> B
     Nothing is put back: what its threads, children and exit functions see is the program's.
     """
     sys.path.insert(0, str(Path.cwd() if is_module else Path(program).resolve().parent))
-    main: Any = ModuleType("__main__")
-    main.__file__, main.__builtins__ = str(Path(program).absolute()), builtins
+    main = ModuleType("__main__")
+    main.__file__ = str(Path(program).absolute())
     spec = _found_module(program) if is_module else _in_archive(main.__file__)
     if spec is not None:
         main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
@@ -52,28 +53,23 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> B
         if getattr(sys, f"__{name}__") is None:  # it was closed before `main` put one in its place
             setattr(sys, name, None)
     try:
-        if spec is not None:
-            code = main.__loader__.get_code(spec.name)
+        if spec is not None and isinstance(spec.loader, InspectLoader):
+            code: Any = spec.loader.get_code(spec.name)
         else:
             code = compile(Path(main.__file__).read_bytes(), main.__file__, "exec", 0, True)
         exec(code, main.__dict__)
     except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_globals is not main.__dict__:
-            trace = trace.tb_next
-        error.__traceback__ = trace
-        _leave_recorders_out(error)
+        error.__traceback__ = _in_program(error.__traceback__, main)
         return error
     return None
 
 
 def _in_archive(path: str) -> ModuleSpec | None:
     """Return the main module of a zip file; None for a script."""
-    importer = get_importer(path)
-    found = importer.find_spec("__main__") if importer is not None else None
-    if found is not None:
-        sys.path[0] = path
-    return found
+    if not is_zipfile(path):
+        return None
+    sys.path[0] = path
+    return zipimporter(path).find_spec("__main__")
 
 
 def _found_module(name: str) -> ModuleSpec:
@@ -88,7 +84,7 @@ def _found_module(name: str) -> ModuleSpec:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         reason = describe(str(error))
         raise InputFileError(f"{describe(name)}: cannot be found as a module: {reason}") from error
-    if found is None or not hasattr(found.loader, "get_code"):
+    if found is None or not isinstance(found.loader, InspectLoader):
         raise InputFileError(
             f"{describe(name)}: there is no such module to run; name it as for python -m, or a "
             "script without --module"
@@ -96,22 +92,16 @@ def _found_module(name: str) -> ModuleSpec:
     return found
 
 
-def _leave_recorders_out(error: BaseException) -> None:
-    """Leave the frames of our recorders out of an error, and of those that it has come from."""
-    waiting: list[BaseException | None] = [error]
-    known: set[int] = set()
-    while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in known:
-            continue
-        known.add(id(one))
-        trace = one.__traceback__
-        while trace is not None:
-            while trace.tb_next is not None and _is_recorder(trace.tb_next):
-                trace.tb_next = trace.tb_next.tb_next
-            trace = trace.tb_next
-        waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-        waiting += one.__cause__, one.__context__
+def _in_program(trace: TracebackType | None, main: ModuleType) -> TracebackType | None:
+    """Return a traceback from the program's first frame on, without those of our recorders."""
+    while trace is not None and trace.tb_frame.f_globals is not main.__dict__:
+        trace = trace.tb_next
+    one = trace
+    while one is not None:
+        while one.tb_next is not None and _is_recorder(one.tb_next):
+            one.tb_next = one.tb_next.tb_next
+        one = one.tb_next
+    return trace
 
 
 def _is_recorder(trace: TracebackType) -> bool:
