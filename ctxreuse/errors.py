@@ -22,7 +22,7 @@ import re
 _LONGEST_VALUE = 60
 _LONGEST_LOOKED_AT = 4_000
 _LONGEST_URL = 200
-_ADDRESS = re.compile(r"""(https?://)(?:[^\s'"]*@)?([^\s'"?#]*)(?:[?#][^\s'"]*)?""", re.IGNORECASE)
+_ADDRESS = re.compile(r"""(?i)(https?://)(?:[^\s'"]*@)?([^\s'"?#]*)(?:[?#][^\s'"]*)?""")
 
 
 class CtxreuseError(Exception):

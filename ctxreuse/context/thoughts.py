@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 
-_OPENING = re.compile(r"\s{0,64}<think(?:ing)?>", re.IGNORECASE)
-_OPENED = re.compile(r"<think(?:ing)?>", re.IGNORECASE)
-_CLOSING = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
+_OPENING = re.compile(r"(?i)\s{0,64}<think(?:ing)?>")
+_CLOSING = re.compile(r"(?i)</think(?:ing)?>\s*")
 _LONGEST_OPENING, _LONGEST_CLOSING = "<thinking>", "</thinking>"
-_MOST_HELD = 64 + len(_LONGEST_OPENING)
 
 
 def without_thoughts(text: str) -> str:
     """Return what a model answered; empty where a thought has no end."""
     closed, at = _CLOSING.search(text), 0
-    if closed and not _OPENED.search(text, 0, closed.start()):  # the chat template has opened it
+    if closed and not _OPENING.search(text, 0, closed.start()):  # the chat template has opened it
         at = closed.end()
     while opened := _OPENING.match(text, at):
         closed = _CLOSING.search(text, opened.end())
@@ -48,5 +46,5 @@ class ThoughtFilter:
         if self._has_thought:
             self._held = self._held.lstrip()
         may_open = _LONGEST_OPENING.startswith(self._held.lstrip().lower())
-        self.has_begun = not may_open or len(self._held) > _MOST_HELD
+        self.has_begun = not may_open or len(self._held) > 64 + len(_LONGEST_OPENING)
         return self._held if self.has_begun else ""

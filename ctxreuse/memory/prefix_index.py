@@ -545,23 +545,19 @@ class PrefixIndex:
         if node.children or node.parent is None:
             return
         if len(self._leaves) > _STALE_LEAVES + 2 * self.node_count:
-            self._leaves = [one for one in set(self._leaves) if self._is_due(*one)]
+            leaves = (one for one in self._places.values() if one.parent and not one.children)
+            self._leaves = [(one.last, one.place) for one in leaves]
             heapify(self._leaves)
         heappush(self._leaves, (node.last, node.place))
 
     def _oldest_leaf(self) -> Node | None:
         while self._leaves:
-            if self._is_due(*self._leaves[0]):
-                return self._places[self._leaves[0][1]]
-            heappop(self._leaves)
+            last, place = self._leaves[0]
+            node = self._places.get(place)
+            if node is not None and node.last == last and not node.children:
+                return node
+            heappop(self._leaves)  # it was used since, or has gone
         return None
-
-    def _is_due(self, last: int, place: int) -> bool:
-        """Return whether an entry of the queue is a leaf still that was not used since."""
-        node = self._places.get(place)
-        if node is None or node.parent is None:
-            return False
-        return node.last == last and not node.children
 
 
 def _path_to(node: Node, blocks: int) -> tuple[BlockKey, ...]:

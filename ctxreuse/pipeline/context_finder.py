@@ -20,7 +20,7 @@ from ctxreuse.pipeline.known_texts import (
 )
 
 _TAG = re.compile(r"</?[A-Za-z][\w-]*\s*/?>")
-_UNPAIRED = re.compile(r"<(?:br|hr|sep)\b|.*/>", re.IGNORECASE | re.DOTALL)
+_UNPAIRED = re.compile(r"(?is)<(?:br|hr|sep)\b|.*/>")
 _SAID = re.compile(r"[^\W_]|[^\x00-\x7f\s\u2010-\u2027\u2500-\u257f]")  # stars may rate a text
 _RULE = 3  # signs of a rule within a line
 _SENTENCE_ENDS = tuple(".!?:;\"')]\u2026\u201d\u2019\u3002")

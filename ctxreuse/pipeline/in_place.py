@@ -58,7 +58,7 @@ _NUMBERS = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 """Words that may tell texts by their place, or ask an answer to do so."""
-_OF_A_SCHEMA = re.compile(r'"type": ?"(?:integer|number)"|ind(?:ex|ices)|position', re.IGNORECASE)
+_OF_A_SCHEMA = re.compile(r'(?i)"type": ?"(?:integer|number)"|ind(?:ex|ices)|position')
 _ORDER = re.compile(
     r"\b(?:sorted|chronolog\w*|oldest|newest|earliest|transcript|rank(?:ed|ing|s)"
     r"|order in which|ordered|(?:in|keep) (?:the|this|that|their|its) (?:\w+ )?order"

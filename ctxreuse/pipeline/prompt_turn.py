@@ -465,7 +465,8 @@ def _turn_groups(
             yield _Group((joint if number else "", *own[key]), is_block=True)
         return
     left_out = [part for part in plan.parts if isinstance(part, Reference)]
-    keys = plan.shown.left_out  # ids may stand twice
+    turn, ranks = plan.shown.turn, plan.shown.ranks
+    keys = [key for key in turn.context.order(ranks) if key in turn.shown]  # ids may stand twice
     left = [LeftText(own[key], one.label) for key, one in zip(keys, left_out, strict=True)]
     before: Slice | str = ""
     for part in plan.parts:

@@ -99,11 +99,6 @@ class ShownTurn:
         shown = self.turn.shown
         return [key for key in self.turn.context.order(self.ranks) if key not in shown]
 
-    @property
-    def left_out(self) -> list[BlockKey]:
-        """The blocks that earlier messages show, in that order, too."""
-        return [key for key in self.turn.context.order(self.ranks) if key in self.turn.shown]
-
     @cached_property
     def _shown(self) -> _Shown:
         turn, templates, shown = self.turn, self.templates, self.turn.shown
@@ -118,7 +113,8 @@ class ShownTurn:
                     replaced[labels[old]].append(old)
                 else:
                     parts.append(Notice(old, templates.outdated_annotation(old, None)))
-        order, left_out = turn.context.order(self.ranks), self.left_out
+        order = turn.context.order(self.ranks)
+        left_out = [key for key in order if key in shown]
         first = {shown[key]: key for key in reversed(left_out) if shown[key]}
         named = [key for key in left_out if first.get(shown[key]) == key]  # each label once
         locations = templates.location_annotations([shown[key] for key in named])

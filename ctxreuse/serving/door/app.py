@@ -129,17 +129,9 @@ class _Door:
         )
 
     def routes(self) -> list[Route]:
-        posts: dict[str, Any] = {
-            "chat/completions": self.chat,
-            "messages": self.chat,
-            "usage": self.usage,
-        }
-        posts |= {"plan": self.plan, "plans": self.plans, "forget": self.forget}
-        gets: dict[str, Any] = {
-            "healthz": self.health,
-            "readyz": self.ready,
-            "metrics": self.metrics,
-        }
+        posts: Any = {"chat/completions": self.chat, "messages": self.chat, "forget": self.forget}
+        posts |= {"plan": self.plan, "plans": self.plans, "usage": self.usage}
+        gets: Any = {"healthz": self.health, "readyz": self.ready, "metrics": self.metrics}
         gets |= {"v1/models": self.models, "v1/savings": self.savings}
         return [
             *(Route(f"/v1/{path}", does, methods=["POST"]) for path, does in posts.items()),

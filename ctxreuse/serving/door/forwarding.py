@@ -21,7 +21,7 @@ HOP_BY_HOP = frozenset(
 ) | {"proxy-connection"}
 _SERVERS = HOP_BY_HOP | {"date", "server", "set-cookie"}
 _USAGE, _MOST_READ, _LONGEST_REPLY = b'"usage"', 16 << 20, 256 << 20
-_EVENT = re.compile(rb"^data: ?\{", re.MULTILINE)
+_EVENT = re.compile(rb"(?m)^data: ?\{")
 
 
 class ForwardedRequest(NamedTuple):

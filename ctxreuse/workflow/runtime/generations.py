@@ -11,7 +11,6 @@ from typing import Any
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
-from ctxreuse.context.thoughts import ThoughtFilter, without_thoughts
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Strategy
@@ -46,8 +45,6 @@ class GenerationAnswer:
     def __init__(self, request: GenerationRequest, stream: AsyncGenerator[Piece, None]) -> None:
         self.request = request
         self.tokens = 0
-        self.said = ""  # once it is received, thoughts included
-        self._thoughts = ThoughtFilter()
         self._pieces: list[Piece] = []
         self._received = asyncio.Event()
         self.receiving = asyncio.ensure_future(self._receive(stream))
@@ -79,16 +76,11 @@ class GenerationAnswer:
         self._received.set()
 
     async def _receive(self, stream: AsyncGenerator[Piece, None]) -> None:
-        said = []
         async with aclosing(stream):
             async for piece in stream:
-                said.append(piece.text)
-                self._pieces.append(piece._replace(text=self._thoughts.take(piece.text)))
+                self._pieces.append(piece)
                 self.tokens += piece.tokens
                 self._received.set()
-        self.said = "".join(said)
-        if not self._thoughts.has_begun:
-            self._pieces.append(Piece(without_thoughts(self.said), 0))
 
 
 class Generations:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ctxreuse.context.thoughts import without_thoughts
+from ctxreuse.context.thoughts import ThoughtFilter, without_thoughts
 from ctxreuse.serving.aio.concurrency import BackgroundTasks, all_of
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quoted
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
@@ -77,18 +77,18 @@ class Stages:
             answer = services.generations.begin(request, self._context.tenant)
         usual = self._usual(node)
         search_at = [part * usual.tokens.value for part in _SEARCH_AT] if is_alone else []
-        texts: list[str] = []
-        tokens = 0
+        said, told, tokens, thoughts = "", "", 0, ThoughtFilter()
         try:
             async for piece in answer.pieces():
-                texts.append(piece.text)
+                said += piece.text
                 tokens += piece.tokens
-                if piece.text:
-                    self._context.emit(TextDelta(node.name, visit, piece.text))
+                if text := thoughts.take(piece.text):
+                    told += text
+                    self._context.emit(TextDelta(node.name, visit, text))
                 if search_at and tokens >= search_at[0] and not answer.receiving.done():
                     del search_at[0]
                     services.speculating.attempt(
-                        lambda: self._search_early(node, state, "".join(texts)),
+                        partial(self._search_early, node, state, told),
                         self._search_ahead.drop,
                     )
         finally:
@@ -97,7 +97,10 @@ class Stages:
         usual.seconds.add(services.clock() - began)
         usual.tokens.add(tokens)
         services.speculation.generated_tokens += tokens
-        return without_thoughts(answer.said)
+        answered = without_thoughts(said)
+        if answered and not thoughts.has_begun:
+            self._context.emit(TextDelta(node.name, visit, answered))
+        return answered
 
     def _search_early(self, node: Generation, state: State, said: str) -> None:
         """Begin the search behind a generation with the part of the answer that has come."""
