@@ -242,7 +242,7 @@ def main(
     if faults:
         raise typer.Exit(1)
     if missing := without_address(project):
-        console.print(f"before it is uploaded, [project.urls] needs: {', '.join(missing)}")
+        console.print(f"before it is uploaded, project.urls needs: {', '.join(missing)}")
     console.print(f"{sdist.name} and {wheel.name} can be released")
 
 
