@@ -98,7 +98,7 @@ class ChainRun:
             settings.packing == "single" or (is_auto and len(parcels) <= settings.workers)
         )
         call = _CALL_TOKENS * one_each
-        # of documents that mostly come together, the least key is mostly the same
+        # of documents that mostly come together, the least digest is mostly the same
         documents = [
             Document(min(pieces[n].digest for n in parcel), sum(tokens[n] for n in parcel) + call)
             for parcel in parcels

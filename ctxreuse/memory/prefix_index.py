@@ -553,8 +553,7 @@ class PrefixIndex:
     def _oldest_leaf(self) -> Node | None:
         while self._leaves:
             last, place = self._leaves[0]
-            node = self._places.get(place)
-            if node is not None and node.last == last and not node.children:
+            if (node := self._places.get(place)) and node.last == last and not node.children:
                 return node
             heappop(self._leaves)  # it was used since, or has gone
         return None
