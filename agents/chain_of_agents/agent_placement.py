@@ -7,37 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from chain_of_agents.models import SingleEngineModel
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantShares
 from ctxreuse.errors import EngineError
+from ctxreuse.serving.pool.engine_pool import EnginePool
 from ctxreuse.serving.pool.placement import Document, DocumentAffinity, rendezvous_order
 
 _MAX_TENANTS = 1_000
 _MAX_DOCUMENTS = 200_000
 _AT_ONCE = 64
 """Documents whose assigner is held for them."""
-
-
-class Engines(Protocol):
-    """The engines behind a model; an `EnginePool` is one."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of all engines."""
-
-    def available(self) -> tuple[str, ...]:
-        """Return the names of those that can be sent requests."""
-
-    def cache_epoch(self, engine: str) -> int:
-        """Return how often an engine has been found with an empty cache."""
-
-    async def context_window(self) -> int | None:
-        """Return the tokens of the longest prompt with its answer; None if unknown."""
-
-    async def disconnect(self) -> None:
-        """Close the connections of the running event loop."""
 
 
 class Assigner(Protocol):
@@ -55,7 +37,12 @@ class Assigner(Protocol):
 class AgentPlacement:
     """Assigns documents to agents, these to engines, for the latest 1,000 tenants; thread-safe."""
 
-    def __init__(self, agents: int, engines: Engines, assignment: Callable[[], Assigner]) -> None:
+    def __init__(
+        self,
+        agents: int,
+        engines: EnginePool | SingleEngineModel,
+        assignment: Callable[[], Assigner],
+    ) -> None:
         self._agents = range(agents)
         self._engines = engines
         self._assignment = assignment

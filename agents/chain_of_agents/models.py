@@ -198,7 +198,8 @@ class LangChainModel(SingleEngineModel):
 
     async def context_window(self) -> int | None:
         """Return what the model's profile says."""
-        return _window(reported_field(getattr(self._model, "profile", None), "max_input_tokens"))
+        profile = getattr(self._model, "profile", None)
+        return reported_count(reported_field(profile, "max_input_tokens")) or None
 
     async def ask(
         self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
@@ -225,7 +226,7 @@ class LlamaIndexModel(SingleEngineModel):
 
     async def context_window(self) -> int | None:
         """Return what the LLM's metadata say."""
-        return _window(getattr(self._model.metadata, "context_window", None))
+        return reported_count(getattr(self._model.metadata, "context_window", None)) or None
 
     async def ask(
         self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None = None
@@ -253,10 +254,6 @@ class LlamaIndexModel(SingleEngineModel):
 
 AgentModel: TypeAlias = PoolModel | LangChainModel | LlamaIndexModel
 """What answers a chain's agents."""
-
-
-def _window(tokens: object) -> int | None:
-    return reported_count(tokens) or None
 
 
 def _text(message: object) -> str | None:

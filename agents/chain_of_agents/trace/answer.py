@@ -41,8 +41,8 @@ class Trace:
     @property
     def unread(self) -> tuple[BlockId, ...]:
         """Ids of the documents, or parts of them, that no worker has answered about."""
-        ids = [(step, name) for step in self.workers for name in step.documents]
-        return tuple([name for step, name in ids if step.outcome != "answered"])
+        unread = [step.documents for step in self.failures if step.role == "worker"]
+        return tuple([name for documents in unread for name in documents])
 
     @property
     def read_share(self) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 from chain_of_agents.trace.steps import Step
@@ -16,7 +16,6 @@ _TypedId: TypeAlias = tuple[type, BlockId]
 _LONGEST_TEXT = 20_000
 _LONGEST_NAME = 80
 _NARROWEST_BAR = 0.5  # percent of the timeline
-_FEWEST_TICKS = 3
 
 
 class _LabelledDocument(NamedTuple):
@@ -57,13 +56,6 @@ class _Lane(NamedTuple):
     name: str
     bars: list[_Bar]
     rows: int
-
-
-class _Tick(NamedTuple):
-    """A mark on the timeline's axis."""
-
-    label: str
-    left: float
 
 
 class _Total(NamedTuple):
@@ -237,18 +229,8 @@ def _percentage(time_s: float, duration_s: float) -> float:
     return 100 * min(1.0, max(0.0, time_s / duration_s)) if duration_s > 0 else 0.0
 
 
-def _ticks(duration_s: float) -> list[_Tick]:
-    """Return marks at round times: the widest spacing that gives at least three."""
-    if not 0 < duration_s < math.inf:
+def _ticks(duration_s: float) -> list[tuple[str, int]]:
+    """Return marks at the quarters of the time, and where they stand."""
+    if not 0 < duration_s < inf:
         return []
-    power = 10.0 ** math.floor(math.log10(duration_s))
-    spacing = next(
-        power * step for step in (2, 1, 0.5, 0.2) if duration_s / (power * step) >= _FEWEST_TICKS
-    )
-    scale, unit = (1, "s") if duration_s >= 1 else (1000, "ms")
-    count = math.floor(duration_s / spacing + 1e-9)  # 1.4 / 0.2 is a little less than 7
-    times = [mark * spacing for mark in range(count + 1)]
-    return [
-        _Tick(label=f"{scale * time:g} {unit}", left=_percentage(time, duration_s))
-        for time in times
-    ]
+    return [(seconds(duration_s * left / 100), left) for left in range(0, 101, 25)]
