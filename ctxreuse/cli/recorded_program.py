@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections.abc import Sequence
-from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import get_importer
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
-from zipfile import is_zipfile
-from zipimport import zipimporter
 
 from ctxreuse.errors import InputFileError, describe
 
 
 class ProgramEnd(BaseException):
-    """The program has ended, with an error or None; for the command's front door alone."""
+    """The program has ended; for the command's front door alone."""
 
-    def __init__(self, error: BaseException | None) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
     def leave(self) -> NoReturn:
         """End this process as `python` does; errors are shown without the command's frames."""
-        error = SystemExit(0) if self.error is None else self.error
-        show, trace = sys.excepthook, error.__traceback__
+        show, trace = sys.excepthook, self.error.__traceback__
 
         def show_without_command(kind: Any, raised: BaseException, _: object) -> None:
             raised.__traceback__ = trace
             show(kind, raised, trace)
 
         sys.excepthook = show_without_command
-        raise error
+        raise self.error
 
 
-def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> BaseException | None:
+def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> BaseException:
     """Run a script, or a module as `python -m` does; return what it ended with.
 
     Nothing is put back: what its threads, children and exit functions see is the program's.
     """
     sys.path.insert(0, str(Path.cwd() if is_module else Path(program).resolve().parent))
-    main = ModuleType("__main__")
-    main.__file__ = str(Path(program).absolute())
+    main: Any = ModuleType("__main__")
+    main.__file__, main.__builtins__ = str(Path(program).absolute()), builtins
     spec = _found_module(program) if is_module else _in_archive(main.__file__)
     if spec is not None:
         main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
@@ -53,23 +51,26 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> B
         if getattr(sys, f"__{name}__") is None:  # it was closed before `main` put one in its place
             setattr(sys, name, None)
     try:
-        if spec is not None and isinstance(spec.loader, InspectLoader):
-            code: Any = spec.loader.get_code(spec.name)
+        if spec is not None:
+            code = main.__loader__.get_code(spec.name)
         else:
             code = compile(Path(main.__file__).read_bytes(), main.__file__, "exec", 0, True)
         exec(code, main.__dict__)
     except BaseException as error:
-        error.__traceback__ = _in_program(error.__traceback__, main)
+        trace = error.__traceback__
+        error.__traceback__ = trace and trace.tb_next
+        _leave_recorders_out(error)
         return error
-    return None
+    return SystemExit(0)
 
 
 def _in_archive(path: str) -> ModuleSpec | None:
     """Return the main module of a zip file; None for a script."""
-    if not is_zipfile(path):
-        return None
-    sys.path[0] = path
-    return zipimporter(path).find_spec("__main__")
+    importer = get_importer(path)
+    found = importer.find_spec("__main__") if importer is not None else None
+    if found is not None:
+        sys.path[0] = path
+    return found
 
 
 def _found_module(name: str) -> ModuleSpec:
@@ -84,7 +85,7 @@ def _found_module(name: str) -> ModuleSpec:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         reason = describe(str(error))
         raise InputFileError(f"{describe(name)}: cannot be found as a module: {reason}") from error
-    if found is None or not isinstance(found.loader, InspectLoader):
+    if found is None or not hasattr(found.loader, "get_code"):
         raise InputFileError(
             f"{describe(name)}: there is no such module to run; name it as for python -m, or a "
             "script without --module"
@@ -92,16 +93,22 @@ def _found_module(name: str) -> ModuleSpec:
     return found
 
 
-def _in_program(trace: TracebackType | None, main: ModuleType) -> TracebackType | None:
-    """Return a traceback from the program's first frame on, without those of our recorders."""
-    while trace is not None and trace.tb_frame.f_globals is not main.__dict__:
-        trace = trace.tb_next
-    one = trace
-    while one is not None:
-        while one.tb_next is not None and _is_recorder(one.tb_next):
-            one.tb_next = one.tb_next.tb_next
-        one = one.tb_next
-    return trace
+def _leave_recorders_out(error: BaseException) -> None:
+    """Leave the frames of our recorders out of an error, and of those that it has come from."""
+    waiting: list[BaseException | None] = [error]
+    known: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in known:
+            continue
+        known.add(id(one))
+        trace = one.__traceback__
+        while trace is not None:
+            while trace.tb_next is not None and _is_recorder(trace.tb_next):
+                trace.tb_next = trace.tb_next.tb_next
+            trace = trace.tb_next
+        waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        waiting += one.__cause__, one.__context__
 
 
 def _is_recorder(trace: TracebackType) -> bool:

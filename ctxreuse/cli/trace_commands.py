@@ -107,7 +107,7 @@ class RecordCommand:
             self._say_what_was_recorded(recorder, error)
         raise ProgramEnd(error)
 
-    def _say_what_was_recorded(self, recorder: TraceRecorder, error: BaseException | None) -> None:
+    def _say_what_was_recorded(self, recorder: TraceRecorder, error: BaseException) -> None:
         if recorder.requests:
             say(f"ctxreuse: recorded in {self.output}: {recorder.summary()}")
             say(f"ctxreuse: next: ctxreuse estimate {shlex.quote(str(self.output))}")
@@ -115,16 +115,17 @@ class RecordCommand:
             say(f"ctxreuse: {recorder.faults} lines could not be recorded; see the log")
         if recorder.requests:
             return
-        if error is None or (isinstance(error, SystemExit) and not error.code):
-            raise InputFileError(self._nothing_recorded(recorder))
-        say(f"ctxreuse: {self._nothing_recorded(recorder, error)}")
+        nothing = self._nothing_recorded(recorder, error)
+        if isinstance(error, SystemExit) and not error.code:
+            raise InputFileError(nothing)
+        say(f"ctxreuse: {nothing}")
 
-    def _nothing_recorded(self, recorder: TraceRecorder, error: BaseException | None = None) -> str:
+    def _nothing_recorded(self, recorder: TraceRecorder, error: BaseException) -> str:
         """Return what to do where nothing of a program was recorded, which may have ended early."""
         nothing = f"{describe(self.program)}: nothing was recorded"
         if recorder.faults:
             return f"{nothing}, because nothing could be; see the log"
-        if error is not None and not isinstance(error, SystemExit):
+        if not isinstance(error, SystemExit):
             return (
                 f"{nothing}, so nothing is written; the program ended with {type(error).__name__} "
                 "before it retrieved anything"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import product
 from textwrap import indent
+from zipfile import ZipFile
 
 import pytest
 
@@ -42,6 +43,10 @@ ENDS = {
     "exits with words": "sys.exit('words')",
     "raises": "raise ValueError('no')",
     "raises from a client": "Messages().create(messages=MESSAGES, fails=1)",
+    "raises from what a client raised": (
+        "try:\n    Messages().create(messages=MESSAGES, fails=1)\nexcept LookupError as error:\n"
+        "    raise ExceptionGroup('both', [error, ValueError('no')]) from error"
+    ),
     "raises a base exception": "raise BaseException('none')",
     "leaves at once": "os._exit(4)",
     "is interrupted": "raise KeyboardInterrupt",
@@ -54,7 +59,8 @@ ENDS = {
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
         "os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)"
     ),
-    "looks at handlers": f"print({HANDLERS}, sys.excepthook is sys.__excepthook__, sys.argv)",
+    "looks at handlers": f"""__builtins__.print(
+    {HANDLERS}, sys.excepthook is sys.__excepthook__, sys.argv)""",
     "leaves a thread": "threading.Timer(0.1, lambda: print('thread', sys.argv)).start()",
 }
 FORKED = """
@@ -127,12 +133,19 @@ OPEN = {
     "no error output": ("2>&-", ""),
     "no input": ("<&-", ""),
 }
-IN_LINE = {("thread that forks", "raises from a client"), ("process", "raises from a client")}
+IN_LINE = set(
+    product(
+        ("thread that forks", "process"),
+        ("raises from a client", "raises from what a client raised"),
+    )
+)
 """Python's own modules show these errors, with the line that notes what a client is sent."""
 TABLE = [case for case in product(WAYS, ENDS, OPEN) if case[:2] not in IN_LINE]
 FEW = [
     ("fork", "raises from a client", "a file where one was closed"),
     ("fork and SIGTERM at once", "leaves at once", "all"),
+    ("fork", "raises from what a client raised", "all"),
+    ("grandchild", "looks at handlers", "all"),
     ("process", "gets SIGINT", "no output"),
 ]
 
@@ -186,6 +199,18 @@ def differing(folder, way, end, opened):
 @pytest.mark.parametrize("case", FEW, ids=lambda case: ", ".join(case))
 def test_a_program_ends_as_under_python(tmp_path, case):
     assert differing(tmp_path / "one", *case) is None
+
+
+def test_a_zip_file_is_run_as_python_runs_it(tmp_path):
+    path = tmp_path / "app.zip"
+    with ZipFile(path, "w") as packed:
+        packed.writestr("__main__.py", "import sys, beside\nprint(beside.X, sys.argv, __file__)")
+        packed.writestr("beside.py", "X = 5")
+    record = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", str(path), "one"]
+    plain = ended(tmp_path, [sys.executable, str(path), "one"], "")
+    assert (
+        ended(tmp_path, record, "")[1] == plain[1] == f"5 {[str(path), 'one']} {path}/__main__.py\n"
+    )
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def _record(given: Mapping[str, Any]) -> None:
             assert _files(folder) <= files, "what is refused leaves files"
             raise
         except ProgramEnd as end:
-            if end.error is not None and not _is_of_the_program(end.error):
+            if not isinstance(end.error, SystemExit) and not _is_of_the_program(end.error):
                 raise end.error from None
         finally:  # the command puts nothing back: its process ends
             sys.argv, sys.path[:], sys.modules["__main__"], sys.excepthook = before
