@@ -17,8 +17,8 @@ from rich.console import Console
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
-from ctxreuse.measure.replay.plan_trace import plan_trace, plan_under
-from ctxreuse.measure.replay.policies import TraceMode
+from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.policies import MeasuredPolicy, TraceMode
 from ctxreuse.measure.replay.simulate import simulate_blocks
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.planner import Strategy
@@ -128,7 +128,8 @@ def _measure(
     planning_ms = []
     for capacity in (None, SMALL_CACHE_TOKENS):
         started = time.perf_counter()
-        planned = plan_trace(trace, ReusePlanner(capacity_tokens=capacity), mode, strategy)
+        policy = MeasuredPolicy(strategy, strategy, mode)
+        planned = plan_under(policy, trace, ReusePlanner(capacity_tokens=capacity))
         planning_ms.append((time.perf_counter() - started) * 1000 / len(trace))
         usages.append(
             sum(simulate_blocks(planned, corpus, BlockLevelCache(capacity)), CacheUsage())

@@ -11,7 +11,7 @@ from dataclasses import MISSING, dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
+from ctxreuse.cache import CacheUsage
 from ctxreuse.cli.command_options import PrintsJson
 from ctxreuse.cli.recorded_program import ProgramEnd, run_program
 from ctxreuse.cli.terminal import (
@@ -47,8 +47,8 @@ from ctxreuse.measure.replay.hashed_trace import (
     simulate_hashed,
 )
 from ctxreuse.measure.replay.plan_file import planned_requests, read_plan
-from ctxreuse.measure.replay.plan_trace import plan_trace
-from ctxreuse.measure.replay.policies import TraceMode
+from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.policies import MeasuredPolicy, TraceMode
 from ctxreuse.measure.results.tables import explanation_output, size_output
 from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines, write_lines
 from ctxreuse.measure.traces.recording import TraceRecorder, recording_anthropic
@@ -205,13 +205,9 @@ class PlanCommand:
             keep_best=self.keep_best,
         )
         with progress("planning", len(requests)) as advance:
-            planned = plan_trace(
-                requests,
-                planner,
-                self.mode,
-                self.strategy,
-                conversations=self.dedup,
-                advance=advance,
+            policy = MeasuredPolicy(self.strategy, self.strategy, self.mode)
+            planned = plan_under(
+                policy, requests, planner, conversations=self.dedup, advance=advance
             )
         write_lines(self.output, (request.as_json() for request in planned))
 
@@ -278,25 +274,20 @@ class SimulateCommand(PrintsJson):
         planned = planned_requests(lines)
         blocks = read_corpus(self.corpus or corpus_path(self.plan))
         encoder = None if self.tokenizer is None else simulation.load_tokenizer(str(self.tokenizer))
-        results = []
         sizes: Sequence[int | None] = self.capacity_tokens or [None]
         rules = cache_profile(self.cache)
         if rules.lives:
             raise InvalidRequestError(
                 f"--cache {rules.name!r} is a provider's; ctxreuse estimate --cache shows its bill"
             )
-        block_size, states = self.block_size or rules.step_tokens, rules.states
         with progress("simulating", len(planned) * len(sizes)) as advance:
-            for size in sizes:
-                if encoder is None:
-                    whole_blocks = BlockLevelCache(size, rules)
-                    usages = simulation.simulate_blocks(planned, blocks, whole_blocks)
-                else:
-                    cache = PrefixCacheSimulator(size, block_size, states=states)
-                    usages = simulation.simulate_tokens(planned, blocks, cache, encoder)
-                served = list(simulation.counted(usages, advance))
-                results.append(simulation.SizeResult(size, served))
-        return results
+            replay = simulation.Replay((), blocks, encoder, advance, rules)
+            return [
+                simulation.SizeResult(
+                    size, replay.served(planned, size, self.block_size, counts_words=False)
+                )
+                for size in sizes
+            ]
 
     def _served_hashed(self, lines: Iterator[JsonLine]) -> list[simulation.SizeResult]:
         for name, value in (("--corpus", self.corpus), ("--tokenizer", self.tokenizer)):

@@ -7,7 +7,7 @@ import pytest
 from cli_helpers import run, words
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_helpers import block, write_jsonl
+from planning_helpers import block, plan_trace, write_jsonl
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.tokens import estimate_tokens
@@ -18,7 +18,6 @@ from ctxreuse.measure.replay.explain_plan import (
     explanation_json,
 )
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
-from ctxreuse.measure.replay.plan_trace import plan_trace
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.memory.explanations import Cause, explain
 from ctxreuse.memory.sent_log import SentEntry

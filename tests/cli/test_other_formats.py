@@ -117,6 +117,7 @@ OTHERS = {
     "runs": ("an export of LangSmith's runs", {"id": "1", "run_type": "llm", "inputs": {}}),
     "calls": ("a log of LiteLLM's", {"litellm_call_id": "1", "messages": MESSAGES}),
     "log": ("a log of LiteLLM's", {"id": "1", "call_type": "completion", "messages": MESSAGES}),
+    "chat log": ("a log of messages", {"messages": MESSAGES}),
 }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -18,12 +20,13 @@ from llama_index.core.llms import LLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
+from mem0_stores import FakeMemory  # sets what mem0 reads when it is imported
 from prompt_programs import Asked, AskedLLM, Engine, recorded
 
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.measure.doctor.findings import Verdict
 from ctxreuse.measure.doctor.findings import verdict as summed_up
-from ctxreuse.measure.doctor.front_findings import check_documents
+from ctxreuse.measure.doctor.front_findings import check_documents, check_fronts
 from ctxreuse.measure.lint import lint
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import SavingsVerdict, verdict
@@ -32,6 +35,7 @@ from ctxreuse.measure.traces.recorded_prompts import read_recording
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from langchain_ctxreuse import ReuseChatModel, format_context
 from llamaindex_ctxreuse import ReuseLLM
+from mem0_ctxreuse import ReuseMemory
 
 _RANDOM = random.Random(8)
 _WORDS = "river bridge harbour winter market engine garden paper signal valley copper"
@@ -85,10 +89,34 @@ def langchain(line: str, heading: str, **options: bool) -> Callable[[Engine, boo
     return run
 
 
+def memories(shown: Callable[[list[dict[str, object]]], str]) -> Callable[[Engine, bool], None]:
+    """Show memories of Mem0, each with its score."""
+
+    def run(engine: Engine, is_changed: bool) -> None:
+        found, model = FakeMemory(), Asked(engine=engine)
+        memory = ReuseMemory(found, planner=ReusePlanner()) if is_changed else found
+        for number, row in enumerate(FOUND):
+            found.found = [
+                {"id": f"m{n}", "memory": TEXTS[n], "score": f"0.{n}{number}7", "hash": "0" * 32}
+                for n in row
+            ]
+            results = memory.search(f"number {number}")["results"]
+            for one in results if is_changed else ():
+                del one["score"]
+            model.invoke(f"Memories:\n{shown(results)}\n\nWhich is number {number}")
+
+    return run
+
+
+def in_lines(results: list[dict[str, object]]) -> str:
+    lines = [(f"score: {one.get('score')}", str(one["memory"])) for one in results]
+    return "\n".join("\n".join(one["score" not in results[0] :]) for one in lines)
+
+
 class Nodes(NodeRetriever):
-    def __init__(self, key: str, excluded: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], excluded: Sequence[str]) -> None:
         super().__init__()
-        self._key, self._excluded, self._calls = key, list(excluded), count()
+        self._keys, self._excluded, self._calls = keys, list(excluded), count()
 
     def _retrieve(self, query_bundle):
         number = int(query_bundle.query_str.split()[-1])
@@ -97,7 +125,7 @@ class Nodes(NodeRetriever):
                 node=TextNode(
                     id_=f"n{n}",
                     text=TEXTS[n],
-                    metadata={self._key: f"10:00:{next(self._calls)}"},
+                    metadata={key: f"10:00:{next(self._calls)}" for key in self._keys},
                     excluded_llm_metadata_keys=self._excluded,
                 ),
                 score=1 - rank / 9,
@@ -106,13 +134,13 @@ class Nodes(NodeRetriever):
         ]
 
 
-def llamaindex(key: str) -> Callable[[Engine, bool], None]:
+def llamaindex(*keys: str) -> Callable[[Engine, bool], None]:
     def run(engine: Engine, is_changed: bool) -> None:
         llm = AskedLLM(engine=engine)
         llm = ReuseLLM(inner=llm, planner=ReusePlanner()) if is_changed else llm
         template = PromptTemplate("{context_str}\n\nQuestion: {query_str}")
         made = get_response_synthesizer(llm=llm, text_qa_template=template)
-        asking = RetrieverQueryEngine(Nodes(key, [key] if is_changed else []), made)
+        asking = RetrieverQueryEngine(Nodes(keys, keys if is_changed else []), made)
         for number in range(len(FOUND)):
             asking.query(f"Which is number {number}")
 
@@ -127,7 +155,7 @@ class Answering(Workflow):
 
     @step
     async def answer(self, ev: StartEvent) -> StopEvent:
-        found = await Nodes("at", ["at"]).aretrieve(ev.question)
+        found = await Nodes(["at"], ["at"]).aretrieve(ev.question)
         tens, ones = divmod(int(ev.question.split()[-1]), 10)
         seen = "" if self.is_changed else f"at {'abcd'[tens]}{'abcdefghij'[ones]}\n"
         texts = [f"{seen}{one.text}" for one in found]
@@ -149,12 +177,24 @@ def workflow(engine: Engine, is_changed: bool) -> None:
 
 APPLICATIONS = {
     "a time in each document": (
-        langchain("Retrieved at 10:{n}\n", ""), "Retrieved at", "keep it out of page_content"),
+        langchain("Retrieved at 10:{n}\n", ""), "Retrieved at", "keep them out of page_content"),
     "a time in documents without ids": (
         langchain("Retrieved at 10:{n}\n", "", has_ids=False),
-        "Retrieved at", "keep it out of page_content"),
+        "Retrieved at", "keep them out of page_content"),
     "a time in a document's first sentence": (
-        langchain("[seen 10:{n}] ", ""), "[seen", "keep it out of page_content"),
+        langchain("[seen 10:{n}] ", ""), "[seen", "keep them out of page_content"),
+    "a long line in each document": (
+        langchain("Retrieved at 10:{n} by the harbour's service from its index of winter\n", ""),
+        "Retrieved at", "keep them out of page_content"),
+    "a score in an element": (
+        langchain("", '<a of="the one" score="{score}">'), '<a of="the one"', "document_prompt"),
+    "two lines above each document": (
+        langchain("", "score: {score}\nThis is rated by the harbour as {rated}\n"),
+        "score:", "leave them out of"),
+    "scores of memories": (
+        memories(in_lines), "score:", "leave them out of what you write on each memory"),
+    "scores of memories as JSON": (
+        memories(json.dumps), "", "leave them out of what you write on each memory"),
     "a score above each document": (
         langchain("", "score: {score}\n"), "score:", "document_prompt"),
     "a score above documents without ids": (
@@ -164,10 +204,12 @@ APPLICATIONS = {
     "a node's metadata": (
         llamaindex("retrieved_at"), "retrieved_at:",
         'add "retrieved_at" to the nodes\' excluded_llm_metadata_keys'),
+    "two keys of a node's metadata": (
+        llamaindex("seen", "asked at"), "seen:", 'add "seen" and "asked at" to the nodes\''),
     "a postprocessor's time": (
         llamaindex("__last_accessed__"), "__last_accessed__:", "time_access_refresh=False"),
     "a time that a workflow writes on nodes": (
-        workflow, "at", "leave it out of what you write on each document (text_template)"),
+        workflow, "at", "leave them out of what you write on each document (text_template)"),
 }  # fmt: skip
 
 
@@ -177,20 +219,26 @@ def said_of(folder) -> SavingsVerdict:
 
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_what_changes_in_documents_is_named_and_what_it_costs_is_what_the_engine_says(
-    tmp_path, name
+    tmp_path, monkeypatch, name
 ):
+    import mem0
+
+    monkeypatch.setattr(mem0, "Memory", FakeMemory)  # whose searches are recorded
     run, line, remedy = APPLICATIONS[name]
     plain = recorded(tmp_path, run)
     said, changed = said_of(tmp_path), Engine()
     run(changed, True)
     assert remedy in said.next_step, said
-    assert said.also[0].startswith("A line ")
-    assert f"behind “{line}" in said.also[0]
+    assert re.match(r"Lines (in|around the text of) documents ", said.also[0])
+    assert not line or f"behind “{line}" in said.also[0]
     share = said.measured["saved_share"]
     assert share == pytest.approx(1 - changed.computed / plain, abs=0.05)
     blocks, trace = read_recording(str(tmp_path))
-    [found] = [one for one in lint(trace, blocks).findings if one.check.startswith("documents who")]
-    assert f"behind “{line}" in found.found
+    found, *others = lint(trace, blocks).findings
+    assert found.check == "documents whose text changes"
+    assert "volatile text in front" not in [one.check for one in others]
+    assert all("what `ctxreuse estimate` says" in one.remedy for one in others)
+    assert check_fronts(trace).verdict is not Verdict.PROBLEM
     problem = next(check_documents(trace))
     assert (problem.verdict, problem.found) == (Verdict.PROBLEM, found.found)
     assert remedy in f"{found.remedy[0].lower()}{found.remedy[1:]}"
@@ -236,7 +284,7 @@ def test_numbers_by_place_are_no_change(tmp_path):
 
     recorded(tmp_path, run)
     assert changing_documents(read_recording(str(tmp_path))[1]) is None
-    assert not any(one.startswith("A line ") for one in said_of(tmp_path).also)
+    assert not any(one.startswith("Lines ") for one in said_of(tmp_path).also)
 
 
 def test_a_trace_alone_says_so_too_before_it_says_what_is_saved(tmp_path):
@@ -247,9 +295,8 @@ def test_a_trace_alone_says_so_too_before_it_says_what_is_saved(tmp_path):
     found = changing_documents(trace_of(*rows))
     assert found is not None
     assert (found.before, found.documents, found.is_around) == ("at", len(TEXTS), False)
-    assert {one.text for row in found.settled(trace_of(*rows)) for one in row.blocks} == {
-        first.text for first, _ in found.first.values()
-    }
+    settled = {one.text for row in found.settled(trace_of(*rows)) for one in row.blocks}
+    assert settled == {*TEXTS}
 
 
 def test_texts_that_stay_cost_nothing():

@@ -150,6 +150,32 @@ def test_a_count_that_no_cache_can_have_is_a_problem_and_nothing_is_told_by_it(
         assert found(read, check).verdict is Verdict.UNKNOWN
 
 
+def test_an_answer_that_says_0_where_the_metrics_count_hits_is_the_problem() -> None:
+    read = healthy()
+    read.again = PromptReading(2_800, 0, Counters(2_800, 2_784))
+    assert found(read, "usage").found == (
+        "an answer says 0 of 2,800 tokens cached, where /metrics have counted 2,784"
+    )
+    assert found(read, "prefix cache").verdict is Verdict.UNKNOWN
+    read.again = PromptReading(2_800, 0, Counters(2_900, 2_784))  # somebody else's, too
+    assert found(read, "prefix cache").verdict is Verdict.PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("hits", "verdict", "said"),
+    [
+        (60, Verdict.OK, "60 of 90 prompt tokens were cached since the engine started, 67%"),
+        (91, Verdict.PROBLEM, "91 of 90 prompt tokens were cached, more than were sent"),
+        (None, Verdict.UNKNOWN, "0 counters of a prefix cache on the page, as vLLM names them"),
+    ],
+)
+def test_hits_that_are_missing_or_more_than_what_was_sent_are_no_share(
+    hits: int | None, verdict: Verdict, said: str
+) -> None:
+    one = metrics_finding(EngineReadings(metrics=PrefixCacheMetrics(90, hits)), False)
+    assert (one.verdict, one.found) == (verdict, said)
+
+
 def test_a_chat_template_that_is_cached_and_a_whole_prompt_that_came_again_are_no_problem() -> None:
     read = healthy()
     read.first = PromptReading(2_800, 96)

@@ -138,6 +138,7 @@ def test_missing_traces_are_named_and_without_requests_there_is_nothing_to_save(
     code, out, _ = run("estimate", write_jsonl(tmp_path / "trace.jsonl"))
     assert code == 0
     assert words(out).startswith("Nothing to gain here, because there is no request, and so")
+    assert "Next: record some: ctxreuse record -o FOLDER app.py." in words(out)
     assert "0 requests with 0 different blocks" in words(out)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import run, words
-from planning_helpers import block, write_jsonl
+from planning_helpers import block, plan_trace, write_jsonl
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import CacheUsage
@@ -17,7 +17,6 @@ from ctxreuse.measure.replay.hashed_trace import (
     simulate_hashed,
 )
 from ctxreuse.measure.replay.plan_file import read_plan
-from ctxreuse.measure.replay.plan_trace import plan_trace
 from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.trace_files import read_trace
 

@@ -3,14 +3,13 @@
 import sys
 
 import pytest
-from planning_helpers import block
+from planning_helpers import block, plan_trace
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import plan_trace
 from ctxreuse.measure.replay.simulate import (
     load_tokenizer,
     simulate_blocks,

@@ -7,11 +7,11 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from planning_helpers import plan_trace
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.measure.replay.plan_trace import plan_trace
 from ctxreuse.measure.replay.simulate import simulate_blocks
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates, TurnPart
+from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.policies import MeasuredPolicy
 from ctxreuse.memory.names import IndexedContext
 from ctxreuse.planning.shown_turn import PreparedRequest, ShownTurn
 
@@ -170,6 +172,11 @@ first_turns = st.builds(
     conversation_id=st.sampled_from((None, 1, "1")),
     tenant=st.sampled_from(("", "", "t")),
 )
+
+
+def plan_trace(trace, planner, mode, strategy="reuse", **options):
+    """Plan a trace as `ctxreuse plan` does."""
+    return plan_under(MeasuredPolicy(strategy, strategy, mode), trace, planner, **options)
 
 
 def write_jsonl(path: Path, *lines: Mapping[str, Any] | str | bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.measure.doctor.doctor_config import MOST_TOKENS
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
@@ -88,10 +89,14 @@ def _remedy_for(readings: EngineReadings) -> str:
 def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:
     """Return what the metrics say of the cache."""
     metrics, none = readings.metrics, "0 counters of a prefix cache on the page, as vLLM names them"
-    if readings.metrics_error or metrics is None or metrics.prefix_cache_queries is None:
+    metrics = metrics or PrefixCacheMetrics()
+    hits, queries = metrics.prefix_cache_hits, metrics.prefix_cache_queries
+    if readings.metrics_error or hits is None or queries is None:
         found = readings.metrics_error or none
         return Finding("metrics", _PROBLEM if is_asked_for else _UNKNOWN, found, _NAME_METRICS)
-    hits, queries = metrics.prefix_cache_hits or 0, metrics.prefix_cache_queries
+    if hits > queries:
+        found = f"{hits:,} of {queries:,} prompt tokens were cached, more than were sent"
+        return Finding("metrics", _PROBLEM, found, _ASK_ITSELF)
     found = f"{hits:,} of {queries:,} prompt tokens were cached since the engine started"
     if queries:
         found += f", {hits / queries:.0%}"
@@ -218,6 +223,11 @@ def _untrue(readings: EngineReadings) -> str:
         if one and most and (one.cached_tokens or 0) > most:
             said = f"{one.cached_tokens:,} of {one.prompt_tokens:,} tokens cached"
             return f"an answer says {said}, where {most:,} can be"
+    for one in readings.sent:
+        counted = one._replace(cached_tokens=None)
+        if one.cached_tokens == 0 and readings.found_half(counted):
+            said = f"0 of {one.prompt_tokens:,} tokens cached"
+            return f"an answer says {said}, where /metrics have counted {counted.cached:,}"
     return ""
 
 

@@ -25,7 +25,8 @@ CHECK = "in front of the contexts"
 
 def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
     """Look for what varies in front of the contexts of a recorded trace."""
-    requests = first_turns(trace)
+    changing = changing_documents(trace)  # which says more of a first paragraph that is a document
+    requests = first_turns(trace if changing is None else changing.settled(trace))
     systems, first = system_texts(requests), list(openings(requests))
     fronts = [one.front for one in requests if one.front]
     if not systems and not first and not fronts:
@@ -39,7 +40,7 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
             "record whole prompts: ctxreuse record --source openai -o recording app.py",
             {"requests": len(requests)},
         )
-    often = [one for one in front_variations(trace) if one.is_often]
+    often = [one for one in front_variations(requests) if one.is_often]
     if often:
         return _found(max(often, key=lambda one: one.requests), len(often))
     forms = len(set(systems)) + len(set(first)) + len(set(fronts))

@@ -47,6 +47,10 @@ _BY_CAUSE: Final = {
 }
 """Checks that are what `explain` says, by its causes."""
 
+_PLANNED: Final = (
+    "Have them planned: do what `ctxreuse estimate` says comes next, such as wrapping the model; "
+    "where that is done,"
+)
 _UNMARKED: Final = "no mark where prompts fork"
 _LOST: Final = "lost marks"
 _TOO_MANY: Final = "too many marks"
@@ -159,8 +163,10 @@ def lint(
             seen.add(request.front)
             requests.append(request)
             advance()
-    varying = [one for one in front_variations(trace) if one.is_often]
-    looked_at = _CheckedTrace(requests, cache, varying, changing_documents(trace))
+    changing = changing_documents(trace)
+    settled = trace if changing is None else changing.settled(trace)
+    varying = [one for one in front_variations(settled) if one.is_often]
+    looked_at = _CheckedTrace(requests, cache, varying, changing)
     checks = _CHECKS + (_OF_MARKS if cache.marks else ()) + (_OF_BILLS if cache.lives else ())
     findings = [one for check in checks for one in check(looked_at)]
     findings.sort(key=lambda one: (one.check != _TOO_MANY, -one.cost_tokens, one.check))
@@ -292,15 +298,16 @@ def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
     for cause, tally in tallies.items():
         assert tally.worst is not None, "it has requests"
         worst = tally.worst.explanation
-        found = worst.why
+        found, remedy = worst.why, REMEDIES[cause]
         if cause is Cause.other_order:
+            remedy = f"{_PLANNED} {remedy[0].lower()}{remedy[1:]}"
             found = (
                 f"{_counted(tally)} documents of an earlier one in another order or place; this "
                 f"one parts from request {worst.closest} behind {worst.shared_blocks} of its "
                 f"{len(tally.worst.traced.blocks)}, and {worst.lost_tokens:,} tokens are computed "
                 "again"
             )
-        yield trace.finding(_BY_CAUSE[cause], tally, found, REMEDIES[cause])
+        yield trace.finding(_BY_CAUSE[cause], tally, found, remedy)
 
 
 def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.errors import InputFileError, describe
 from ctxreuse.measure.replay.plan_file import MOST_TURNS, PlannedRequest
-from ctxreuse.measure.replay.policies import MeasuredPolicy, TraceMode
+from ctxreuse.measure.replay.policies import MeasuredPolicy
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
 Step: TypeAlias = tuple[PlannedRequest, Plan]
@@ -24,20 +24,6 @@ ANSWER = "OK."
 """The answer to every turn of a replayed conversation where there is no model."""
 
 
-def plan_trace(
-    trace: Sequence[TraceRequest],
-    planner: ReusePlanner,
-    mode: TraceMode,
-    strategy: Strategy = "reuse",
-    *,
-    conversations: bool = False,
-    advance: Callable[[], object] = lambda: None,
-) -> list[PlannedRequest]:
-    """Plan the requests of a trace."""
-    policy = MeasuredPolicy(strategy, strategy, mode)
-    return plan_under(policy, trace, planner, conversations=conversations, advance=advance)
-
-
 def plan_under(
     policy: MeasuredPolicy,
     trace: Sequence[TraceRequest],
@@ -46,7 +32,7 @@ def plan_under(
     conversations: bool = False,
     advance: Callable[[], object] = lambda: None,
 ) -> list[PlannedRequest]:
-    """Plan the requests of a trace under a policy; see `plan_trace`."""
+    """Plan the requests of a trace under a policy."""
     plans = replayed(policy, trace, planner, conversations=conversations)
     planned: list[PlannedRequest] = []
     step = next_step(plans, None)

@@ -26,7 +26,7 @@ from ctxreuse.measure.traces.recorded_prompts import (
     document_text,
     forms_of,
     seen_prompts,
-    shown_form,
+    shown_forms,
     with_place,
 )
 from ctxreuse.measure.traces.trace_files import TraceRequest
@@ -47,7 +47,7 @@ BEHIND: Final = "what differs behind the documents"
 BOTH: Final = f"{RENDERED}, and {BEHIND}"
 ORDERED: Final = "documents in planned order"
 SHOWN_ONCE: Final = "an agent's documents shown once"
-SETTLED: Final = "documents as they were first"
+SETTLED: Final = "documents without what changes"
 
 WAYS = (SETTLED, WRAPPED, SHOWN_ONCE, RENDERED, ORDERED, BEHIND, BOTH)
 """The least change first."""
@@ -212,8 +212,9 @@ class _ReplayedPrompts:
         for prompt, shown in self._seen:
             for number, at in shown.items():
                 text = prompt.parts[number].text
-                for place, one in enumerate(_movable(text, at, is_bare=False)):
-                    form = shown_form(text, one, place, is_bare=False)
+                movable = _movable(text, at, is_bare=False)
+                of_run = shown_forms(text, movable, is_bare=False)
+                for one, form in zip(movable, of_run, strict=True):
                     forms[one.document.strip()].setdefault(prompt.run, form)
         again = [set(one.values()) for one in forms.values() if len(one) > 1]
         # what stands on a document is of its place
@@ -289,14 +290,14 @@ def _movable(text: str, at: Sequence[DocumentPiece], *, is_bare: bool) -> Sequen
 
 
 def _settled(seen: Sequence[SeenPrompt], changing: ChangingDocuments) -> Iterator[RecordedPrompt]:
-    """Yield prompts in which each document is shown as it was first."""
+    """Yield prompts whose documents are shown without what changes."""
     for prompt, shown in seen:
         texts = [one.text for one in prompt.parts]
         for number, at in shown.items():
             text = texts[number]
-            forms = [shown_form(text, one, place) for place, one in enumerate(at)]
-            firsts = (changing.first.get((prompt.tenant, form)) for form in forms)
-            new = [one.text if one else form for one, form in zip(firsts, forms, strict=True)]
+            forms = shown_forms(text, at)
+            without = (changing.without.get((prompt.tenant, form)) for form in forms)
+            new = [one[1] if one else form for one, form in zip(without, forms, strict=True)]
             texts[number] = _with_pieces(text, at, new)
         yield prompt._replace(parts=tuple(_with_texts(prompt.parts, texts)))
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ctxreuse.cache.provider_cache import PromptPiece
 from ctxreuse.cache.simulator import block_key
@@ -62,55 +62,69 @@ def _as_shown(block: ContextBlock, request: PlannedRequest) -> tuple[BlockKey, i
     return BlockKey(block.key + b" "), block_tokens(block) + DEFAULT_TEMPLATES.label_tokens
 
 
-def prompt_blocks(
-    planned: Sequence[PlannedRequest], corpus: Corpus, *, counts_words: bool = False
-) -> Iterator[tuple[list[BlockKey], list[int]]]:
-    """Yield each request's whole prompt as context blocks and their tokens."""
-    prompts: dict[str | int, tuple[list[BlockKey], list[int]]] = {}
+def _in_turns(
+    planned: Sequence[PlannedRequest],
+    prompt_of: Callable[[int, PlannedRequest, _Prompt | None], _Prompt],
+) -> Iterator[_Prompt]:
+    """Yield each request's whole prompt, made of the one that it continues, if it does."""
+    prompts: dict[str | int, _Prompt] = {}
     continued = Counter(request.after for request in planned)
     for number, request in enumerate(planned):
-        keys: list[BlockKey] = []
-        tokens: list[int] = []
-        if request.after is not None:
-            earlier_keys, earlier_tokens = _continued(prompts, request, continued)
-            # the turn before ends in a question and an answer that no other prompt has
-            keys = [*earlier_keys, block_key(f"turn {number}")]
-            tokens = [*earlier_tokens, 0]
-        for block in sent_blocks(request, corpus):
-            key, length = block.key, block_tokens(block)
-            if counts_words:
-                key, length = _as_shown(block, request)
-            keys.append(key)
-            tokens.append(length)
-        said = _annotation_tokens(request) if counts_words else 0
-        if said:
-            keys.append(block_key(f"words {number}"))
-            tokens.append(said)
+        before = None
+        if (after := request.after) is not None:
+            if after not in prompts:
+                raise InputFileError(
+                    f"{request.place}: request {describe(request.request_id)} comes after "
+                    f"{describe(after)}, which is no request before it; give the turns in order"
+                )
+            continued[after] -= 1
+            before = prompts[after] if continued[after] else prompts.pop(after)
+        prompt = prompt_of(number, request, before)
         if continued[request.request_id]:
-            prompts[request.request_id] = (keys, tokens)
-        yield keys, tokens
+            prompts[request.request_id] = prompt
+        yield prompt
+
+
+_Blocks: TypeAlias = tuple[list[BlockKey], list[int]]
+
+
+def prompt_blocks(
+    planned: Sequence[PlannedRequest], corpus: Corpus, *, counts_words: bool = False
+) -> Iterator[_Blocks]:
+    """Yield each request's whole prompt as context blocks and their tokens."""
+
+    def prompt(number: int, request: PlannedRequest, before: _Blocks | None) -> _Blocks:
+        shown = [(block.key, block_tokens(block)) for block in sent_blocks(request, corpus)]
+        said = 0
+        if counts_words:
+            shown = [_as_shown(block, request) for block in sent_blocks(request, corpus)]
+            said = _annotation_tokens(request)
+        if before is not None:
+            # the turn before ends in a question and an answer that no other prompt has
+            shown = [*zip(*before, strict=True), (block_key(f"turn {number}"), 0), *shown]
+        if said:
+            shown.append((block_key(f"words {number}"), said))
+        return [key for key, _ in shown], [tokens for _, tokens in shown]
+
+    return _in_turns(planned, prompt)
 
 
 def prompt_tokens(
     planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer
 ) -> Iterator[list[int]]:
     """Yield each request's whole prompt as token ids."""
-    prompts: dict[str | int, list[int]] = {}
-    continued = Counter(request.after for request in planned)
 
     def encode(role: str, content: str) -> list[int]:
         return _token_ids(tokenizer, _said(role, content))
 
+    def prompt(_: int, request: PlannedRequest, before: list[int] | None) -> list[int]:
+        front = [] if request.system is None else encode("system", request.system)
+        if before is not None:
+            front = before + encode("assistant", ANSWER)
+        return front + encode("user", _content(request, corpus))
+
     opening = _token_ids(tokenizer, "<|im_start|>assistant\n")
-    for request in planned:
-        if request.after is not None:
-            before = _continued(prompts, request, continued)
-        else:
-            before = [] if request.system is None else encode("system", request.system)
-        prompt = before + encode("user", _content(request, corpus))
-        if continued[request.request_id]:
-            prompts[request.request_id] = prompt + encode("assistant", ANSWER)
-        yield prompt + opening
+    return (one + opening for one in _in_turns(planned, prompt))
 
 
 def prime_ends(
@@ -154,19 +168,14 @@ def prompt_pieces(
     planned: Sequence[PlannedRequest], corpus: Corpus, tokenizer: Tokenizer | None = None
 ) -> Iterator[CutPrompt]:
     """Yield each request's whole prompt in pieces: system text, blocks, and what is around them."""
-    prompts: dict[str | int, CutPrompt] = {}
-    continued = Counter(request.after for request in planned)
 
     def count(text: str) -> int:
         return 0 if tokenizer is None else len(_token_ids(tokenizer, text))
 
-    for number, request in enumerate(planned):
+    def prompt(number: int, request: PlannedRequest, before: CutPrompt | None) -> CutPrompt:
         pieces: list[PromptPiece] = []
-        turn_ends: list[int] = []
-        if request.after is not None:
-            before = _continued(prompts, request, continued)
+        if before is not None:
             pieces = [*before.pieces, PromptPiece(ANSWER, count(ANSWER))]
-            turn_ends = list(before.turn_ends)
         elif request.system:
             tokens = estimate_tokens(request.system) if tokenizer is None else count(request.system)
             pieces = [PromptPiece(f"system {request.system}", tokens)]
@@ -184,11 +193,10 @@ def prompt_pieces(
                 pieces.append(PromptPiece(text, count(text)))
                 if is_block:
                     block_ends.append(len(pieces))
-        turn_ends.append(len(pieces))
-        prompt = CutPrompt(pieces, turn_ends, block_ends)
-        if continued[request.request_id]:
-            prompts[request.request_id] = prompt
-        yield prompt
+        turn_ends = [*(before.turn_ends if before else ()), len(pieces)]
+        return CutPrompt(pieces, turn_ends, block_ends)
+
+    return _in_turns(planned, prompt)
 
 
 def _cut_turn(request: PlannedRequest, corpus: Corpus) -> Iterator[tuple[str, bool]]:
@@ -206,22 +214,6 @@ def _cut_turn(request: PlannedRequest, corpus: Corpus) -> Iterator[tuple[str, bo
     for position, part in enumerate(separated(texts, DEFAULT_TEMPLATES.separator)):
         is_block = position < len(shown) and isinstance(shown[position], SentBlock)
         yield part.text, is_block
-
-
-def _continued(
-    prompts: dict[str | int, _Prompt],
-    request: PlannedRequest,
-    continued: Counter[str | int | None],
-) -> _Prompt:
-    """Return the prompt that a turn continues; forget it if no other turn does, too."""
-    after = request.after
-    if after is None or after not in prompts:
-        raise InputFileError(
-            f"{request.place}: request {describe(request.request_id)} comes after "
-            f"{describe(after)}, which is no request before it; give the turns in order"
-        )
-    continued[after] -= 1
-    return prompts[after] if continued[after] else prompts.pop(after)
 
 
 def _content(request: PlannedRequest, corpus: Corpus) -> str:

@@ -155,18 +155,23 @@ class Replay(NamedTuple):
         return RunResult.of_run(run, planned, usages, planning_s, bill=bill)
 
     def served(
-        self, planned: Sequence[PlannedRequest], capacity_tokens: int | None
+        self,
+        planned: Sequence[PlannedRequest],
+        capacity_tokens: int | None,
+        block_size: int | None = None,
+        *,
+        counts_words: bool = True,
     ) -> list[CacheUsage]:
         """Return what each request finds in a cache that is empty at first."""
         if self.tokenizer is None:
             blocks = BlockLevelCache(capacity_tokens, self.cache)
             served: Iterator[CacheUsage] = (
                 CacheUsage(one.prompt_tokens, read_of_blocks(self.cache, one.cached_tokens))
-                for one in simulate_blocks(planned, self.corpus, blocks, counts_words=True)
+                for one in simulate_blocks(planned, self.corpus, blocks, counts_words=counts_words)
             )
         else:
-            states = self.cache.states
-            cache = PrefixCacheSimulator(capacity_tokens, self.cache.step_tokens, states=states)
+            size, states = block_size or self.cache.step_tokens, self.cache.states
+            cache = PrefixCacheSimulator(capacity_tokens, size, states=states)
             served = simulate_tokens(planned, self.corpus, cache, self.tokenizer)
         return list(counted(served, self.advance))
 

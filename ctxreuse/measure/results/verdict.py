@@ -39,6 +39,7 @@ LONGER_STEP = (
     "front as the system text, retrieve more, or take a model with a smaller minimum."
 )
 NO_STEP = "change nothing; record again when the requests or the documents are others."
+RECORD_STEP = "record some: ctxreuse record -o FOLDER app.py."
 LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
 
 _NOT_KNOWN = f"What is to be gained is unknown: {UNKNOWN} is not in hashes. As they are, no gain"
@@ -295,8 +296,8 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
     """Return why a policy saves nothing, and what to do."""
     bound = results.trace.reuse_bound
     if results.trace.requests < 2:
-        number = "one request" if results.trace.requests else "no request"
-        return f"there is {number}, and so nothing that comes again", NO_STEP
+        number, step = ("one", NO_STEP) if results.trace.requests else ("no", RECORD_STEP)
+        return f"there is {number} request, and so nothing that comes again", step
     if bound < LEAST_SHARE:
         return f"hardly any block comes again: {bound:.1%} of the block tokens", NO_STEP
     size = saving.run.capacity_tokens

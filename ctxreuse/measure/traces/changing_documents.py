@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from ctxreuse.context.blocks import ContextBlock, text_digest
+from ctxreuse.measure.traces.recorded_prompts import MEMORIES, forms_of
 from ctxreuse.measure.traces.trace_files import TraceRequest, block_tokens
 from ctxreuse.measure.traces.varying_fronts import parting, word_at, words_before
 
@@ -22,13 +24,11 @@ _OTHER_TEXT = re.compile(r"~[0-9a-f]{32}\Z")  # how a recording names further te
 _WITH_DIGITS = re.compile(r"(?<!\S)[^\s\d]*\d\S*")
 _FEWEST_WORDS = 16  # shorter texts may be alike by chance
 _WORDS_A_NUMBER = 4
-
-
-class ShownForm(NamedTuple):
-    """A document as it was shown once: its block, and the text with what stands around it."""
-
-    block: ContextBlock
-    text: str
+_METADATA = re.compile(r"\S.*?: ")  # a line of a node's
+_WORD = re.compile(r"[^\s,()\[\]{}<>]+")
+_FIELD = re.compile(
+    rf"(?:, )?(?:(?<!\S)\S{{1,40}}: +)?({_WORD.pattern}) ?"
+)  # a word, with its name
 
 
 @dataclass(slots=True)
@@ -37,21 +37,50 @@ class _ChangingDocument:
 
     tenant: str
     is_behind: bool = False
-    forms: dict[str, ShownForm] = field(default_factory=dict)
+    forms: dict[str, ContextBlock] = field(default_factory=dict)  # by the text as it is shown
     times: int = 0
     computed: Counter[int] = field(default_factory=Counter)  # tokens, by the request's position
 
-    def add(self, form: ShownForm) -> bool:
+    def add(self, block: ContextBlock, shown: str) -> bool:
         """Take note of a form; return whether the document had another one before."""
         self.times += 1
         before = len(self.forms)
-        self.forms.setdefault(form.text, form)
+        self.forms.setdefault(shown, block)
         return 0 < before < len(self.forms)
 
     @property
     def changes(self) -> bool:
         """Whether so many of its texts are new that it is no family of documents."""
         return self.is_behind and len(self.forms) > max(1, _OFTEN * self.times)
+
+    def changed(self, text: str) -> dict[str, str]:
+        """Return the lines of a text that change, and what of them all forms have."""
+        lasting = set.intersection(*map(_words, self.forms))
+        kept = partial(_FIELD.sub, lambda found: found[0] if found[1] in lasting else "")
+        lines = ((line, kept(line)) for line in text.splitlines(keepends=True))
+        return {line: kept for line, kept in lines if kept != line}
+
+    def settled(self, often: Set[str]) -> tuple[ContextBlock, str]:
+        """Return the first form without lines that change and say nothing but what others say."""
+        (first, block), *_ = self.forms.items()
+        own, text = self._without(block.text, often), self._without(first, often)
+        if len(own) < _OFTEN * len(block.text) or not any(x in text for x in forms_of(own.strip())):
+            return block, first  # another text with the same name
+        if own != block.text:
+            block = ContextBlock(text=own.strip(), id=block.id)
+        return block, text
+
+    def _without(self, text: str, often: Set[str]) -> str:
+        changed = self.changed(text)
+        lines = ((line, changed.get(line, line)) for line in text.splitlines(keepends=True))
+        return "".join(x for line, x in lines if x == line or _words(x) - often)
+
+
+def _words(text: str) -> set[str]:
+    return {*_WORD.findall(text)}
+
+
+_TEMPLATES = {"langchain": " (document_prompt)", "llamaindex": " (text_template)"}
 
 
 class ChangingDocuments(NamedTuple):
@@ -61,46 +90,50 @@ class ChangingDocuments(NamedTuple):
     before: str  # words in front of what changes, in its line
     values: tuple[str, str]
     framework: str
+    keys: Sequence[str]  # of LlamaIndex's metadata
     is_around: bool  # it stands on the documents, not in them
     tokens: Mapping[int, int]  # that are computed again, by the request's position
-    first: Mapping[tuple[str, str], ShownForm]  # by tenant and text: the document's first form
+    # by tenant and text, the document without them: its block, and as it is shown
+    without: Mapping[tuple[str, str], tuple[ContextBlock, str]]
 
     def __str__(self) -> str:
         """Return what changes, in words."""
         where = "around the text of" if self.is_around else "in"
-        line = f", behind “{self.before}”" if self.before else ""
-        first, second = self.values
+        behind = f", behind “{self.before}”" if self.before else ""
         return (
-            f"a line {where} documents ({self.documents:,}) changes from request to request{line}, "
-            f"such as “{first}” and “{second}”"
+            f"lines {where} documents ({self.documents:,}) change from request to request{behind}, "
+            f"such as “{'” and “'.join(self.values)}”"
         )
 
     @property
     def remedy(self) -> str:
         """What to do about it, as an imperative without a dot."""
-        keys = [word[:-1] for word in self.before.split() if word.endswith(":")]
-        if self.framework == "llamaindex" and keys:
-            if keys[0] == "__last_accessed__":
-                return "give TimeWeightedPostprocessor time_access_refresh=False"
-            return f'add "{keys[0]}" to the nodes\' excluded_llm_metadata_keys'
+        if self.keys == ["__last_accessed__"]:
+            return "give TimeWeightedPostprocessor time_access_refresh=False"
+        if self.keys:
+            named = " and ".join(f'"{one}"' for one in self.keys)
+            return f"add {named} to the nodes' excluded_llm_metadata_keys"
+        one = "memory" if self.framework == MEMORIES else "document"
         if self.is_around:
-            template = "text_template" if self.framework == "llamaindex" else "document_prompt"
-            return f"leave it out of what you write on each document ({template})"
+            template = _TEMPLATES.get(self.framework, "")
+            return f"leave them out of what you write on each {one}{template}"
         if self.framework == "langchain":
-            return "keep it out of page_content, in metadata that document_prompt leaves out"
-        return "keep it out of the documents' texts"
+            return "keep them out of page_content, in metadata that document_prompt leaves out"
+        return f"keep them out of each {one}'s text"
 
     def settled(self, trace: Iterable[TraceRequest]) -> list[TraceRequest]:
-        """Return requests in which each document has its first text."""
+        """Return requests whose documents are without what changes."""
+        without = self.without
         return [
-            replace(one, blocks=tuple(self._first(one, block) for block in one.blocks))
+            replace(
+                one,
+                blocks=tuple(
+                    without.get((one.tenant, one.as_shown(block)), (block,))[0]
+                    for block in one.blocks
+                ),
+            )
             for one in trace
         ]
-
-    def _first(self, request: TraceRequest, block: ContextBlock) -> ContextBlock:
-        text = request.shown.get(block.text.strip(), block.text)
-        form = self.first.get((request.tenant, text))
-        return block if form is None else form.block
 
 
 def hides_texts(trace: Iterable[TraceRequest]) -> bool:
@@ -123,21 +156,32 @@ def changing_documents(trace: Sequence[TraceRequest]) -> ChangingDocuments | Non
     if tokens.total() <= _LEAST_SHARE * total:
         return None
     worst = max(documents, key=lambda one: one.computed.total())
-    (block, text), (other_block, other), *_ = worst.forms.values()
-    at = parting(text, other)
+    (text, block), (other, other_block), *_ = worst.forms.items()
+    at, is_around = parting(text, other), block.text == other_block.text
+    lines, metadata = worst.changed(text), text.partition("\n\n")[0]
+    [(source, _)] = Counter(one.source for one in trace).most_common(1)
+    framework = source if source == MEMORIES else max(one.framework for one in trace)
+    is_metadata = framework == "llamaindex" and all(map(_METADATA.match, metadata.splitlines()))
+    keys = [one.partition(": ")[0] for one in lines if is_metadata and one in f"{metadata}\n"]
+    changed = (" ".join(one.changed(next(iter(one.forms))).values()) for one in documents)
+    said = Counter(word for one in changed for word in _words(one))
+    often = {word for word, number in said.items() if number > max(1, _OFTEN * len(documents))}
+    settled = {
+        (one.tenant, text): form
+        for one in every
+        if one.changes or len({*one.forms.values()}) == 1 < len(one.forms)
+        for form in (one.settled(often),)
+        for text in one.forms
+    }
     return ChangingDocuments(
         len(documents),
         words_before(text[text.rfind("\n", 0, at) + 1 : at]),
         (word_at(text, at), word_at(other, at)),
-        max(one.framework for one in trace),
-        block.text == other_block.text,
+        framework,
+        [] if is_around else keys,
+        is_around,
         tokens,
-        {
-            (one.tenant, text): next(iter(one.forms.values()))
-            for one in every
-            if one.changes or len({form.block for form in one.forms.values()}) == 1
-            for text in one.forms
-        },
+        settled,
     )
 
 
@@ -157,9 +201,7 @@ def _documents(trace: Sequence[TraceRequest]) -> Iterator[_ChangingDocument]:
         for place, (key, block) in enumerate(row.items()):
             own = [pair for name in names[key] if (pair := (request.tenant, name)) not in several]
             document = next(filter(None, map(known.get, own)), _ChangingDocument(request.tenant))
-            if own and document.add(
-                ShownForm(block, request.shown.get(block.text.strip(), block.text))
-            ):
+            if own and document.add(block, request.as_shown(block)):
                 document.computed[position] += block_tokens(block)
             # what always begins a whole prompt are the application's words
             document.is_behind |= place > 0 or request.sent is None

@@ -35,6 +35,7 @@ _OTHER_FORMATS = (
     ("run_type inputs", f"an export of LangSmith's runs {_RECORD}"),
     ("litellm_call_id", f"a log of LiteLLM's {_RECORD}"),
     ("call_type messages", f"a log of LiteLLM's {_RECORD}"),
+    ("messages", f"a log of messages {_RECORD}"),
     ("_id text", f"a file of BEIR's queries or texts {_RUN}"),
 )
 """What to say of a line that has some fields, where another one is missing."""

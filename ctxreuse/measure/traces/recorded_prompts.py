@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import ne
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,13 +27,15 @@ from ctxreuse.pipeline.memory_planner import lasting_text
 from ctxreuse.pipeline.prompt_turn import PromptPart
 
 MEMORIES = "Mem0"  # as its recorder names itself
-_RULE = re.compile(r"\n+[^\w\s<>]{3,}\n+|\},\s*\{")
+_RULE = re.compile(r"\n+[^\w\s<>]{3,}\n+")
+_OBJECTS = tuple(map(re.compile, (r"\},\s*\{", r"\[\s*\{", r"\}\s*\]")))  # of JSON, in a list
 _QUOTES = {"''", '""'}
-_SEPARATORS = ("\n\n", "\n")
 _MORE_SPACE = re.compile(r"(?<=\s)\s+\Z")
-_TAGS = re.compile(r"(</(\w+)>)\s*(<\2[\s>])")
+_TAGS = re.compile(r"</(\w+)>\s*<\1[\s>]")
 _RESULTS = '{"results": ['
 _BYTES_A_TOKEN = 4
+# a name such as "report-3-1" has no place in it
+_NUMBER = r"(?<!\w)(?<!\w[-./:#]){}(?![-./:#]?\w)"
 _PLACES = ("\ue000", "\ue001")  # stand for a place in a text, counted from 0 and from 1
 
 
@@ -70,28 +73,26 @@ def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
     # as Python shows a list: those with an apostrophe have other quotes
     is_quoted = {text[start - 1 : start] + text[end : end + 1] for start, end in at} == _QUOTES
     starts, ends = [start - is_quoted for start, _ in at], [end + is_quoted for _, end in at]
-    between = "".join(gaps)
-    has_words = any(map(str.isalnum, between))
-    elements = _elements(text, at)
-    if elements is not None:
-        starts, ends = elements
-    is_cut = elements is None and (len(gaps) != 1 or has_words)
-    for separator in (*_RULE.findall(between)[:1], *_SEPARATORS) if is_cut else ():
-        counts = {gap.count(separator) for gap in gaps}
+    is_cut = len(gaps) != 1 or any(map(str.isalnum, "".join(gaps)))
+    for separator, opening, closing in _separators("".join(gaps)) if is_cut else ():
+        counts = {len(separator.findall(gap)) for gap in gaps}
         if len(counts) != 1 or counts == {0}:
             continue
-        parted = [text.index(separator, end) for end in ends[:-1]]
-        inner = [end + len(separator) for end in parted]
+        parted = [next(separator.finditer(text, end)).span() for end in ends[:-1]]
+        inner = [(end, start) for (_, end), start in zip(parted, starts[1:], strict=True)]
         # around the first and the last one stand as many lines as around the others
-        above = max(text.count("\n", *at) for at in zip(inner, starts[1:], strict=True))
-        below = max(text.count("\n", *at) for at in zip(ends, parted, strict=False))
-        begin, end = starts[0], text.find(separator, ends[-1])
+        above = max(text.count("\n", *at) for at in inner)
+        below = max(text.count("\n", end, at) for end, (at, _) in zip(ends, parted, strict=False))
+        begin = starts[0]
         for _ in range(above + 1):
             begin = text.rfind("\n", 0, max(0, begin))
-        before = text.rfind(separator, 0, starts[0])
-        starts = [max(begin + 1, before + len(separator) * (before >= 0)), *inner]
-        lines = text[ends[-1] : None if end < 0 else end].splitlines(keepends=True)[: below + 1]
-        ends = [*parted, ends[-1] + len("".join(lines).rstrip("\n"))]
+        before = [0, *(one.end() for one in opening.finditer(text, 0, starts[0]))]
+        # it stands between the lines above, too
+        more = max(len(separator.findall(text, *at)) for at in inner)
+        begin = max(begin + 1, before[max(0, len(before) - 1 - more)])
+        starts, end = [begin, *(at for at, _ in inner)], closing.search(text, ends[-1])
+        lines = text[ends[-1] : end and end.start()].splitlines(keepends=True)[: below + 1]
+        ends = [*(at for at, _ in parted), ends[-1] + len("".join(lines).rstrip("\n"))]
         break
     return [
         DocumentPiece(start, end, text[first:last], first)
@@ -99,15 +100,15 @@ def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
     ]
 
 
-def _elements(text: str, at: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]] | None:
-    """Return where elements of XML begin and end that hold a text each; None if they do not."""
-    tag = _TAGS.search(text[at[0][1] : at[1][0]]) if len(at) > 1 else None
-    if tag is None:
-        return None
-    starts = [text.rfind(tag[3], 0, start) for start, _ in at]
-    ends = [text.find(tag[1], end) + len(tag[1]) for _, end in at]
-    places = [-1, *(place for pair in zip(starts, ends, strict=True) for place in pair)]
-    return (starts, ends) if places == sorted({*places}) else None
+def _separators(between: str) -> Iterator[tuple[re.Pattern[str], ...]]:
+    """Yield what may stand between documents, before the first one, and behind the last one."""
+    if (tag := _TAGS.search(between)) is not None:
+        opening, closing = rf"(?=<{tag[1]}[\s>])", rf"(?<=</{tag[1]}>)"
+        yield tuple(map(re.compile, (rf"{closing}\s*{opening}", opening, closing)))
+    if _OBJECTS[0].search(between):
+        yield _OBJECTS
+    for one in (*_RULE.findall(between)[:1], "\n\n", "\n"):
+        yield (re.compile(re.escape(one)),) * 3
 
 
 def memory_pieces(text: str) -> list[DocumentPiece]:
@@ -169,19 +170,27 @@ def forms_of(text: str) -> list[str]:
     return [text, *(one[1:-1] for one in shown)]
 
 
-def shown_form(text: str, piece: DocumentPiece, place: int, *, is_bare: bool = True) -> str:
-    """Return a document as a text shows it, its place there left out of what stands around it."""
-    # a name such as "report-3-1" has no place in it
-    number = re.compile(rf"(?<!\w)(?<!\w[-./:#])(?:({place})|{place + 1})(?![-./:#]?\w)")
+def shown_forms(text: str, at: Sequence[DocumentPiece], *, is_bare: bool = True) -> list[str]:
+    """Return documents as a text shows them, their places left out of what stands around them."""
     # a chunk's own line breaks are left out in some prompts only
-    before = _MORE_SPACE.sub("", text[piece.start : piece.at])
-    after = text[piece.at + len(piece.document) : piece.end]
-    sides = [number.sub(lambda found: _PLACES[found[1] is None], one) for one in (before, after)]
-    return (piece.document.strip() if is_bare else piece.document).join(sides)
+    sides = [
+        [_MORE_SPACE.sub("", text[one.start : one.at]), text[one.at + len(one.document) : one.end]]
+        for one in at
+    ]
+    for first, name in enumerate(_PLACES):
+        numbers = (re.compile(_NUMBER.format(place)) for place, _ in enumerate(at, first))
+        named = [
+            [number.sub(name, side) for side in both]
+            for number, both in zip(numbers, sides, strict=True)
+        ]
+        if all(map(ne, named, sides)):  # else it is another number, such as a page's
+            sides = named
+    texts = (one.document.strip() if is_bare else one.document for one in at)
+    return [one.join(both) for one, both in zip(texts, sides, strict=True)]
 
 
 def with_place(form: str, place: int) -> str:
-    """Return what `shown_form` has returned, at a place."""
+    """Return one of what `shown_forms` has returned, at a place."""
     for name, number in zip(_PLACES, (place, place + 1), strict=True):
         form = form.replace(name, str(number))
     return form
@@ -196,9 +205,8 @@ def with_prompts(
     for seen in seen_prompts(prompts, requests):
         front, prompt, shown = seen.front, seen.prompt, dict[str, str]()
         for number, at in seen.pieces.items():
-            for place, one in enumerate(at):
-                form = shown_form(prompt.parts[number].text, one, place)
-                shown.setdefault(one.document.strip(), form)
+            forms = shown_forms(prompt.parts[number].text, at)
+            shown = {x.document.strip(): form for x, form in zip(at, forms, strict=True)} | shown
         outside = [one.request_id for one in requests[done : prompt.after]]
         done = max(done, prompt.after)
         # searches of vector stores and of Mem0 are of no run

@@ -180,21 +180,19 @@ class TraceRecorder(OnePerProcess):
         """Write what a model is sent, of which run, and which requests its run has recorded."""
 
         def write() -> None:
-            told: dict[str, Any] = {"after": self.requests, "retrieved": list(retrieved)}
-            if run is not None:
-                told["run"] = self._digest(str(run)).hex()[:_SHORT_DIGEST]
-            if framework:
-                told["framework"] = framework
-            if scope.tenant:
-                told["tenant"] = self._name(scope.tenant)
-            if scope.conversation_id is not None:
-                told["conversation_id"] = self._name(scope.conversation_id)
-            tenant = scope.tenant or ""
-            if beside:
-                tools = PromptPart("tools", beside, is_text=False)
-                told["beside"] = self._text_number(tools, tenant)
-            numbers = [self._text_number(one, tenant) for one in parts]
-            self._append_to(PROMPTS, {"prompt": numbers, **told})
+            tenant, talk = scope.tenant or "", scope.conversation_id
+            tools = PromptPart("tools", beside, is_text=False)
+            told: dict[str, Any] = {
+                "after": self.requests,
+                "retrieved": list(retrieved),
+                "run": None if run is None else self._digest(str(run)).hex()[:_SHORT_DIGEST],
+                "framework": framework or None,
+                "tenant": self._name(tenant) if tenant else None,
+                "conversation_id": None if talk is None else self._name(talk),
+                "beside": self._text_number(tools, tenant) if beside else None,
+                "prompt": [self._text_number(one, tenant) for one in parts],
+            }
+            self._append_to(PROMPTS, {name: x for name, x in told.items() if x is not None})
 
         self._failing.attempt(write, lambda: None)
 
