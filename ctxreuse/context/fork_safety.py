@@ -63,13 +63,11 @@ class ForkSafeLock:
     `forget` empties a state that was half-changed; None is for states that are always whole.
     """
 
-    __slots__ = ("__weakref__", "_forget", "_is_half_changed", "_lock", "_owner")
+    __slots__ = ("__weakref__", "_forget", "_is_half_changed", "_lock")
 
     def __init__(self, forget: Callable[[], object] | None = None) -> None:
         self._lock = RLock()
-        method: Any = forget  # kept apart, so that the lock does not keep the state alive
-        self._owner = None if forget is None else ref(method.__self__)
-        self._forget = None if forget is None else method.__func__
+        self._forget = None if forget is None else _Method(forget)
         self._is_half_changed = False
         _locks.add(self)
 
@@ -77,7 +75,6 @@ class ForkSafeLock:
         """Take the lock, and return whether it was taken; a free one is taken in any case."""
         is_taken = self._lock.acquire(blocking)
         if is_taken and self._is_half_changed:
-            self._is_half_changed = False
             self._empty()
         return is_taken
 
@@ -88,7 +85,6 @@ class ForkSafeLock:
     def __enter__(self) -> None:
         self._lock.acquire()
         if self._is_half_changed:
-            self._is_half_changed = False
             self._empty()
 
     def __exit__(self, *error: object) -> None:
@@ -107,9 +103,9 @@ class ForkSafeLock:
             self._is_half_changed = True
 
     def _empty(self) -> None:
-        owner = None if self._owner is None else self._owner()
-        if owner is not None and self._forget is not None:
-            self._forget(owner)
+        self._is_half_changed = False
+        owner = None if self._forget is None else self._forget.call()
+        if owner is not None:
             _log.warning(
                 "%s was in use by another thread when this process was forked; it is empty here",
                 type(owner).__name__,
