@@ -10,16 +10,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from operator import add, attrgetter, gt, sub
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantShares
 from ctxreuse.memory.conversations import Conversations
-from ctxreuse.memory.points import A_TOKEN_SEEN, Looked, Points
+from ctxreuse.memory.points import Looked, Points
 from ctxreuse.memory.prefix_index import (
     Evicted,
     IndexStatistics,
@@ -27,8 +27,6 @@ from ctxreuse.memory.prefix_index import (
     Node,
     PrefixIndex,
     RequestId,
-    Root,
-    SearchBudget,
 )
 from ctxreuse.memory.sent_log import (
     Cooccurrence,
@@ -56,26 +54,6 @@ class Bounds:
     logged_blocks: int = 200_000
     sent_messages: int = 100_000
     token_counts: int = 100_000
-
-
-class Beginning(NamedTuple):
-    """How an arriving context may begin."""
-
-    path: tuple[BlockKey, ...]
-    gain: float
-
-
-class PathQuery(NamedTuple):
-    """A request of which it is asked what stands in the cache."""
-
-    root: Root
-    front_tokens: int
-    weights: Mapping[BlockKey, int]
-    first: BlockKey | None  # what a path has to begin with; None is anything
-    least: int  # tokens that a common beginning needs to save anything
-    now: float | None
-    budget: SearchBudget | None  # of a batch
-    note_limit: Callable[[str], object]
 
 
 class TenantState:
@@ -138,33 +116,6 @@ class TenantState:
         if blocks is None:
             return self.index.evict(request_id)
         return self.index.trim(request_id, blocks)
-
-    def beginning(self, asked: PathQuery) -> Beginning:
-        """Return the path that is worth most in front, and what it saves there, in tokens."""
-        points = self.points
-        worth = None if points is None else points.gain(asked.front_tokens, asked.now)
-        match = self.index.search(asked.root, asked.weights, asked.budget, asked.first, worth)
-        if match.is_cut_short or match.is_greedy:
-            match.note_limits(asked.note_limit)
-        if worth is not None:
-            seen = A_TOKEN_SEEN * (asked.front_tokens + match.weight)
-            return Beginning(match.path, match.worth - seen if match.path else 0.0)
-        if match.weight < asked.least:
-            return Beginning((), 0.0)
-        sent = self.index.sent_prefix(asked.root, list(asked.weights))
-        return Beginning(match.path, match.weight - sum(list(asked.weights.values())[:sent]))
-
-    def readable(self, asked: PathQuery, words: int) -> tuple[BlockKey, ...]:
-        """Return the longest path that can be read now, if that saves more than words cost."""
-        if self.points is not None:
-            length = self.points.length(asked.now)
-            match = self.index.search(asked.root, asked.weights, asked.budget, asked.first, length)
-            return match.path if match.weight * self.points.saving > words else ()
-        path, gain = self.beginning(asked)
-        if gain > words or not path:
-            return path
-        retrieved = list(asked.weights)
-        return tuple(retrieved[: self.index.sent_prefix(asked.root, retrieved)])
 
 
 DROP_OLDEST: Final[dict[str, Callable[[TenantState], object]]] = {

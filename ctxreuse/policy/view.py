@@ -5,14 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
+from ctxreuse.memory.points import A_TOKEN_SEEN
 from ctxreuse.memory.prefix_index import Node, Root, SearchBudget
-from ctxreuse.memory.tenants import Beginning, PathQuery, TenantState
+from ctxreuse.memory.tenants import TenantState
 from ctxreuse.rules.cache_rules import CacheRules
 
 Answer = TypeVar("Answer")
+
+
+class Beginning(NamedTuple):
+    """How an arriving context may begin."""
+
+    path: tuple[BlockKey, ...]
+    gain: float
 
 
 class View:
@@ -36,8 +44,8 @@ class View:
     """
 
     __slots__ = (
-        *("_query", "_state", "first", "front_tokens", "is_too_short", "missing", "note_limit"),
-        *("now", "request", "root", "rules", "weights", "words"),
+        *("_budget", "_least", "_state", "first", "front_tokens", "is_too_short", "missing"),
+        *("note_limit", "now", "request", "root", "rules", "weights", "words"),
     )
 
     def __init__(
@@ -57,15 +65,13 @@ class View:
         note_limit: Callable[[str], object],
         budget: SearchBudget | None,
     ) -> None:
-        self._state = state
+        self._state, self._least, self._budget = state, least, budget
         self.request, self.weights, self.root = request, weights, root
         self.front_tokens, self.rules, self.now, self.words = front_tokens, rules, now, words
         self.first = next(iter(weights), None) if keeps_best else None
         self.note_limit = note_limit
         self.missing = least if has_minimum else 0
         self.is_too_short = sum(weights.values()) < least
-        query = PathQuery(root, front_tokens, weights, self.first, least, now, budget, note_limit)
-        self._query = query
 
     @property
     def blocks(self) -> dict[BlockKey, ContextBlock]:
@@ -75,12 +81,32 @@ class View:
     def beginning(self) -> Beginning:
         """Return the path that is worth most in front, and what it saves there, in tokens."""
         with self._state.lock:
-            return self._state.beginning(self._query)
+            points, index = self._state.points, self._state.index
+            worth = None if points is None else points.gain(self.front_tokens, self.now)
+            match = index.search(self.root, self.weights, self._budget, self.first, worth)
+            if match.is_cut_short or match.is_greedy:
+                match.note_limits(self.note_limit)
+            if worth is not None:
+                seen = A_TOKEN_SEEN * (self.front_tokens + match.weight)
+                return Beginning(match.path, match.worth - seen if match.path else 0.0)
+            if match.weight < self._least:
+                return Beginning((), 0.0)
+            sent = index.sent_prefix(self.root, list(self.weights))
+            return Beginning(match.path, match.weight - sum(list(self.weights.values())[:sent]))
 
     def readable(self) -> tuple[BlockKey, ...]:
         """Return the longest path that can be read now, if that saves more than the words cost."""
         with self._state.lock:
-            return self._state.readable(self._query, self.words)
+            points, index = self._state.points, self._state.index
+            if points is not None:
+                length = points.length(self.now)
+                match = index.search(self.root, self.weights, self._budget, self.first, length)
+                return match.path if match.weight * points.saving > self.words else ()
+            path, gain = self.beginning()
+            if gain > self.words or not path:
+                return path
+            retrieved = list(self.weights)
+            return tuple(retrieved[: index.sent_prefix(self.root, retrieved)])
 
     def sent_prefix(self, order: Sequence[BlockKey]) -> int:
         """Return how many leading blocks of an order were sent before, in this order."""
