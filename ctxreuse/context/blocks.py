@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NewType, TypeAlias
 
-from ctxreuse.context.checks import checked_id, checked_kind
+from ctxreuse.context.checks import checked_id, checked_kind, checked_list
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError, describe
 
 BlockId: TypeAlias = str | int
@@ -21,9 +21,8 @@ BlockKey = NewType("BlockKey", bytes)
 """A block's identity: 16 bytes that stand for its id (type included) and its text."""
 
 _DIGEST_BYTES = 16
-
-
 _ID_CHARACTERS = 64
+_NO_LISTS = str, bytes, Mapping
 
 
 def id_size(name: BlockId | bytes) -> int:
@@ -196,13 +195,10 @@ def _is_system_message(message: Message, system: str) -> bool:
 
 
 def _as_blocks(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]:
-    if isinstance(blocks, (str, bytes, Mapping)) or not isinstance(blocks, Iterable):
-        raise InvalidRequestError(
-            f"blocks must be a list of ContextBlock or str, not {describe(blocks)}; "
-            "a single text goes into a list of one"
-        )
+    words = "a list of ContextBlock or str; a single text goes into a list of one"
     return tuple(
-        block if isinstance(block, ContextBlock) else ContextBlock(text=block) for block in blocks
+        block if isinstance(block, ContextBlock) else ContextBlock(text=block)
+        for block in checked_list("blocks", blocks, words, but=_NO_LISTS)
     )
 
 
@@ -215,12 +211,8 @@ class OwnMessages(tuple[Message, ...]):
 def _as_messages(history: Iterable[Message]) -> tuple[Message, ...]:
     if type(history) is OwnMessages:
         return history
-    if isinstance(history, (str, bytes, Mapping)) or not isinstance(history, Iterable):
-        raise InvalidRequestError(
-            f"history must be a list of chat messages, not {describe(history)}; "
-            "pass [{'role': 'user', 'content': '...'}, ...], or None"
-        )
-    messages = tuple(history)
+    remedy = "pass [{'role': 'user', 'content': '...'}, ...], or None"
+    messages = checked_list("history", history, f"a list of chat messages; {remedy}", but=_NO_LISTS)
     for message in messages:
         words = "a dict with 'role' and 'content'"
         checked_kind("a chat message in history", message, (Mapping,), words)
@@ -244,10 +236,9 @@ def copied_message(message: Message) -> dict[str, Any]:
 
 def checked_blocks(name: str, blocks: Any) -> list[ContextBlock]:
     """Return blocks as a list."""
-    if isinstance(blocks, (str, bytes, Mapping)) or not isinstance(blocks, Iterable):
-        raise InvalidRequestError(f"{name} must be a list of ContextBlock, not {describe(blocks)}")
+    listed = checked_list(name, blocks, "a list of ContextBlock", but=_NO_LISTS)
     words = "a ContextBlock; build one with ContextBlock(id=..., text='...')"
-    return [checked_kind(f"an entry of {name}", block, ContextBlock, words) for block in blocks]
+    return [checked_kind(f"an entry of {name}", block, ContextBlock, words) for block in listed]
 
 
 def texts_to_show(blocks: Iterable[ContextBlock]) -> list[ContextBlock]:

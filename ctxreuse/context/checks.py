@@ -34,12 +34,9 @@ def checked_integer(
 
 def checked_optional_integer(name: str, value: Any, at_least: int = 0) -> int | None:
     """Return the value if it is None or an integer from `at_least`; see `checked_integer`."""
-    if value is None:
-        return None
-    if not _is_integer(value, at_least):
-        raise InvalidRequestError(
-            f"{name} must be an integer from {at_least} or None, not {describe(value)}"
-        )
+    if value is not None and not _is_integer(value, at_least):
+        words = f"an integer from {at_least} or None"
+        raise InvalidRequestError(_other_than(name, value, words))
     return value
 
 
@@ -80,21 +77,19 @@ def checked_kind(
 ) -> _Kind:
     """Return the value if it is of a kind."""
     if not isinstance(value, kind):
-        raise _other_than(name, value, words)
+        raise InvalidRequestError(_other_than(name, value, words))
     return value
 
 
-def _other_than(name: str, value: Any, words: str) -> InvalidRequestError:
+def _other_than(name: str, value: Any, words: str) -> str:
     allowed, separator, remedy = words.partition("; ")
-    return InvalidRequestError(
-        f"{name} must be {allowed}, not {describe(value)}{separator}{remedy}"
-    )
+    return f"{name} must be {allowed}, not {describe(value)}{separator}{remedy}"
 
 
 def check_function(name: str, value: Any, words: str = "a function or None") -> None:
     """Check an argument that is a function or, if the words say so, None."""
     if not callable(value) and not (value is None and words.partition("; ")[0].endswith("None")):
-        raise _other_than(name, value, words)
+        raise InvalidRequestError(_other_than(name, value, words))
 
 
 def check_keywords(
@@ -118,11 +113,16 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 
 
 def checked_list(
-    name: str, value: Any, words: str, *, error: type[CtxreuseError] = InvalidRequestError
+    name: str,
+    value: Any,
+    words: str,
+    *,
+    error: type[CtxreuseError] = InvalidRequestError,
+    but: tuple[type, ...] = (str, bytes),
 ) -> list[Any]:
     """Return a list of anything; a text is no list."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise error(f"{name} must be {words}, not {describe(value)}")
+    if isinstance(value, but) or not isinstance(value, Iterable):
+        raise error(_other_than(name, value, words))
     return list(value)
 
 
