@@ -60,6 +60,7 @@ from ctxreuse.sharing.exchange import Exchange, SharedLog, SharedLogs, SharingSt
 __all__ = ["Mode", "ReusePlanner", "Strategy", "check_strategy"]
 
 _STRATEGIES = get_args(Strategy)
+_A_REQUEST = "a ContextRequest; build one with ContextRequest(blocks=[...], query='...')"
 _JOINING_S = 0.5
 _log = logging.getLogger("ctxreuse")
 
@@ -176,7 +177,7 @@ class ReusePlanner(FixedSettings):
             self._exchange = _checked_exchange(shared_log, mode)
         self._joins = True
         self._tenant_class = tenant_class
-        self._meter = self._new_meter()
+        self._meter = SavingsMeter(mode, self._settings, tenant_class)
         self._planning: TenantPlanner
         self._secret: bytes | None = None  # of what it was loaded from
         self._given_marks: tuple[int, ...] | None = None  # None: they are chosen
@@ -194,17 +195,6 @@ class ReusePlanner(FixedSettings):
         self.prompt_follower: PromptFollower | None = None
         self.capacity_tracker: HearsAnswers | None = None
         self._counting = FailOpen("ReusePlanner", "requests go on all the same", work="counting")
-
-    def _new_meter(self) -> SavingsMeter:
-        settings = self._settings
-        return SavingsMeter(
-            self._mode,
-            settings.capacity_tokens,
-            self._tenant_class,
-            settings.cache,
-            settings.templates,
-            annotates=settings.annotate,
-        )
 
     @classmethod
     def load(
@@ -278,7 +268,7 @@ class ReusePlanner(FixedSettings):
         digests = KeyedDigests(secret)
         planning = TenantPlanner(self._settings, keyed=digests)
         planning.restore(entries)
-        self._meter = self._new_meter()
+        self._meter = SavingsMeter(self._mode, self._settings, self._tenant_class)
         for entry in entries:
             if isinstance(entry, SentEntry):
                 self._meter.sent_elsewhere(entry)
@@ -368,7 +358,7 @@ class ReusePlanner(FixedSettings):
             InvalidRequestError: wrong type, or primes for a cache with prices.
         """
         if not isinstance(request, ContextRequest):
-            raise _not_a_request(request)
+            checked_kind("a request", request, ContextRequest, _A_REQUEST)
         policy = self._policy(strategy)
         if now is not None:
             checked_number("now", now)
@@ -391,8 +381,7 @@ class ReusePlanner(FixedSettings):
         now: float | None = None,
     ) -> Plan:
         """Return what `plan` would, and record nothing; without request id and cached tokens."""
-        if not isinstance(request, ContextRequest):
-            raise _not_a_request(request)
+        checked_kind("a request", request, ContextRequest, _A_REQUEST)
         _check_now(now)
         return self._planning.preview(request, REUSE, deduplicate, now)
 
@@ -416,15 +405,10 @@ class ReusePlanner(FixedSettings):
             UnknownStrategyError: there is no such strategy.
             BatchTooLargeError: the papers' algorithm cannot hold the batch.
         """
-        if isinstance(requests, ContextRequest) or not isinstance(requests, Iterable):
-            raise InvalidRequestError(
-                f"requests must be a list of ContextRequest, not {describe(requests)}; "
-                "use plan() for a single one"
-            )
-        batch = list(requests)
+        words = "a list of ContextRequest; use plan() for a single one"
+        batch = checked_list("requests", requests, words)
         for position, request in enumerate(batch):
-            if not isinstance(request, ContextRequest):
-                raise _not_a_request(request, f" at position {position}")
+            checked_kind(f"a request at position {position}", request, ContextRequest, _A_REQUEST)
         policy = self._policy(strategy)
         _check_now(now)
         if primes is not False:
@@ -614,8 +598,7 @@ class ReusePlanner(FixedSettings):
             request: The request.
             in_order: Whether the blocks stay in the request's order; else in the best one.
         """
-        if not isinstance(request, ContextRequest):
-            raise _not_a_request(request)
+        checked_kind("a request", request, ContextRequest, _A_REQUEST)
         return 0 if request.history else self._planning.cached_tokens(request, in_order=in_order)
 
     def sibling(self, engine: str | None = None) -> ReusePlanner:
@@ -708,8 +691,7 @@ class ReusePlanner(FixedSettings):
 
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
         """Return the blocks that stand in a request's history, by label, such as for `outdated`."""
-        if not isinstance(request, ContextRequest):
-            raise _not_a_request(request)
+        checked_kind("a request", request, ContextRequest, _A_REQUEST)
         return self._planning.shown_blocks(request)
 
     def without_blocks(
@@ -798,13 +780,6 @@ def _check_now(now: float | None) -> None:
 
 def _checked_tenant(tenant: str | None) -> str | None:
     return None if tenant is None else checked_kind("tenant", tenant, str, "a string")
-
-
-def _not_a_request(request: object, where: str = "") -> InvalidRequestError:
-    return InvalidRequestError(
-        f"a request{where} must be a ContextRequest, not {describe(request)}; "
-        "build one with ContextRequest(blocks=[...], query='...')"
-    )
 
 
 def _checked_exchange(shared_log: object, mode: Mode) -> Exchange:

@@ -140,7 +140,11 @@ def told(sharing: Sharing, entry: Entry) -> Entry:
     """Return an entry with the name that its request has in all planners that share."""
     if isinstance(entry.request_id, bytes):
         return entry
-    uid = sharing.own(_named(entry.tenant, entry.request_id))
+    return named_by(entry, sharing.own(_named(entry.tenant, entry.request_id)))
+
+
+def named_by(entry: Entry, uid: bytes) -> Entry:
+    """Return an entry with a name of its request that is the same in any process."""
     if isinstance(entry, LostEntry):
         return entry._replace(request_id=uid)
     return replace(entry, request_id=uid, ids=())

@@ -461,12 +461,12 @@ def _turn_groups(
 ) -> Iterator[_Group]:
     """Yield what a plan shows: its own pieces for blocks, and words on those that it leaves out."""
     if not plan.is_labelled:  # nothing is left out
-        for number, key in enumerate(plan.shown.sent):
+        for number, key in enumerate(plan.sent):
             yield _Group((joint if number else "", *own[key]), is_block=True)
         return
     left_out = [part for part in plan.parts if isinstance(part, Reference)]
-    turn, ranks = plan.shown.turn, plan.shown.ranks
-    keys = [key for key in turn.context.order(ranks) if key in turn.shown]  # ids may stand twice
+    order, shown = plan.turn.context.order(plan.ranks), plan.turn.shown
+    keys = [key for key in order if key in shown]  # ids may stand twice
     left = [LeftText(own[key], one.label) for key, one in zip(keys, left_out, strict=True)]
     before: Slice | str = ""
     for part in plan.parts:
@@ -486,7 +486,7 @@ def _context_groups(context: Context, plan: Plan, start: int, end: int) -> list[
     joint = Slice(spans[0].end, spans[1].start)
     own: dict[BlockKey, tuple[Slice | str, ...]] = {}
     repeats: list[Slice] = []
-    stays = list(dict.fromkeys(span.known.block.key for span in spans)) == plan.shown.sent
+    stays = list(dict.fromkeys(span.known.block.key for span in spans)) == plan.sent
     newest = spans[0]
     for span in spans:
         whole, key = Slice(span.start, span.end), span.known.block.key
@@ -494,7 +494,7 @@ def _context_groups(context: Context, plan: Plan, start: int, end: int) -> list[
             newest, own[key] = span, (whole,)
         elif stays:  # a repeat does, too, behind what it stands behind
             own[newest.known.block.key] = (Slice(newest.start, span.end),)
-        elif key in plan.shown.sent:  # one of what stands above shows nothing
+        elif key in plan.sent:  # one of what stands above shows nothing
             repeats.append(whole)
     between = separator if not separator.strip() else "\n\n"
     groups = [_Group((Slice(start, context.start),)), *_turn_groups(plan, own, joint, between)]

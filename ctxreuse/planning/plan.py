@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import EllipsisType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest, OpenAIMessage
 from ctxreuse.context.checks import checked_integer, checked_kind
-from ctxreuse.context.content_parts import (
-    ContentPart,
-    joined,
-    turn_parts,
-    without_blank_parts,
-)
+from ctxreuse.context.content_parts import ContentPart, joined, turn_parts, without_blank_parts
+from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import (
     Reference,
@@ -26,9 +23,10 @@ from ctxreuse.context.rendering import (
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.explanations import Explanation, explain
+from ctxreuse.memory.names import Ranks
 from ctxreuse.memory.sent_log import LoggedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
-from ctxreuse.planning.shown_turn import ShownTurn
+from ctxreuse.planning.shown_turn import PreparedRequest, shown_parts
 from ctxreuse.rules.billed_tokens import BilledTokens, billed_if_sent
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.rules.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
@@ -37,17 +35,20 @@ Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """What to send instead of the context as it was retrieved.
 
     `blocks` and `references` together are exactly the request's blocks, each once.
 
     Attributes:
-        request: The request that was planned.
         request_id: The request's own id, or the planner's count.
-        shown: What this turn shows.
+        turn: The request, and what its history shows.
+        ranks: The order of its blocks, left-out ones included.
+        templates: The words around the blocks.
         expected_cached_tokens: Block tokens of this turn expected to be served from the cache.
+        annotates: Whether a first turn says how its blocks rank.
+        words: What it says of the order; None is nothing, and `...` the words of `templates`.
         marks: After how many of `blocks` a mark stands, ascending; 0 is behind the system text.
         opening_mark: Of a later turn: after how many blocks of the conversation's first one a mark
             stands; None for none.
@@ -60,10 +61,13 @@ class Plan:
         logged: The planner's record of it, for `explain`.
     """
 
-    request: ContextRequest
     request_id: str | int
-    shown: ShownTurn
+    turn: PreparedRequest
+    ranks: Ranks
+    templates: Templates
     expected_cached_tokens: int
+    annotates: bool = True
+    words: str | EllipsisType | None = ...
     marks: tuple[int, ...] = ()
     opening_mark: int | None = None
     cache: CacheRules = DEFAULT_CACHE
@@ -71,6 +75,11 @@ class Plan:
     primes: tuple[int, ...] = ()
     read_blocks: int | None = field(default=None, compare=False)
     logged: LoggedPrompt | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def request(self) -> ContextRequest:
+        """The request that was planned."""
+        return self.turn.request
 
     @property
     def expected_bill(self) -> BilledTokens | None:
@@ -87,34 +96,49 @@ class Plan:
         read = self.read_blocks
         return billed_if_sent(self.cache, sent.front_tokens, sent.tokens, ends, read)
 
+    @cached_property
+    def _shown(self) -> tuple[tuple[TurnPart, ...], dict[str, BlockId]]:
+        return shown_parts(self.turn, self.ranks, self.templates)
+
     @property
     def parts(self) -> tuple[TurnPart, ...]:
         """What this turn shows, in order: sent blocks, references and notices."""
-        return self.shown.parts
+        return self._shown[0]
 
     @property
     def labels(self) -> Mapping[str, BlockId]:
         """Label -> block id, for every label in the prompt, earlier turns included."""
-        return self.shown.labels
+        return self._shown[1] if self.is_labelled else self.turn.history.labels
 
     @property
     def order_annotation(self) -> str | None:
         """The retriever's ranking in words; None if there is nothing to say."""
-        return self.shown.order_annotation
+        if not isinstance(self.words, EllipsisType):
+            return self.words
+        best = self.templates.most_ranked  # further ones are not named
+        order, retrieved = self.ranks[:best], tuple(range(len(self.ranks)))[:best]
+        if not self.annotates or self.request.history or order == retrieved:
+            return None
+        keys = list(self.turn.weights)[:best]
+        if self.is_labelled:
+            named = [self.templates.label_of(self.turn.blocks[key]) for key in keys]
+        else:
+            named = [str(self.sent.index(key) + 1) for key in keys]
+        return self.templates.order_annotation(named)
 
-    @property
-    def templates(self) -> Templates:
-        """The words around the blocks."""
-        return self.shown.templates
+    @cached_property
+    def sent(self) -> list[BlockKey]:
+        """The keys of `blocks`."""
+        return [key for key in self.turn.context.order(self.ranks) if key not in self.turn.shown]
 
     @property
     def is_labelled(self) -> bool:
         """Whether the message shows the blocks under their labels."""
-        return self.shown.turn.is_labelled
+        return self.turn.is_labelled
 
     def with_order_annotation(self, words: str | None) -> Plan:
         """Return a plan that says something else of the order, or nothing."""
-        return replace(self, shown=replace(self.shown, words=words))
+        return replace(self, words=words)
 
     @property
     def blocks(self) -> tuple[ContextBlock, ...]:

@@ -15,7 +15,7 @@ from ctxreuse.context.blocks import BlockId, BlockKey
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates, word_tokens
+from ctxreuse.context.rendering import word_tokens
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.sent_log import SentEntry
 from ctxreuse.planning.expectations import CacheExpectations, Mismatch, confirmed_tokens
@@ -29,9 +29,10 @@ from ctxreuse.planning.savings import (
     ReportedUsage,
     Savings,
 )
+from ctxreuse.planning.tenant_planner import PlannerSettings
 from ctxreuse.planning.tracing import AnsweredCall
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
+from ctxreuse.rules.cache_rules import CacheRules
 
 TenantClasses: TypeAlias = Callable[[str], str] | Mapping[str, str]
 """The class of each tenant: a function, or a mapping from their names."""
@@ -52,20 +53,15 @@ class SavingsMeter:
     def __init__(
         self,
         mode: Mode,
-        capacity_tokens: int | None = None,
+        settings: PlannerSettings,
         tenant_class: TenantClasses | None = None,
-        cache: CacheRules = DEFAULT_CACHE,
-        templates: Templates = DEFAULT_TEMPLATES,
-        *,
-        annotates: bool = True,
     ) -> None:
         self._mode: Mode = mode
+        self._settings, cache = settings, settings.cache
         self._cache = cache if mode == "shadow" and cache.lives else None
-        self._templates = templates
-        self._annotates = annotates
         self._class_of = _class_function(tenant_class)
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
-        self._retrieved = RetrievedOrder(capacity_tokens)
+        self._retrieved = RetrievedOrder(settings.capacity_tokens)
         self._expectations = CacheExpectations()
         self._queued: deque[_Sent | _Took | SentEntry | int | str] = deque()
         self._lock = ForkSafeLock(self._forget)
@@ -122,7 +118,7 @@ class SavingsMeter:
         """Count requests in the order in which they came, and how long planning took together."""
         for plan in plans if self._mode == "active" else ():
             assert plan.logged is not None, "what a planner has planned is logged"
-            turn, name, gone, said = plan.shown.turn, "", 0, 0
+            turn, name, gone, said = plan.turn, "", 0, 0
             if self._class_of is not None:
                 name = self._class_named(plan.request.tenant)
             if turn.shown:
@@ -298,14 +294,15 @@ class SavingsMeter:
 
     def added_words(self, entry: SentEntry, cached: int) -> int:
         """Return about how many tokens of words on order and labels of a prompt are computed."""
-        words, best = 0, self._templates.most_ranked
+        words, templates = 0, self._settings.templates
+        best = templates.most_ranked
         is_ranked = entry.ranks[:best] == tuple(range(len(entry.ranks)))[:best]
-        if self._annotates and not entry.is_later_turn and not is_ranked:
+        if self._settings.annotate and not entry.is_later_turn and not is_ranked:
             number, is_labelled = len(entry.keys), entry.is_labelled
-            words += self._templates.order_tokens(number, is_labelled=is_labelled)
+            words += templates.order_tokens(number, is_labelled=is_labelled)
         if entry.is_labelled:
             reached = accumulate(entry.tokens)  # cached blocks have their labels, too
-            words += self._templates.label_tokens * sum(tokens > cached for tokens in reached)
+            words += templates.label_tokens * sum(tokens > cached for tokens in reached)
         return words
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
-from ctxreuse.memory.sent_log import SentWords
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.planning.savings_meter import SavingsMeter
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
@@ -19,17 +17,6 @@ from ctxreuse.policy.view import Policy
 from ctxreuse.rules.answers import charged
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE
-
-
-class _Arrived(NamedTuple):
-    """A request as it was sent, with the tokens of its blocks, and of each one shown already."""
-
-    sent: Plan
-    tokens: int
-    shown: Sequence[int]
-    cached_tokens: int  # in the retriever's order, with marks; so is the bill
-    bill: BilledTokens | None
-    words: int  # tokens that planning would have added to a later turn
 
 
 class ShadowPlanner(TenantPlanner):
@@ -51,9 +38,7 @@ class ShadowPlanner(TenantPlanner):
         primes: bool = False,
     ) -> Plan:
         """Return a plan that sends the request as retrieved, without primes."""
-        arrived = self._send(request, deduplicate, now)
-        self._note([arrived], policy, now)
-        return arrived.sent
+        return self._send_all([request], policy, deduplicate, now)[0]
 
     def preview(
         self,
@@ -78,9 +63,8 @@ class ShadowPlanner(TenantPlanner):
         """Return plans that send the requests as retrieved, in the order given, without primes."""
         for request in requests:  # counts all tokens, before anything is recorded
             self.block_tokens(request.blocks, request.tenant, request.system)
-        arrived = [self._send(request, deduplicate, now) for request in requests]
-        self._note(arrived, policy, now)
-        return BatchPlan(tuple(one.sent for one in arrived), tuple(range(len(arrived))))
+        plans = self._send_all(requests, policy, deduplicate, now)
+        return BatchPlan(tuple(plans), tuple(range(len(plans))))
 
     def evict(
         self,
@@ -110,10 +94,6 @@ class ShadowPlanner(TenantPlanner):
         """Return nothing: no turn says anything of the turns before it."""
         return {}
 
-    def words_of(self, tenant: str) -> SentWords:
-        """Return what a tenant's prompts say around contexts."""
-        return self._planned.words_of(tenant)
-
     def edit_of(self, tenant: str, message: bytes) -> bytes | None:
         """Return None: all is sent as given."""
 
@@ -138,70 +118,72 @@ class ShadowPlanner(TenantPlanner):
         }
         return replace(sent, parts=parts, limits_reached=limits)
 
-    def _send(
-        self, request: ContextRequest, deduplicate: bool | None, now: float | None
-    ) -> _Arrived:
-        shown = self.shown_tokens(request, deduplicate) if request.history else ()
-        tokens = self.block_tokens(request.blocks, request.tenant, request.system)
-        if request.outdated:
-            request = replace(request, outdated=())
-        plan = super().plan(request, AS_RETRIEVED, deduplicate=False, now=now)
-        cached = plan.expected_cached_tokens
-        bill = plan.expected_bill or charged(self._settings.cache, tokens - cached, cached)
-        words = self._added_words(request, shown, deduplicate) if request.history else 0
-        return _Arrived(_unmarked(plan), tokens, shown, cached, bill, words)
+    def _send_all(
+        self,
+        requests: Sequence[ContextRequest],
+        policy: Policy,
+        deduplicate: bool | None,
+        now: float | None,
+    ) -> list[Plan]:
+        """Send requests as retrieved, plan them as they would have been planned; count both."""
+        sent = [self._send(one, deduplicate, now) for one in requests]
+        first_turns = [one for one in sent if not one.request.history]
+        # evictions name the id that a request was sent under
+        same = [replace(one.request, request_id=one.request_id) for one in first_turns]
+        if len(requests) == 1:
+            planned = [self._planned.plan(one, policy, now=now) for one in same]
+        else:
+            planned = [*self._planned.plan_batch(same, policy, now=now).in_input_order()]
+        for one, plan in zip(first_turns, planned, strict=True):
+            self._compare(one, plan)
+        return [_unmarked(one) for one in sent]
 
-    def _added_words(
-        self, request: ContextRequest, shown: Sequence[int], deduplicate: bool | None
-    ) -> int:
+    def _send(self, request: ContextRequest, deduplicate: bool | None, now: float | None) -> Plan:
+        """Send a request as retrieved; count a later turn, of which blocks may be left out."""
+        shown = self._shown_tokens(request, deduplicate) if request.history else []
+        as_given = replace(request, outdated=()) if request.outdated else request
+        plan = super().plan(as_given, AS_RETRIEVED, deduplicate=False, now=now)
+        if request.history:
+            tokens, left_out = sum(plan.turn.weights.values()), sum(shown)
+            cached = min(plan.expected_cached_tokens, tokens - left_out)
+            words = self._added_words(request, len(shown), deduplicate)
+            self._meter.compared(
+                request.tenant, None, left_out > 0, tokens, plan.expected_cached_tokens, cached,
+                left_out, len(shown), words,
+            )  # fmt: skip
+        return plan
+
+    def _shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
+        """Return the tokens of each block of a turn that its history shows already."""
+        # also what stands there without a label: planned, it would have had one
+        counted = self._counted(request, deduplicate)
+        root = counted.root[0], False
+        turn = self._open_turn(counted._replace(root=root), deduplicate)
+        return [weight for key, weight in turn.weights.items() if key in turn.shown]
+
+    def _added_words(self, request: ContextRequest, left_out: int, deduplicate: bool | None) -> int:
         """Return about how many tokens planning would have added to a later turn."""
         templates = self._settings.templates
         label = templates.label_of(ContextBlock(text=""))
-        words = sum(map(word_tokens, templates.location_annotations([label] * len(shown))))
-        if not self._planned.shows_labels(request, deduplicate):
+        words = sum(map(word_tokens, templates.location_annotations([label] * left_out)))
+        if not self._planned._counted(request, deduplicate).is_labelled:
             return words
-        return words + templates.label_tokens * (len(request.unique_blocks) - len(shown))
+        return words + templates.label_tokens * (len(request.unique_blocks) - left_out)
 
-    def _note(self, arrived: Sequence[_Arrived], policy: Policy, now: float | None) -> None:
-        """Plan what was sent as it would have been planned, and count both."""
-        later_turns = [one for one in arrived if one.sent.request.history]
-        for one in later_turns:  # nothing changes but that blocks are left out
-            cached = min(one.cached_tokens, one.tokens - sum(one.shown))
-            self._add(one, cached, one.words, is_changed=sum(one.shown) > 0)
-        first_turns = [one for one in arrived if not one.sent.request.history]
-        # evictions name the id that a request was sent under
-        requests = [
-            replace(one.sent.request, request_id=one.sent.request_id) for one in first_turns
+    def _compare(self, sent: Plan, planned: Plan) -> None:
+        """Count a first turn."""
+        assert planned.logged is not None, "it was planned just now"
+        tokens, cached = sum(sent.turn.weights.values()), planned.expected_cached_tokens
+        words = self._meter.added_words(planned.logged.prompt, cached)
+        before, after = [
+            one.expected_bill or charged(one.cache, tokens - read, read)
+            for one in (sent, planned)
+            for read in [one.expected_cached_tokens]
         ]
-        if len(arrived) == 1:
-            plans = [self._planned.plan(request, policy, now=now) for request in requests]
-        else:
-            batch = self._planned.plan_batch(requests, policy, now=now)
-            plans = list(batch.in_input_order())
-        for one, plan in zip(first_turns, plans, strict=True):
-            is_changed = plan.blocks != one.sent.blocks
-            cached = plan.expected_cached_tokens
-            assert plan.logged is not None, "it was planned just now"
-            words = self._meter.added_words(plan.logged.prompt, cached)
-            computed = one.tokens - cached
-            bill = plan.expected_bill or charged(self._settings.cache, computed, cached)
-            if bill is not None:
-                bill += BilledTokens(words)
-            self._add(one, cached, words, bill, is_changed=is_changed)
-
-    def _add(
-        self,
-        one: _Arrived,
-        cached: int,
-        words: int,
-        bill: BilledTokens | None = None,
-        *,
-        is_changed: bool,
-    ) -> None:
-        bills = None if bill is None or one.bill is None else (one.bill, bill)
+        bills = None if before is None or after is None else (before, after + BilledTokens(words))
         self._meter.compared(
-            one.sent.request.tenant, bills, is_changed, one.tokens, one.cached_tokens, cached,
-            sum(one.shown), len(one.shown), words,
+            sent.request.tenant, bills, planned.blocks != sent.blocks, tokens,
+            sent.expected_cached_tokens, cached, 0, 0, words,
         )  # fmt: skip
 
 

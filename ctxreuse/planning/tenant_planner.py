@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -24,13 +24,20 @@ from ctxreuse.context.rendering import Templates
 from ctxreuse.context.tokens import TokenCounter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History, without_blocks
-from ctxreuse.memory.names import IndexedContext, IndexNames, KeyedDigests, Ranks, Sharing, told
+from ctxreuse.memory.names import (
+    IndexedContext,
+    IndexNames,
+    KeyedDigests,
+    Ranks,
+    Sharing,
+    named_by,
+    told,
+)
 from ctxreuse.memory.points import Looked
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, RequestId, Root, SearchBudget
 from ctxreuse.memory.sent_log import (
     MOST_BLOCK_TOKENS,
     EditEntry,
-    Entry,
     LoggedPrompt,
     LostEntry,
     RatioEntry,
@@ -42,10 +49,10 @@ from ctxreuse.memory.sent_log import (
 from ctxreuse.memory.tenants import Tenants, TenantState
 from ctxreuse.memory.token_ratio import TokenRatio
 from ctxreuse.planning.plan import BatchPlan, Plan
-from ctxreuse.planning.shown_turn import PreparedRequest, ShownTurn
+from ctxreuse.planning.shown_turn import PreparedRequest
 from ctxreuse.policy.batch import arrange
 from ctxreuse.policy.view import Policy, View
-from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
+from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.rules.marks import marks_of_batch
 
 _KEPT_WORDS = 1_024
@@ -65,8 +72,8 @@ class PlannerSettings:
     deduplicate: bool
     annotate: bool
     labels: bool | None
-    cache: CacheRules = DEFAULT_CACHE
-    keep_best: bool = False
+    cache: CacheRules
+    keep_best: bool
 
     @property
     def estimates(self) -> bool:
@@ -95,16 +102,6 @@ class _SentTurn(NamedTuple):
     keys: list[BlockKey]
     named: list[BlockKey]
     weights: list[int]
-
-
-class _Recorded(NamedTuple):
-    """The marks of a turn, its record and what of it is cached; of a preview the marks alone."""
-
-    marks: _TurnMarks
-    request_id: str | int = ""
-    logged: LoggedPrompt | None = None
-    cached_tokens: int = 0
-    read: int | None = None
 
 
 class TenantPlanner:
@@ -154,8 +151,7 @@ class TenantPlanner:
         turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
         ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
-            recorded = self._record(turn, state, ranks, now=now, marks=marks, primes=primes)
-        return self._plan(turn, ranks, recorded)
+            return self._record(turn, state, ranks, now=now, marks=marks, primes=primes)
 
     def preview(
         self,
@@ -168,8 +164,7 @@ class TenantPlanner:
         turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
         ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
-            marks = _marks(turn, state, _sent(turn, ranks), now)
-        return self._plan(turn, ranks, _Recorded(marks))
+            return self._plan(turn, ranks, _marks(turn, state, _sent(turn, ranks), now))
 
     def plan_batch(
         self,
@@ -205,10 +200,9 @@ class TenantPlanner:
         for position in arranged.execution:
             turn = self._open_turn(counted[position], deduplicate)
             with self._tenants.holding(turn.tenant) as state:
-                recorded = self._record(
-                    turn, state, ranks[position], now=now, marks=marks.get(position)
+                plans.append(
+                    self._record(turn, state, ranks[position], now=now, marks=marks.get(position))
                 )
-            plans.append(self._plan(turn, ranks[position], recorded))
         return BatchPlan(tuple(plans), tuple(arranged.execution))
 
     def evict(
@@ -251,13 +245,6 @@ class TenantPlanner:
                 state.ratios = state.ratios or LRUMap(_MOST_RATIOS)
                 ratio = state.ratios.get_or_make(self._names.system(request.system), TokenRatio)
                 ratio.note(estimated, prompt_tokens)
-
-    def shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
-        """Return the tokens of each block of a turn that its history shows already."""
-        # also what stands there without a label: planned, it would have had one
-        counted = self._counted(request, deduplicate)
-        turn = self._open_turn(counted._replace(is_labelled=False), deduplicate)
-        return [weight for key, weight in turn.weights.items() if key in turn.shown]
 
     def shown_blocks(self, request: ContextRequest) -> dict[str, ContextBlock]:
         """Return the blocks that a turn's history shows; see `ReusePlanner.shown_blocks`."""
@@ -343,14 +330,12 @@ class TenantPlanner:
         context = IndexedContext(weights, weights)
         if self._is_keyed:
             context = self._names.context(weights)
-        is_labelled, front_tokens = self.shows_labels(request, deduplicate), 0
+        front_tokens = 0
         if request.system and self._has_minimum:
             front = [ContextBlock(text=request.system)]
             [front_tokens] = self._tokens(front, tenant, system).values()
-        root = system, is_labelled
-        return PreparedRequest(
-            request, tenant, tokens, system, is_labelled, context, front_tokens, root
-        )
+        root = system, self._shows_labels(request, tokens, deduplicate)
+        return PreparedRequest(request, tenant, tokens, context, front_tokens, root)
 
     def _view(
         self,
@@ -370,7 +355,7 @@ class TenantPlanner:
             has_minimum=self._has_minimum,
             rules=settings.cache,
             now=now,
-            words=self._words(min(len(weights), self._most_ranked), counted.is_labelled),
+            words=self._words(min(len(weights), self._most_ranked), counted.root[1]),
             keeps_best=settings.keep_best,
             note_limit=self._tenants.note_limit,
             budget=budget,
@@ -488,8 +473,8 @@ class TenantPlanner:
         now: float | None = None,
         marks: tuple[int, ...] | None = None,
         primes: bool = False,
-    ) -> _Recorded:
-        """Record what a turn sends; without marks, they are chosen here."""
+    ) -> Plan:
+        """Record what a turn sends, and return its plan; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
         tick = next(self._clock)
         sent = _sent(turn, ranks)
@@ -502,12 +487,12 @@ class TenantPlanner:
         entry = SentEntry(
             request_id=request_id,
             tenant=turn.tenant,
-            system=turn.system,
+            system=turn.root[0],
             keys=tuple(sent.named),
             tokens=tuple([turn.tokens[key] for key in sent.keys]),
             ranks=sent.ranks,
             ids=tuple([turn.blocks[key].id for key in sent.keys]),
-            is_labelled=turn.is_labelled,
+            is_labelled=turn.root[1],
             is_later_turn=bool(request.history),
             front_tokens=turn.front_tokens,
             marks=chosen.marks,
@@ -534,26 +519,39 @@ class TenantPlanner:
         if self._is_cut:
             cached = self._settings.cache.served(turn.front_tokens, cached)
         is_marked = state.points is not None and state.points.most_marks and chosen.looked
-        return _Recorded(chosen, request_id, logged, cached, read if is_marked else None)
+        blocks = read if is_marked else None
+        return self._plan(turn, ranks, chosen, request_id, cached, blocks, logged)
 
-    def _plan(self, turn: PreparedRequest, ranks: Ranks, recorded: _Recorded) -> Plan:
-        """Return the plan for an order, as recorded."""
-        settings, request = self._settings, turn.request
-        shown = ShownTurn(turn, ranks, settings.templates, settings.annotate)
+    def _plan(
+        self,
+        turn: PreparedRequest,
+        ranks: Ranks,
+        chosen: _TurnMarks,
+        request_id: str | int = "",
+        cached_tokens: int = 0,
+        read_blocks: int | None = None,
+        logged: LoggedPrompt | None = None,
+    ) -> Plan:
+        """Return the plan for an order; without a record, that of a preview."""
+        settings, cache = self._settings, self._settings.cache
         return Plan(
-            request=request,
-            request_id=recorded.request_id,
-            shown=shown,
-            expected_cached_tokens=recorded.cached_tokens,
-            marks=recorded.marks.marks if settings.cache.marks else (),
-            primes=() if settings.cache.marks else recorded.marks.marks,
-            opening_mark=recorded.marks.opening,
-            cache=settings.cache,
-            read_blocks=recorded.read,
-            logged=recorded.logged,
+            request_id,
+            turn,
+            ranks,
+            settings.templates,
+            cached_tokens,
+            settings.annotate,
+            marks=chosen.marks if cache.marks else (),
+            primes=() if cache.marks else chosen.marks,
+            opening_mark=chosen.opening,
+            cache=cache,
+            read_blocks=read_blocks,
+            logged=logged,
         )
 
-    def shows_labels(self, request: ContextRequest, deduplicate: bool | None) -> bool:
+    def _shows_labels(
+        self, request: ContextRequest, tokens: Mapping[BlockKey, int], deduplicate: bool | None
+    ) -> bool:
         """Return whether a turn shows its blocks under labels: something may refer to them."""
         settings = self._settings
         if request.labels is not None:
@@ -566,8 +564,6 @@ class TenantPlanner:
         leaves_out = settings.deduplicate if deduplicate is None else deduplicate
         if not (is_conversation and leaves_out):
             return False
-        name = self._names.tenant(request.tenant)
-        tokens = self._tokens(request.blocks, name, self._names.system(request.system))
         return sum(tokens.values()) >= _LABELLED_TOKENS * len(tokens)
 
     def replay(self, keyed: KeyedDigests) -> list[SavedEntry]:
@@ -576,17 +572,11 @@ class TenantPlanner:
         entries: list[SavedEntry] = [
             entry
             if isinstance(entry, EditEntry)
-            else self._named(entry, names.uid(entry.tenant, entry.request_id, self._begun_behind))
+            else named_by(entry, names.uid(entry.tenant, entry.request_id, self._begun_behind))
             for entry in self._tenants.replay()
         ]
         entries += [RatioEntry(*one) for one in self._tenants.ratios()]
         return entries if self._is_keyed else [*map(names.renamed, entries)]
-
-    @staticmethod
-    def _named(entry: Entry, uid: bytes) -> Entry:
-        if isinstance(entry, LostEntry):
-            return entry._replace(request_id=uid)
-        return replace(entry, request_id=uid, ids=())
 
     def restore(self, entries: Iterable[SavedEntry]) -> None:
         """Learn what a planner has sent that this one, still empty, goes on for."""

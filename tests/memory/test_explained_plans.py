@@ -16,13 +16,12 @@ from planning_helpers import (
     big_request,
     block,
     first_turns,
-    given_turn,
     plan_everything,
     user,
 )
 from sent_prompts import prompt
 
-from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory import sent_log
 from ctxreuse.memory.explanations import Cause, Explanation
@@ -313,8 +312,7 @@ def test_an_unpickled_plan_takes_no_other_prompt_along(planner):
 
 
 def test_a_plan_made_by_hand_cannot_be_explained():
-    request = ContextRequest([])
-    plan = Plan(request, "r", given_turn(request), 0)
+    plan = ReusePlanner().preview(ContextRequest([]))
     with pytest.raises(InvalidRequestError) as caught:
         plan.explain()
     assert str(caught.value) == (

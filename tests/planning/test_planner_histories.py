@@ -32,6 +32,14 @@ def test_a_block_that_stands_under_another_label_now_is_sent_again(planner):
     assert plan.labels == {"[Doc_2]": 2, "[Doc_1]": 1}
 
 
+def test_every_block_of_the_request_has_its_label(planner):
+    _, history = first_turn(planner, (2,))
+    plan = later_turn(planner, (2, 1, 3), history)
+    labels = {1: "[Doc_1]", 2: "[Doc_2]", 3: "[Doc_3]"}
+    assert plan.references == (2,)
+    assert plan.label_of == {one.key: labels[one.id] for one in plan.request.blocks}
+
+
 def test_a_block_that_moved_within_the_history_is_found_where_it_stands(planner):
     first_turn(planner, (1, 2))
     moved = [user("So:\n[Doc_2] text of 2"), assistant("Yes."), user("So?\n[Doc_1] text of 1")]

@@ -483,9 +483,7 @@ class TestPlanningTime:
 
     @given(st.lists(st.floats(1e-6, 100), min_size=1, max_size=30))
     def test_no_quantile_is_below_the_share_that_it_names(self, times):
-        from ctxreuse.planning.savings_meter import SavingsMeter
-
-        meter = SavingsMeter("active")
+        meter = ReusePlanner()._meter
         for one in times:
             meter._took(1, one)
         time = meter.savings().planning

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates, TurnPart
 from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import MeasuredPolicy
-from ctxreuse.memory.names import IndexedContext
-from ctxreuse.planning.shown_turn import PreparedRequest, ShownTurn
 
 STRATEGIES = ("reuse", "paper", "none")
 
@@ -200,15 +197,3 @@ def later_turn(planner, block_ids, history, query="Then?", conversation_id="c", 
     return planner.plan(
         request(block_ids, query, history=history, conversation_id=conversation_id, **fields)
     )
-
-
-def given_turn(
-    request: ContextRequest,
-    parts: Sequence[TurnPart] = (),
-    templates: Templates = DEFAULT_TEMPLATES,
-    words: str | None = None,
-) -> ShownTurn:
-    """Return what a plan made by hand shows: blocks under labels."""
-    nothing = IndexedContext({}, {})
-    turn = PreparedRequest(request, "", {}, None, True, nothing, 0, (None, True))
-    return ShownTurn(turn, (), templates, words=words, given=tuple(parts))
