@@ -54,34 +54,28 @@ class History:
     label_of: Mapping[BlockKey, str]
     places: Mapping[str, _Standing] = field(default_factory=dict, compare=False)
     shown: Sequence[str] = field(default=(), compare=False, repr=False)
-    keys: Mapping[str, BlockKey] = field(default_factory=dict, compare=False)
     unlabelled: frozenset[BlockKey] = frozenset()  # stand there without a label
     said_outdated: frozenset[str] = frozenset()  # labels of what messages say no longer holds
     is_cut_short: bool = False  # more may be shown
 
     @property
-    def texts(self) -> dict[str, str]:
-        """Label -> text, for the blocks that stand there."""
-        return {
-            label: self.shown[one.text][one.first : one.first + one.length]
-            for label, one in self.places.items()
-        }
-
-    @property
     def blocks(self) -> dict[str, ContextBlock]:
         """Label -> block, for the blocks that stand there."""
         return {
-            label: ContextBlock(id=self.labels[label], text=text)
-            for label, text in self.texts.items()
+            label: ContextBlock(id=one.block.id, text=one.text_in(self.shown))
+            for label, one in self.places.items()
         }
 
 
 class _Standing(NamedTuple):
-    """Where a block stands in a history."""
+    """A block, and where it stands in a history."""
 
-    text: int  # the number of the text
+    block: ShownBlock
+    number: int  # of the text
     first: int
-    length: int
+
+    def text_in(self, texts: Sequence[str]) -> str:
+        return texts[self.number][self.first : self.first + self.block.length]
 
 
 EMPTY_HISTORY = History({}, {})
@@ -224,9 +218,8 @@ class Reading:
 
     def __init__(self) -> None:
         self._read: list[int] = []  # a hash of each text, by Python's keyed function
-        self._standing: dict[str, ShownBlock] = {}
         self._label_of: dict[BlockKey, str] = {}
-        self._places: dict[str, _Standing] = {}
+        self._places: dict[str, _Standing] = {}  # the last one of each label
         self._unknown: dict[str, list[tuple[int, int]]] = {}  # where no block of the label stands
         self._foreign: set[str] = set()  # labels that stand in another block, or for two
         self._outdated: dict[str, int] = {}  # labels, and the last text that says so of them
@@ -242,9 +235,8 @@ class Reading:
         messages: Sequence[Message],
         recorded: Shown,
         templates: Templates,
-        blocks: Iterable[ContextBlock] = (),
+        blocks: Sequence[ContextBlock] = (),
         outdated: Sequence[ContextBlock] = (),
-        own: Iterable[ContextBlock] = (),
     ) -> History:
         """Return what messages show: recorded blocks, this turn's own, some without labels."""
         texts: list[str] = []
@@ -257,7 +249,7 @@ class Reading:
         hashes = list(map(hash, zip(texts, answers, strict=True)))
         if hashes[: len(self._read)] != self._read:
             Reading.__init__(self)  # other messages than before
-        places = _Places(recorded, templates, texts, own)
+        places = _Places(recorded, templates, texts, (*blocks, *outdated))
         paragraphs = self._paragraphs
         paragraphs.begin(texts, templates)
         self._look_again(places)
@@ -273,27 +265,27 @@ class Reading:
             for one in (*wanted, *outdated)
             if one.key not in self._label_of and paragraphs.show(one.text)
         ]
-        standing = self._standing
+        standing = self._places
         # what a label names must be certain
         doubtful = self._foreign | self._unknown.keys()
         if templates.inner_pattern is None:  # labels that any word may be
-            shown = [texts[at.text][at.first :][: at.length] for at in self._places.values()]
+            shown = [one.text_in(texts) for one in standing.values()]
             doubtful |= {one for one in places.own if any(one in text for text in shown)}
         label_of = {key: one for key, one in self._label_of.items() if one not in doubtful}
         for label in standing.keys() & places.own.keys() - doubtful:
-            same = [one for one in places.own[label] if one.digest == standing[label].digest]
+            digest = standing[label].block.digest
+            same = [one for one in places.own[label] if one.digest == digest]
             label_of.update({one.key: label for one in same})  # whichever of them was sent
         history = History(
-            labels={label: shown.id for label, shown in standing.items()},
+            labels={label: one.block.id for label, one in standing.items()},
             label_of=label_of,
-            places=dict(self._places),
+            places=dict(standing),
             shown=texts,
-            keys={label: shown.key for label, shown in standing.items()},
             unlabelled=frozenset(unlabelled),
             said_outdated=frozenset(
                 label
                 for label, number in self._outdated.items()
-                if label in standing and number > self._places[label].text
+                if label in standing and number > standing[label].number
             ),
             is_cut_short=places.is_cut_short or paragraphs.is_cut_short,
         )
@@ -335,11 +327,11 @@ class Reading:
     def _stand(self, found: re.Match[str], block: ShownBlock, number: int, places: _Places) -> None:
         """Note where a block stands under its label."""
         label, first = found[1], found.end()
-        if self._standing.setdefault(label, block).digest != block.digest:
+        stands = _Standing(block, number, first)
+        if self._places.get(label, stands).block.digest != block.digest:
             self._foreign.add(label)
-        self._standing[label] = block
+        self._places[label] = stands
         self._label_of.setdefault(block.key, label)
-        self._places[label] = _Standing(number, first, block.length)
         if (pattern := places.templates.inner_pattern) is not None:
             named = pattern.findall(places.texts[number], first, first + block.length)
             self._foreign.update(one for one in named if one != label)

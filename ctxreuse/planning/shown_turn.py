@@ -24,7 +24,7 @@ class PreparedRequest(NamedTuple):
     blocks: Mapping[BlockKey, ContextBlock] = {}
     history: History = EMPTY_HISTORY
     shown: Mapping[BlockKey, str] = {}  # blocks to leave out, with their labels there, or ""
-    outdated: Mapping[str, BlockKey] = {}  # labels of what no longer holds, and is not yet said
+    outdated: Sequence[str] = ()  # labels of what no longer holds, and is not yet said
     withdrawn: Sequence[str] = ()  # words on those without a label
 
     @property

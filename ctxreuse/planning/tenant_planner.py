@@ -370,8 +370,7 @@ class TenantPlanner:
             reading = state.conversations.take_reading(request.conversation_id)
         templates = self._settings.templates
         own = [block for block in request.unique_blocks.values() if block.text]
-        known = recorded, templates, own, request.outdated, [*own, *request.outdated]
-        history = reading.read(request.history, *known)
+        history = reading.read(request.history, recorded, templates, own, request.outdated)
         with self._tenants.holding(tenant) as state:
             state.conversations.put_reading(request.conversation_id, reading)
         return history
@@ -391,20 +390,21 @@ class TenantPlanner:
             if history.unlabelled and not counted.is_labelled:
                 shown = {**dict.fromkeys(history.unlabelled & tokens.keys(), ""), **shown}
         withdrawn = _withdrawn(request, history, self._settings.templates)
-        outdated: Mapping[str, BlockKey] = {}
+        outdated: list[str] = []
+        said = history.said_outdated
         # what an earlier turn has said of a block counts, although it may hold again
-        if history.keys and (request.outdated or not shown.keys().isdisjoint(tokens)):
-            said = history.said_outdated
-            if request.outdated or said:
-                holding = {label: key for label, key in history.keys.items() if label not in said}
-                gone = {block.key for block in request.outdated} - request.unique_blocks.keys()
-                outdated = {label: key for label, key in holding.items() if key in gone}
-                current = {key: label for label, key in reversed(holding.items())}
-                shown = {
-                    key: current.get(key, "")
-                    for key in shown
-                    if key in current or key in history.unlabelled
-                }
+        if request.outdated or (said and not shown.keys().isdisjoint(tokens)):
+            holding = {
+                label: one.block.key for label, one in history.places.items() if label not in said
+            }
+            gone = {block.key for block in request.outdated} - unique.keys()
+            outdated = [label for label, key in holding.items() if key in gone]
+            current = {key: label for label, key in reversed(holding.items())}
+            shown = {
+                key: current.get(key, "")
+                for key in shown
+                if key in current or key in history.unlabelled
+            }
         return counted._replace(
             blocks=unique,
             history=history,
