@@ -63,7 +63,7 @@ class SavingsMeter:
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
         self._retrieved = RetrievedOrder(settings.capacity_tokens)
         self._expectations = CacheExpectations()
-        self._queued: deque[_Sent | _Took | SentEntry | int | str] = deque()
+        self._queued: deque[_Sent | SentEntry | int | str] = deque()
         self._lock = ForkSafeLock(self._forget)
         self._forget()
 
@@ -116,7 +116,12 @@ class SavingsMeter:
 
     def planned(self, plans: Sequence[Plan], seconds: float) -> None:
         """Count requests in the order in which they came, and how long planning took together."""
-        for plan in plans if self._mode == "active" else ():
+        each = seconds / len(plans) if plans else 0.0
+        if self._mode == "shadow":
+            with self._lock:
+                self._took(each, len(plans))
+            return
+        for plan in plans:
             assert plan.logged is not None, "what a planner has planned is logged"
             turn, name, gone, said = plan.turn, "", 0, 0
             if self._class_of is not None:
@@ -127,8 +132,8 @@ class SavingsMeter:
             references = len(turn.tokens) - len(plan.logged.prompt.keys)
             cached = plan.expected_cached_tokens
             entry, _, _, counted = plan.logged
-            self._queued.append(_Sent(entry, name, cached, gone, references, said, counted))
-        self._queued.append(_Took(len(plans), seconds))
+            sent = _Sent(entry, name, cached, gone, references, said, each, counted)
+            self._queued.append(sent)
         if len(self._queued) > _MOST_QUEUED:
             self._catch_up()
 
@@ -148,24 +153,20 @@ class SavingsMeter:
                     self._retrieved.evict(one)
                 elif isinstance(one, SentEntry):
                     self._follow(one)
-                elif isinstance(one, _Took):
-                    self._took(*one)
                 elif isinstance(one, str):
                     self._tally(one).reported["unreported"] += 1
                 else:
                     self._count(one)
 
-    def _took(self, requests: int, seconds: float) -> None:
-        """Count how long it took to plan some requests together; the lock is held."""
-        if not requests:
-            return
-        each = seconds / requests
+    def _took(self, each: float, requests: int = 1) -> None:
+        """Count how long it took to plan each of some requests; the lock is held."""
         self._buckets[bisect_left(PLANNING_BOUNDS_S, each)] += requests
         self._planned += requests
-        self._total_s += seconds
+        self._total_s += requests * each
         self._max_s = max(self._max_s, each)
 
     def _count(self, sent: _Sent) -> None:
+        self._took(sent.seconds)
         entry, cached, left_out = sent.entry, sent.expected_tokens, sent.left_out_tokens
         as_retrieved, group = cached, WHOLE  # of a later turn: it depends on the history only
         if not entry.is_later_turn:
@@ -230,12 +231,11 @@ class SavingsMeter:
         is_told: bool,
     ) -> Mismatch | None:
         """Count what an engine reports of an answer; return what the log should say, if any."""
-        prompt, cached, name = call.prompt_tokens, call.cached_tokens, self._class_named(tenant)
-        if prompt is None:
-            with self._lock:
-                self._tally(name).reported["unreported"] += 1
+        if (prompt := call.prompt_tokens) is None:
+            self.unreported(tenant)
             return None
-        expected = call.expected_cached_tokens
+        cached, expected = call.cached_tokens, call.expected_cached_tokens
+        name = self._class_named(tenant)
         with self._lock:
             self._has_reported |= bool(cached)
             if cached is None and not is_told and self._has_reported:
@@ -306,13 +306,6 @@ class SavingsMeter:
         return words
 
 
-class _Took(NamedTuple):
-    """How long planning took."""
-
-    requests: int
-    seconds: float
-
-
 class _Sent(NamedTuple):
     """A request that is to be counted."""
 
@@ -322,6 +315,7 @@ class _Sent(NamedTuple):
     left_out_tokens: int
     references: int
     said_tokens: int  # of words on what is left out
+    seconds: float
     counted: list[tuple[_ClassTotals, _Counts]]  # what is counted, and where
 
 

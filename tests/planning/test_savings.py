@@ -485,7 +485,7 @@ class TestPlanningTime:
     def test_no_quantile_is_below_the_share_that_it_names(self, times):
         meter = ReusePlanner()._meter
         for one in times:
-            meter._took(1, one)
+            meter._took(one)
         time = meter.savings().planning
         assert time.count == sum(time.buckets) == len(times)
         assert time.max_s == time.quantile_s(1) == max(times)
