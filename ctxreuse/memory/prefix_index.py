@@ -49,7 +49,7 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class IndexStatistics:
-    """Size of an index or, of a planner, of all its indexes together."""
+    """Size of all indexes of a planner together."""
 
     nodes: int = 0  # without roots
     tokens: int = 0
@@ -185,10 +185,6 @@ class PrefixIndex:
     def request_count(self) -> int:
         """How many request ids are remembered."""
         return len(self._ends)
-
-    def statistics(self) -> IndexStatistics:
-        """Return the size of the index."""
-        return IndexStatistics(self.node_count, self.tokens, self.request_count)
 
     def __contains__(self, request_id: RequestId) -> bool:
         """Return whether a request of this id is remembered."""

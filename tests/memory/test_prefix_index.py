@@ -13,6 +13,7 @@ from helpers import (
     nodes_of,
     prefixes,
     shape,
+    size_of,
     some_words,
     weight_of,
     word,
@@ -74,7 +75,7 @@ def test_each_later_turn_is_a_branch_of_its_own(sender):
         assert turn.blocks_before == 0
     later = [node for node in nodes_of(sender.index) if node.opens_turn]
     assert [ids_at(sender.index, node) for node in later] == [[1], [2]]
-    assert sender.index.statistics() == IndexStatistics(nodes=3, tokens=3, requests=3)
+    assert size_of(sender.index) == IndexStatistics(nodes=3, tokens=3, requests=3)
 
 
 def test_a_later_turn_without_blocks_ends_where_the_turn_before_ended(sender):
@@ -87,7 +88,7 @@ def test_a_chain_of_five_thousand_turns_needs_no_recursion(sender):
     node = sender.send("a", 0).end
     for number in range(1, 5_000):
         node = sender.extend(node, "b", number).end
-    assert sender.index.statistics() == IndexStatistics(5_000, 5_000, 5_000)
+    assert size_of(sender.index) == IndexStatistics(5_000, 5_000, 5_000)
     check_index(sender.index)
     assert sender.search("ab") == ("a", 1)
     assert [sender.index.evict_oldest(1) for _ in range(10)] == [1] * 10
@@ -109,7 +110,7 @@ def test_a_turn_takes_the_same_work_however_long_its_conversation_is():
 @given(some_words, st.lists(st.integers(0, 9), unique=True))
 def test_evicting_requests_leaves_exactly_what_the_others_sent(sent, gone):
     sender = Sender(*sent)
-    before = sender.index.statistics().tokens
+    before = sender.index.tokens
     evicted = sender.evict(gone)
 
     kept = {one for i, letters in enumerate(sent) if i not in gone for one in prefixes(letters)}
@@ -126,7 +127,7 @@ def test_nothing_is_left_when_all_requests_are_evicted(sender):
     sender.send("", 2, "another system")
     sender.extend(first.end, "e", 3)
     assert sender.evict([0, 1, 2, 3]) == Evicted(4, 5, ())
-    assert sender.index.statistics() == IndexStatistics(0, 0, 0)
+    assert size_of(sender.index) == IndexStatistics(0, 0, 0)
     assert nodes_of(sender.index) == []
 
 
@@ -320,19 +321,19 @@ def test_any_operations_leave_the_index_consistent_and_within_its_bounds(
                 ends.append(sender.extend(end, letters, request_id, "one").end)
             case "evict", request_ids:
                 known = [i for i in request_ids if i in index]
-                before = index.statistics().tokens
+                before = index.tokens
                 evicted = sender.evict(request_ids)
                 assert evicted.requests == len(known)
-                assert evicted.tokens == before - index.statistics().tokens
+                assert evicted.tokens == before - index.tokens
                 assert evicted.unknown == tuple(i for i in request_ids if i not in known)
             case "evict_oldest", tokens:
-                before = index.statistics().tokens
-                assert index.evict_oldest(tokens) == before - index.statistics().tokens
+                before = index.tokens
+                assert index.evict_oldest(tokens) == before - index.tokens
             case "trim", request_id, blocks:
                 is_known, paths = request_id in index, held(index)
-                before = index.statistics().tokens
+                before = index.tokens
                 evicted = sender.trim(request_id, blocks)
-                assert evicted.tokens == before - index.statistics().tokens
+                assert evicted.tokens == before - index.tokens
                 assert evicted.unknown == (() if is_known else (request_id,))
                 assert held(index) <= paths
                 if request_id in index:

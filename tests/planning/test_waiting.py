@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 from example_counts import examples
 from forked import in_children
+from helpers import size_of
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import assert_keeps_the_promises, big_request, user
@@ -320,7 +321,7 @@ def test_whatever_threads_do_the_totals_are_the_sums_of_what_is_held_and_within_
     statistics = planner.statistics()
     assert all(size.entries <= size.bound for size in statistics.parts.values())
     assert statistics.parts["tenants"] == PartSize(len(tenants._states), SMALL.tenants)
-    indexes = [state.index.statistics() for state in tenants._states.values()]
+    indexes = [size_of(state.index) for state in tenants._states.values()]
     assert statistics.tokens == sum(index.tokens for index in indexes)
     assert statistics.requests == sum(index.requests for index in indexes)
     assert planner.evict_tokens(10**9).tokens == statistics.tokens
