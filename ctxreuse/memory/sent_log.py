@@ -18,7 +18,6 @@ COMPARED: Final = 256
 """So many prompts before one are compared with it."""
 MOST_BLOCK_TOKENS: Final = 2**40
 """Tokens of a block count up to this, so that numbers stay printable."""
-_MOST_BLOCKS = 100_000
 _MOST_LINES = 256
 _LINES_COMPARED = 128
 _MOST_FRONTS = 64
@@ -188,7 +187,7 @@ class SentLog:
         return [EditEntry(message, tenant, edit) for message, edit in self.edits.items()]
 
     def add(self, time: int, entry: Entry) -> None:
-        """Remember an entry; the oldest go over the bound."""
+        """Remember an entry."""
         if isinstance(entry, SentEntry):
             size = max(len(entry.keys), ids_size((*entry.ids, entry.request_id)))
             values = _values(entry)
@@ -196,8 +195,6 @@ class SentLog:
             size, values = 1, tuple(entry)
         self._logged.append((time, size, values))
         self.size += size
-        while self.size > _MOST_BLOCKS and len(self._logged) > 1:
-            self.forget_oldest()
 
     def forget_oldest(self) -> None:
         """Forget the oldest entry, if there is one."""
