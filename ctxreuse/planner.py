@@ -124,8 +124,6 @@ class ReusePlanner(FixedSettings):
         'first text\n\nsecond text\n\nWhich?'
     """
 
-    _is_provisional = False
-
     def __init__(
         self,
         *given: object,
@@ -180,7 +178,7 @@ class ReusePlanner(FixedSettings):
         self._meter = SavingsMeter(mode, self._settings, tenant_class)
         self._planning: TenantPlanner
         self._secret: bytes | None = None  # of what it was loaded from
-        self._given_marks: tuple[int, ...] | None = None  # None: they are chosen
+        self._given_marks: tuple[int, ...] | None = None  # chosen; of provisional plans none
         if mode == "shadow":
             self._planning = ShadowPlanner(self._settings, self._meter)
         else:
@@ -383,7 +381,7 @@ class ReusePlanner(FixedSettings):
         """Return what `plan` would, and record nothing; without request id and cached tokens."""
         checked_kind("a request", request, ContextRequest, _A_REQUEST)
         _check_now(now)
-        return self._planning.preview(request, REUSE, deduplicate, now)
+        return self._planning.plan(request, REUSE, deduplicate, now, is_preview=True)
 
     def plan_batch(
         self,
@@ -558,7 +556,7 @@ class ReusePlanner(FixedSettings):
                 self._counting.attempt(lambda: self._meter.taken_back(counted), lambda: None)
             tenant, sent = sent.request.tenant, sent.request_id
         gone = self._planning.evict([checked_id("a request id", sent)], _checked_tenant(tenant))
-        if self._is_provisional:
+        if self._given_marks is not None:
             self._meter.unseen(-gone.requests)
         else:
             self._note_evicted(gone)
@@ -674,14 +672,14 @@ class ReusePlanner(FixedSettings):
         They are known to it as any others; `savings` only says how many, and they set no marks.
         """
         twin = object.__new__(type(self))
-        vars(twin).update(vars(self), _given_marks=(), _is_provisional=True)
+        vars(twin).update(vars(self), _given_marks=())
         return twin
 
     def conversation(
         self, conversation_id: str | int, tenant: str = "", system: str | None = None
     ) -> Conversation:
         """Start a conversation that keeps its own messages, with a system message's text."""
-        return Conversation(self.plan, conversation_id, tenant, system, self.without_blocks)
+        return Conversation(self.plan, self.without_blocks, conversation_id, tenant, system)
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
         """Forget what a conversation was shown; return whether it was known."""
@@ -715,7 +713,7 @@ class ReusePlanner(FixedSettings):
     def _note_planned(self, plans: Sequence[Plan], seconds: float) -> None:
         """Count requests that were just planned."""
         try:
-            if self._is_provisional:
+            if self._given_marks is not None:
                 self._meter.unseen(len(plans))
             else:
                 self._meter.planned(plans, seconds)

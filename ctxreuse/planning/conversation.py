@@ -38,10 +38,10 @@ class Conversation:
     def __init__(
         self,
         plan: Callable[..., Plan],
+        without_blocks: Callable[..., list[dict[str, Any]]],
         conversation_id: str | int,
-        tenant: str = "",
-        system: str | None = None,
-        without_blocks: Callable[..., list[dict[str, Any]]] | None = None,
+        tenant: str,
+        system: str | None,
     ) -> None:
         self._plan = plan
         self._without_blocks = without_blocks
@@ -127,11 +127,8 @@ class Conversation:
             InvalidRequestError: wrong type.
         """
         with self._lock:
-            if self._without_blocks is not None:
-                left = self._without_blocks(
-                    self._history, block_ids, self.conversation_id, self.tenant
-                )
-                self._history = OwnMessages(left)
+            name = self.conversation_id, self.tenant
+            self._history = OwnMessages(self._without_blocks(self._history, block_ids, *name))
             self._unanswered = None
 
     def compact(self, summary: str) -> None:

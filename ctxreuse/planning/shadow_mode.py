@@ -36,19 +36,12 @@ class ShadowPlanner(TenantPlanner):
         marks: tuple[int, ...] | None = None,
         *,
         primes: bool = False,
+        is_preview: bool = False,
     ) -> Plan:
         """Return a plan that sends the request as retrieved, without primes."""
+        if is_preview:
+            return _unmarked(super().plan(request, AS_RETRIEVED, False, is_preview=True))
         return self._send_all([request], policy, deduplicate, now)[0]
-
-    def preview(
-        self,
-        request: ContextRequest,
-        policy: Policy,
-        deduplicate: bool | None = None,
-        now: float | None = None,
-    ) -> Plan:
-        """Return what `plan` would return; only what is sent counts."""
-        return _unmarked(super().preview(request, AS_RETRIEVED, deduplicate=False))
 
     def plan_batch(
         self,

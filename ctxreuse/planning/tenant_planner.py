@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,7 +121,6 @@ class TenantPlanner:
         self._tenants = Tenants(settings.capacity_tokens, rules=cache)
         self._clock = count(1)
         self._words = lru_cache(_KEPT_WORDS)(settings.words)
-        self._most_ranked = settings.templates.most_ranked or sys.maxsize
         # asked for with each request
         self._least_tokens, self._has_minimum = cache.least_tokens, cache.has_minimum
         # what ends at a mark is read whole
@@ -146,25 +144,15 @@ class TenantPlanner:
         marks: tuple[int, ...] | None = None,
         *,
         primes: bool = False,
+        is_preview: bool = False,
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`. Without marks, they are chosen."""
         turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
         ranks = self._order(turn, policy, now)
         with self._tenants.holding(turn.tenant) as state:
+            if is_preview:
+                return self._plan(turn, ranks, _marks(turn, state, _sent(turn, ranks), now))
             return self._record(turn, state, ranks, now=now, marks=marks, primes=primes)
-
-    def preview(
-        self,
-        request: ContextRequest,
-        policy: Policy,
-        deduplicate: bool | None = None,
-        now: float | None = None,
-    ) -> Plan:
-        """Return what `plan` would return, and record nothing; see `ReusePlanner.preview`."""
-        turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
-        ranks = self._order(turn, policy, now)
-        with self._tenants.holding(turn.tenant) as state:
-            return self._plan(turn, ranks, _marks(turn, state, _sent(turn, ranks), now))
 
     def plan_batch(
         self,
@@ -355,7 +343,7 @@ class TenantPlanner:
             has_minimum=self._has_minimum,
             rules=settings.cache,
             now=now,
-            words=self._words(min(len(weights), self._most_ranked), counted.root[1]),
+            words=self._words(len(weights), counted.root[1]),
             keeps_best=settings.keep_best,
             note_limit=self._tenants.note_limit,
             budget=budget,
