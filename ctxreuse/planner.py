@@ -30,7 +30,6 @@ from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
-from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import (
     CtxreuseError,
     InputFileError,
@@ -154,10 +153,9 @@ class ReusePlanner(FixedSettings):
         checked_kind("keep_best", keep_best, bool, "True or False")
         checked_kind("annotate", annotate, (bool, NoneType), "True, False or None")
         self._mode: Mode = mode
-        self._token_counter = token_counter
         self._settings = PlannerSettings(
             alpha=checked_number("alpha", alpha),
-            count_tokens=as_token_counter(token_counter),
+            token_counter=token_counter,
             capacity_tokens=capacity_tokens,
             templates=checked_kind("templates", templates, Templates, "ctxreuse.Templates"),
             deduplicate=deduplicate,
@@ -614,23 +612,14 @@ class ReusePlanner(FixedSettings):
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = self._settings
         return made_with(
             as_given,
             ReusePlanner,
-            alpha=settings.alpha,
-            token_counter=self._token_counter,
-            capacity_tokens=settings.capacity_tokens,
-            templates=settings.templates,
-            deduplicate=settings.deduplicate,
-            annotate=settings.annotate,
-            labels=settings.labels,
+            **vars(self._settings),
             mode=self._mode,
             shared_log=self._shared_log,
             tenant_class=self._tenant_class,
             tracing=self._tracing,
-            cache=settings.cache,
-            keep_best=settings.keep_best,
         )
 
     @property

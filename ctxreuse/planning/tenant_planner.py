@@ -20,7 +20,7 @@ from ctxreuse.context.blocks import (
 from ctxreuse.context.fork_safety import process_name, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import Templates
-from ctxreuse.context.tokens import TokenCounter, estimate_tokens
+from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History, without_blocks
 from ctxreuse.memory.names import (
@@ -60,12 +60,12 @@ _LABELLED_TOKENS = 64
 """Blocks that are shorter on average stand without labels, which would cost a tenth and more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannerSettings:
     """How a planner plans; the arguments of `ReusePlanner`, checked."""
 
     alpha: float
-    count_tokens: TokenCounter
+    token_counter: Any
     capacity_tokens: int | None
     templates: Templates
     deduplicate: bool
@@ -77,7 +77,7 @@ class PlannerSettings:
     @property
     def estimates(self) -> bool:
         """Whether tokens are estimated, not counted."""
-        return self.count_tokens is estimate_tokens
+        return self.token_counter is None
 
     def words(self, number: int, is_labelled: bool) -> int:
         """Return about how many tokens it takes to say how a number of moved blocks rank."""
@@ -117,6 +117,7 @@ class TenantPlanner:
         keyed: KeyedDigests | None = None,
     ) -> None:
         self._settings = settings
+        self.count_tokens = as_token_counter(settings.token_counter)
         cache = settings.cache
         self._tenants = Tenants(settings.capacity_tokens, rules=cache)
         self._clock = count(1)
@@ -207,10 +208,6 @@ class TenantPlanner:
         """Forget the least recently used tokens; see `ReusePlanner.evict_tokens`."""
         return self._tenants.evict_tokens(tokens)
 
-    def count_tokens(self, text: str) -> int:
-        """Return a text's length in tokens."""
-        return self._settings.count_tokens(text)
-
     def block_tokens(
         self, blocks: Iterable[ContextBlock], tenant: str, system: str | None = None
     ) -> int:
@@ -297,7 +294,7 @@ class TenantPlanner:
         for key, text in uncounted.items():
             number = known.get(key)  # one step, which needs no lock
             if number is None:
-                number = counted[key] = min(self._settings.count_tokens(text), MOST_BLOCK_TOKENS)
+                number = counted[key] = min(self.count_tokens(text), MOST_BLOCK_TOKENS)
             if ratio != 1.0 and number:
                 number = min(max(round(ratio * number), 1), MOST_BLOCK_TOKENS)
             tokens[key] = number
