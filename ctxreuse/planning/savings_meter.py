@@ -20,7 +20,7 @@ from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.sent_log import SentEntry
 from ctxreuse.planning.expectations import CacheExpectations, Mismatch, confirmed_tokens
 from ctxreuse.planning.plan import Plan
-from ctxreuse.planning.retrieved_order import OTHERS, WHOLE, Front, RetrievedOrder
+from ctxreuse.planning.retrieved_order import OTHERS, WHOLE, RetrievedOrder
 from ctxreuse.planning.savings import (
     PLANNING_BOUNDS_S,
     ExpectedBill,
@@ -152,7 +152,7 @@ class SavingsMeter:
                 if isinstance(one, int):
                     self._retrieved.evict(one)
                 elif isinstance(one, SentEntry):
-                    self._follow(one)
+                    self._retrieved.follow(one)
                 elif isinstance(one, str):
                     self._tally(one).reported["unreported"] += 1
                 else:
@@ -170,7 +170,7 @@ class SavingsMeter:
         entry, cached, left_out = sent.entry, sent.expected_tokens, sent.left_out_tokens
         as_retrieved, group = cached, WHOLE  # of a later turn: it depends on the history only
         if not entry.is_later_turn:
-            followed = self._follow(entry)
+            followed = self._retrieved.follow(entry)
             if self._differs:  # else nothing was sent otherwise, so nothing is saved
                 as_retrieved, group = followed
         tokens, words = sum(entry.tokens), sent.said_tokens + self.added_words(entry, cached)
@@ -205,11 +205,6 @@ class SavingsMeter:
         """Take note of what another planner has sent to the same engine."""
         if self._mode == "active":
             self._queued.append(entry)
-
-    def _follow(self, entry: SentEntry) -> tuple[int, int]:
-        """Return what of a prompt would be cached as retrieved, and what that stands for."""
-        front = Front(entry.tenant, entry.system, entry.is_labelled)
-        return self._retrieved.follow(front, entry.as_retrieved())
 
     def unseen(self, plans: int) -> None:
         """Count plans of which nobody knows what becomes; below 0, those that are taken back."""
