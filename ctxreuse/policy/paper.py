@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import importing_late
@@ -41,65 +41,37 @@ def context_distance(
 
 
 def pairwise_distances(
-    contexts: Sequence[Sequence[int]], alpha: float = 0.001, chunk_pairs: int = 4_000_000
+    contexts: Sequence[Sequence[int]], alpha: float = 0.001
 ) -> npt.NDArray[np.float64]:
     """Return Equation 1 for all pairs, as scipy's `linkage` takes it: n * (n - 1) / 2 in row order.
 
-    Only pairs that share a block are looked at, a bounded number at a time; all others are at 1.
+    Only pairs that share a block are looked at, row by row; all others are at 1.
     """
     with importing_late:
         import numpy as np  # only known batches under the papers' strategy need it
 
     n = len(contexts)
     sizes = np.array([len(context) for context in contexts], dtype=np.int64)
-    distances = np.ones(n * (n - 1) // 2)
-    if not sizes.sum():
-        return distances
-    block = np.concatenate([np.asarray(context, dtype=np.int64) for context in contexts])
-    owner = np.repeat(np.arange(n), sizes)
-    rank = np.arange(len(block)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-
-    # entries sorted by block, and by context within a block: a block's holders stand together
-    by_block = np.argsort(block, kind="stable")
-    holders, ranks = owner[by_block], rank[by_block]
-    ends = np.searchsorted(block[by_block], block, side="right")
-    here = np.empty_like(by_block)
-    here[by_block] = np.arange(len(block))
-    partners = ends - here - 1  # holders of the same block in later contexts
-
-    row_cost = np.bincount(owner, weights=partners, minlength=n)
-    for first, last in _row_chunks(row_cost, chunk_pairs):
-        low, high = np.searchsorted(owner, [first, last])
-        count = partners[low:high]
-        left = np.repeat(np.arange(low, high), count)
-        if not len(left):
+    holders: dict[int, list[tuple[int, int]]] = {}  # of each block, with its rank there
+    for row, context in enumerate(contexts):
+        for rank, block in enumerate(context):
+            holders.setdefault(block, []).append((row, rank))
+    later = {block: np.array(pairs).T for block, pairs in holders.items()}
+    distances, begin = np.ones(n * (n - 1) // 2), 0
+    for row, context in enumerate(contexts):
+        for block in context:
+            later[block] = later[block][:, 1:]
+        begin += n - row - 1
+        if not context:
             continue
-        offset = np.arange(len(left)) - np.repeat(np.cumsum(count) - count, count)
-        right = here[left] + 1 + offset
-        pair = (owner[left] - first) * n + holders[right]
-        width = (last - first) * n
-        shared = np.bincount(pair, minlength=width)
-        moved = np.bincount(pair, weights=np.abs(rank[left] - ranks[right]), minlength=width)
-        i, j = np.divmod(np.flatnonzero(shared), n)
-        s, m = shared[shared > 0], moved[shared > 0]
-        i += first
-        distance = 1 - s / np.maximum(sizes[i], sizes[j]) + alpha * m / s
-        distances[i * n - i * (i + 1) // 2 + j - i - 1] = distance
+        rows, ranks = np.concatenate([later[block] for block in context], axis=1)
+        own = np.repeat(np.arange(len(context)), [later[block].shape[1] for block in context])
+        shared, moved = np.bincount(rows), np.bincount(rows, weights=np.abs(ranks - own))
+        near = np.flatnonzero(shared)
+        s, m = shared[near], moved[near]
+        apart = 1 - s / np.maximum(sizes[row], sizes[near]) + alpha * m / s
+        distances[begin - n + near] = apart
     return distances
-
-
-def _row_chunks(row_cost: npt.NDArray[Any], limit: int) -> list[tuple[int, int]]:
-    """Cut rows 0..n into runs that cost at most `limit` (a single row may cost more)."""
-    chunks: list[tuple[int, int]] = []
-    first, cost, n = 0, 0.0, len(row_cost)
-    for row in range(n):
-        row_width = max(float(row_cost[row]), n)
-        if row > first and cost + row_width > limit:
-            chunks.append((first, row))
-            first, cost = row, 0.0
-        cost += row_width
-    chunks.append((first, n))
-    return chunks
 
 
 class Paper(Policy):
