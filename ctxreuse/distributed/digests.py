@@ -5,14 +5,51 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ctxreuse.context.blocks import ContextRequest, encoded
-from ctxreuse.distributed.group_tree import Contexts
 from ctxreuse.memory.sent_log import MOST_BLOCK_TOKENS
 
+Digests: TypeAlias = npt.NDArray[np.uint64]
+Integers: TypeAlias = npt.NDArray[np.int64]
+Booleans: TypeAlias = npt.NDArray[np.bool_]
+
 _BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """What decides where requests go, as arrays; digests of 64 bits stand for names."""
+
+    scopes: Digests  # tenant and system text
+    digests: Digests  # of all that is planned of a request
+    conversations: Digests  # 0 for none
+    are_later: Booleans  # behind a history
+    lengths: Integers  # in blocks
+    blocks: Digests  # of all requests, one after the other
+    weights: Integers  # the tokens of each, at least 1
+
+    def where(self, chosen: Booleans) -> Contexts:
+        """Return some of them."""
+        held = np.repeat(chosen, self.lengths)
+        return Contexts(
+            self.scopes[chosen],
+            self.digests[chosen],
+            self.conversations[chosen],
+            self.are_later[chosen],
+            self.lengths[chosen],
+            self.blocks[held],
+            self.weights[held],
+        )
+
+    def names(self) -> Digests:
+        """Return what requests go by: later turns by their conversation."""
+        go_together = self.are_later & (self.conversations != 0)
+        return np.where(go_together, self.conversations, self.digests)
 
 
 def contexts_of(requests: Sequence[ContextRequest], count_tokens: Callable[[str], int]) -> Contexts:
@@ -97,5 +134,5 @@ def _distinct(digests: Iterable[int]) -> list[int]:
     return found
 
 
-def _array(digests: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def _array(digests: Iterable[int]) -> Digests:
     return np.fromiter(digests, dtype=np.uint64)

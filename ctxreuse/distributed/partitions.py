@@ -1,9 +1,9 @@
 """Cutting a batch that no single process plans into partitions, so that little sharing is lost.
 
-A request goes with those that hold its heaviest shared block (`group_tree`). Groups larger than a
-partition are cut again; parts are joined while they fit, those first that have most in common. All
-is counted batch by batch, so memory grows with the number of different blocks, not of requests.
-Nothing depends on the order of the requests, nor on how they come in batches.
+A request goes with those that hold its heaviest shared block: that saves most tokens if all its n
+requests begin with it, its own * (n - 1). Groups larger than a partition are cut again; parts are
+joined while they fit, those first that have most in common. All is counted on digests, 16 bytes for
+each block of a request. Nothing depends on the order of the requests.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from ctxreuse.distributed.group_tree import Contexts, ConversationTurns, GroupTree, Pairs
-from ctxreuse.distributed.tallies import NONE, Digests, Integers, at, positions
+from ctxreuse.distributed.digests import Booleans, Contexts, Digests, Integers
 
 _MOST_LEVELS = 16
+_NEIGHBOURS = 3
+_STRIDE = np.uint64(0x9E3779B97F4A7C15)
+_NONE = -1
+"""What stands for no position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,56 +30,174 @@ class Partitioning:
     """Where each request of a large batch goes."""
 
     count: int  # partitions are numbered from 0, small ones last
-    _turns: ConversationTurns
-    _leaves: _LeafPartitions
-    _followed: Integers
+    _names: Digests  # of all requests, sorted
+    _partitions: Integers
 
     def of(self, contexts: Contexts) -> Integers:
         """Return the partition of each request."""
-        conversations = self._turns.followed(contexts)
-        partitions = at(self._followed, conversations)
-        leading = self._turns.leading(contexts).contexts
-        partitions[conversations == NONE] = self._leaves.of(leading)
-        return partitions
+        return self._partitions[np.searchsorted(self._names[1:], contexts.names(), "right")]
 
 
-def partition(batches: Iterable[Contexts], most: int) -> Partitioning:
+def partition(contexts: Contexts, most: int) -> Partitioning:
     """Cut requests into partitions of at most `most`; conversations and repeats stay whole."""
-    turns = ConversationTurns.of(batches)
-    tree = GroupTree.of(batches, turns)
-    pairs: list[Pairs] = []
+    named = contexts.conversations != 0
+    begun = contexts.conversations[named & ~contexts.are_later]
+    follow = named & contexts.are_later & np.isin(contexts.conversations, begun)
+    names, numbers = np.unique(contexts.conversations, return_inverse=True)
+    turns = np.bincount(numbers[follow], minlength=len(names))[numbers[~follow]]
+    groups = _Groups(contexts.where(~follow), turns)
+    pairs: list[_Pairs] = []
     for _ in range(_MOST_LEVELS):
-        large = (tree.sizes > most) & ~tree.are_tried
+        large = (groups.sizes > most) & ~groups.are_tried
         if not large.any():
             break
-        pairs.append(tree.cut(batches, turns, large))
-    bounds = _bounds(batches, turns, tree, most)
-    count, first = _numbered(tree, _joined(tree.sizes, pairs, most), bounds, most)
-    leaves = _LeafPartitions(tree, first, bounds)
-    return Partitioning(count, turns, leaves, _followed(batches, turns, leaves, count))
+        pairs.append(groups.cut(large))
+    bounds = groups.bounds(most)
+    count, first = _numbered(groups, _joined(groups.sizes, pairs, most), bounds, most)
+    return _found(count, groups.requests, groups.spread(first, bounds))
 
 
-@dataclass(frozen=True, slots=True)
-class _LeafPartitions:
-    """The partition of each leaf of the tree."""
+def _found(count: int, leading: Contexts, partitions: Integers) -> Partitioning:
+    """Return where all requests go: later turns where the first one does, of several the lowest."""
+    order = np.argsort(partitions, kind="stable")
+    begin = order[(~leading.are_later & (leading.conversations != 0))[order]]
+    names = np.append(leading.names()[order], leading.conversations[begin])
+    names, chosen = np.unique(names, return_index=True)
+    return Partitioning(count, names, np.append(partitions[order], partitions[begin])[chosen])
 
-    tree: GroupTree
-    first: Integers
-    bounds: Mapping[int, Digests]  # of spread leaves, the smallest digest of each but the first
 
-    def of(self, leading: Contexts) -> Integers:
-        """Return the partitions of leading requests."""
-        leaves = self.tree.leaves(leading)
-        partitions = self.first[leaves]
-        for leaf in np.unique(leaves).tolist():
-            if leaf in self.bounds:
-                here = leaves == leaf
-                after = np.searchsorted(self.bounds[leaf], leading.digests[here], "right")
-                partitions[here] += after
+class _Pairs(NamedTuple):
+    """Pairs of groups that are cut from the same one."""
+
+    ones: Integers
+    others: Integers
+    tokens: Integers  # of a block that a request of the first shares with the second
+
+
+class _Groups:
+    """A tree of groups of requests that follow no other one; the roots are the scopes."""
+
+    def __init__(self, leading: Contexts, later_turns: Integers) -> None:
+        # of a stray later turn only its name counts
+        are_first = ~leading.are_later
+        held = np.repeat(are_first, leading.lengths)
+        self.requests = replace(
+            leading,
+            lengths=np.where(are_first, leading.lengths, 0),
+            blocks=leading.blocks[held],
+            weights=leading.weights[held],
+        )
+        self._turns = 1 + np.where(are_first, later_turns, 0)  # that go where a request goes
+        names, self._group_of = np.unique(leading.scopes, return_inverse=True)
+        self.scopes = self.parents = np.arange(len(names))
+        self.are_leaves = np.ones(len(names), dtype=np.bool_)
+        self.are_tried = np.zeros(len(names), dtype=np.bool_)
+        self.sizes = _summed(self._group_of, self._turns, len(names))
+        self._holders = _summed(self._group_of, are_first, len(names))  # that may share blocks
+
+    def cut(self, large: Booleans) -> _Pairs:
+        """Cut groups by the blocks that are heaviest within them; return what the parts share."""
+        members = np.flatnonzero(large[self._group_of])
+        contexts, groups = self.requests.where(large[self._group_of]), self._group_of[members]
+        rows = np.repeat(np.arange(len(members)), contexts.lengths)
+        ranks, owners = self._ranked(contexts, groups[rows])
+        heaviest = _largest_first(rows, ranks, len(members))
+        first = np.append(ranks, _NONE)[heaviest[:, 0]]
+        has = first != _NONE
+        # a part for each block that names one, and one for the rest of each group that is cut
+        named = np.unique(first[has])
+        left = np.intersect1d(owners[named], groups[~has])
+        parts, rest = np.full(len(owners), _NONE), np.arange(len(self.sizes))
+        parts[named] = len(rest) + np.arange(len(named))
+        rest[left] = len(rest) + len(named) + np.arange(len(left))
+        self._group_of[members] = np.where(has, np.append(parts, _NONE)[first], rest[groups])
+        self.are_tried |= large
+        self._grow(np.append(owners[named], left))
+        pairs = []
+        for block in heaviest.T[1:]:
+            both = np.flatnonzero(block != _NONE)
+            others = parts[ranks[block[both]]]
+            both, others = both[others != _NONE], others[others != _NONE]
+            pairs.append((parts[first[both]], others, contexts.weights[block[both]]))
+        return _Pairs(*map(np.concatenate, zip(*pairs, strict=True)))
+
+    def _ranked(self, contexts: Contexts, owners: Integers) -> tuple[Integers, Integers]:
+        """Rank the blocks that several, and at most half, of a group's requests hold, by weight.
+
+        Return the rank of each block, and of each rank the group.
+        """
+        codes = contexts.blocks + owners.astype(np.uint64) * _STRIDE
+        _, one, code_of, holders = np.unique(
+            codes, return_index=True, return_inverse=True, return_counts=True
+        )
+        tokens = np.zeros(len(one), dtype=np.int64)
+        np.maximum.at(tokens, code_of, contexts.weights)
+        owners, blocks = owners[one], contexts.blocks[one]
+        wanted = np.flatnonzero((holders > 1) & (2 * holders <= self._holders[owners]))
+        saved = (tokens * (holders - 1))[wanted]
+        ordered = wanted[np.lexsort((blocks[wanted], owners[wanted], saved))]
+        ranks = np.full(len(one), _NONE)
+        ranks[ordered] = np.arange(len(ordered))
+        return ranks[code_of], owners[ordered]
+
+    def _grow(self, parents: Integers) -> None:
+        """Add the parts of groups, whose requests have moved there."""
+        count = len(self.sizes) + len(parents)
+        self.are_leaves[parents] = False
+        self.are_leaves = np.append(self.are_leaves, np.ones(len(parents), dtype=np.bool_))
+        self.are_tried = np.append(self.are_tried, np.zeros(len(parents), dtype=np.bool_))
+        self.parents = np.append(self.parents, parents)
+        self.scopes = np.append(self.scopes, self.scopes[parents])
+        sizes = _summed(self._group_of, self._turns, count)
+        holders = _summed(self._group_of, ~self.requests.are_later, count)
+        self.sizes = np.append(self.sizes, sizes[len(self.sizes) :])
+        self._holders = np.append(self._holders, holders[len(self._holders) :])
+
+    def bounds(self, most: int) -> dict[int, Digests]:
+        """Spread the leaves that no block cuts over several partitions, by name.
+
+        Return the smallest name in each but the first of them.
+        """
+        bounds = {}
+        for leaf in np.flatnonzero(self.are_leaves & (self.sizes > most)).tolist():
+            here = self._group_of == leaf
+            names = self.requests.names()[here]
+            order = np.argsort(names, kind="stable")
+            names, ends = names[order], np.cumsum(self._turns[here][order])
+            total = int(ends[-1])
+            share = math.ceil(total / math.ceil(total / most))
+            starts = np.unique(
+                names[np.searchsorted(ends, np.arange(share, total, share), "right")]
+            )
+            bounds[leaf] = starts[starts > names[0]]
+        return bounds
+
+    def spread(self, first: Integers, bounds: Mapping[int, Digests]) -> Integers:
+        """Return the partition of each request, of leaves that begin in the `first` ones."""
+        partitions = first[self._group_of]
+        for leaf, smallest in bounds.items():
+            here = self._group_of == leaf
+            partitions[here] += np.searchsorted(smallest, self.requests.names()[here], "right")
         return partitions
 
 
-def _joined(sizes: Integers, pairs: Iterable[Pairs], most: int) -> Integers:
+def _summed(groups: Integers, numbers: Integers | Booleans, count: int) -> Integers:
+    """Return the sum of the numbers of each group."""
+    return np.bincount(groups, numbers, count).astype(np.int64)
+
+
+def _largest_first(rows: Integers, values: Integers, height: int) -> Integers:
+    """Return the positions of the largest values of each row, the largest first, -1 behind them."""
+    order = np.lexsort((-values, rows))
+    starts = np.searchsorted(rows, np.arange(height))
+    column = np.arange(len(rows)) - starts[rows]
+    wanted = (column <= _NEIGHBOURS) & (values[order] >= 0)
+    found = np.full((height, 1 + _NEIGHBOURS), _NONE)
+    found[rows[wanted], column[wanted]] = order[wanted]
+    return found
+
+
+def _joined(sizes: Integers, pairs: Iterable[_Pairs], most: int) -> Integers:
     """Join groups while they fit into one partition, those first that have most in common."""
     leader = list(range(len(sizes)))
     size = sizes.tolist()
@@ -87,56 +209,26 @@ def _joined(sizes: Integers, pairs: Iterable[Pairs], most: int) -> Integers:
 
     for ones, others, tokens in pairs:
         # what each shares with the other counts, whichever of the two is named first
-        low, high = np.minimum(ones, others), np.maximum(ones, others)
-        order = np.lexsort((high, low))
-        low, high = low[order], high[order]
-        new = np.concatenate(([True], (low[1:] != low[:-1]) | (high[1:] != high[:-1])))
-        starts = np.flatnonzero(new[: len(low)])
-        common = np.add.reduceat(tokens[order], starts) if len(starts) else tokens
-        for pair in starts[np.argsort(-common, kind="stable")].tolist():
-            one, other = leader_of(int(low[pair])), leader_of(int(high[pair]))
+        codes = np.minimum(ones, others) * len(size) + np.maximum(ones, others)
+        codes, pair_of = np.unique(codes, return_inverse=True)
+        common = _summed(pair_of, tokens, len(codes))
+        for code in codes[np.argsort(-common, kind="stable")].tolist():
+            one, other = map(leader_of, divmod(code, len(size)))
             if one != other and size[one] + size[other] <= most:
                 leader[other] = one
                 size[one] += size[other]
     return np.array([leader_of(group) for group in range(len(size))], dtype=np.int64)
 
 
-def _bounds(
-    batches: Iterable[Contexts], turns: ConversationTurns, tree: GroupTree, most: int
-) -> dict[int, Digests]:
-    """Spread the leaves that no block cuts over several partitions, by digest."""
-    large = np.flatnonzero(tree.are_leaves & (tree.sizes > most)).tolist()
-    digests: dict[int, list[Digests]] = {leaf: [] for leaf in large}
-    sizes: dict[int, list[Integers]] = {leaf: [] for leaf in large}
-    for contexts in batches if large else ():
-        leading = turns.leading(contexts)
-        leaves = tree.leaves(leading.contexts)
-        for leaf in np.unique(leaves).tolist():
-            if leaf in digests:
-                digests[leaf].append(leading.contexts.digests[leaves == leaf])
-                sizes[leaf].append(leading.sizes[leaves == leaf])
-    bounds = {}
-    for leaf in large:
-        ordered = np.concatenate(digests[leaf])
-        order = np.argsort(ordered, kind="stable")
-        ordered, ends = ordered[order], np.cumsum(np.concatenate(sizes[leaf])[order])
-        total = int(ends[-1])
-        share = math.ceil(total / math.ceil(total / most))
-        starts = np.unique(ordered[np.searchsorted(ends, np.arange(share, total, share), "right")])
-        bounds[leaf] = starts[starts > ordered[0]]
-    return bounds
-
-
 def _numbered(
-    tree: GroupTree, leaders: Integers, bounds: Mapping[int, Digests], most: int
+    groups: _Groups, leaders: Integers, bounds: Mapping[int, Digests], most: int
 ) -> tuple[int, Integers]:
     """Return how many partitions there are, and each leaf's, or the first of several."""
-    leaves = np.flatnonzero(tree.are_leaves)
-    sizes = np.zeros(len(leaders), dtype=np.int64)
-    np.add.at(sizes, leaders[leaves], tree.sizes[leaves])
+    leaves = np.flatnonzero(groups.are_leaves)
+    sizes = _summed(leaders[leaves], groups.sizes[leaves], len(leaders))
     together: dict[int, list[int]] = {}
     for leader in np.unique(leaders[leaves]).tolist():
-        together.setdefault(int(tree.scopes[leader]), []).append(leader)
+        together.setdefault(int(groups.scopes[leader]), []).append(leader)
     small: list[list[int]] = []
     partitions: list[list[int]] = []
     for members in together.values():
@@ -152,10 +244,10 @@ def _numbered(
     partitions.sort(
         key=lambda members: (
             4 * sizes[members].sum() < most,
-            min((tree.parents[one], one) for one in members),
+            min((groups.parents[one], one) for one in members),
         )
     )
-    first = np.full(len(leaders), NONE)
+    first = np.full(len(leaders), _NONE)
     count = 0
     for members in partitions:
         first[members] = count
@@ -176,16 +268,3 @@ def _filled(members: Iterable[int], sizes: Sequence[int], most: int) -> list[lis
             heapq.heappush(emptiest, (size, len(filled)))
             filled.append([member])
     return filled
-
-
-def _followed(
-    batches: Iterable[Contexts], turns: ConversationTurns, leaves: _LeafPartitions, count: int
-) -> Integers:
-    """Return the partition of each conversation's first turn; the lowest if it has several."""
-    partitions = np.full(len(turns.conversations), count)
-    for contexts in batches if len(partitions) else ():
-        leading = turns.leading(contexts)
-        named = leading.are_first & (leading.contexts.conversations != 0)
-        found = positions(turns.conversations, leading.contexts.conversations[named])
-        np.minimum.at(partitions, found, leaves.of(leading.contexts)[named])
-    return partitions

@@ -10,8 +10,7 @@ import numpy as np
 
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import check_function, checked_integer, checked_kind
-from ctxreuse.distributed.digests import contexts_of
-from ctxreuse.distributed.group_tree import Contexts
+from ctxreuse.distributed.digests import Contexts, contexts_of
 from ctxreuse.distributed.partitions import Partitioning, partition
 from ctxreuse.distributed.rows import ColumnReader, Row
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
@@ -44,7 +43,8 @@ def plan_dataset(
     Requests with heavy blocks in common are cut into one partition, and each partition is planned
     as `ReusePlanner.plan_batch` does. The result depends on the requests alone, not on workers or
     blocks of the dataset. `ds` is read twice: here, and when the result is; give `ds.materialize()`
-    where that is dear, or would give other rows. A worker holds one partition at a time.
+    where that is dear, or would give other rows. A worker holds one partition at a time, this process
+    16 bytes for each block of each row.
 
     The rows come back with all their columns and with
 
@@ -87,8 +87,9 @@ def plan_dataset(
     checked_integer("batch_size", batch_size, 1)
     job = _Job(read, _checked_planner(planner), batch_size)
     as_tables: dict[str, Any] = {"batch_format": "pyarrow", "zero_copy_batch": True}
-    counted = ds.map_batches(job.counted, batch_size=_ROWS_AT_A_TIME, **as_tables).materialize()
-    partitioning = partition(_Counted(counted.to_arrow_refs()), partition_size)
+    counted = ds.map_batches(job.counted, batch_size=_ROWS_AT_A_TIME, **as_tables)
+    contexts = _contexts_in(ray.get(counted.to_arrow_refs()))
+    partitioning = partition(contexts, partition_size)
     located = ds.map_batches(
         job.located,
         batch_size=_ROWS_AT_A_TIME,
@@ -127,21 +128,6 @@ def _checked_planner(planner: ReusePlanner | None) -> ReusePlanner:
             "partition planned again would come out otherwise; leave shared_log out"
         )
     return planner
-
-
-class _Counted:
-    """What decides where requests go, as often as it is asked for."""
-
-    def __init__(self, tables: Sequence[Any]) -> None:
-        self._tables = tables  # references to Arrow tables
-
-    def __iter__(self) -> Iterator[Contexts]:
-        import ray
-
-        for reference in self._tables:
-            table = ray.get(reference)
-            if table.num_rows:
-                yield _contexts_in(table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +205,13 @@ def _contexts_table(contexts: Contexts) -> pa.Table:
     return pa.table(columns)
 
 
-def _contexts_in(table: pa.Table) -> Contexts:
-    """Return the contexts that a table holds."""
+def _contexts_in(tables: Sequence[pa.Table]) -> Contexts:
+    """Return the contexts that tables hold together."""
+    import pyarrow as pa
+
+    # tables without rows lack the columns
+    held = [_contexts_table(contexts_of([], len)), *(one for one in tables if one.num_rows)]
+    table = pa.concat_tables(held)
     columns = {}
     for one in fields(Contexts):
         values = table[one.name].combine_chunks()

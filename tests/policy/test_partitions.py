@@ -6,7 +6,7 @@ from helpers import tree_weight
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctxreuse.distributed.group_tree import Contexts
+from ctxreuse.distributed.digests import Contexts
 from ctxreuse.distributed.partitions import partition
 from ctxreuse.policy.clustering import reuse_orders
 
@@ -37,14 +37,11 @@ def numbered(contexts, **of_all):
     return [Request(tuple(one), digest, **of_all) for digest, one in enumerate(contexts)]
 
 
-def partitions_of(requests, most, weights=None, size=3):
-    """Return the partition of each request; the requests come in batches of a size."""
-    batches = [
-        contexts_of(requests[start : start + size], weights)
-        for start in range(0, len(requests), size)
-    ]
-    found = partition(batches, most)
-    numbers = [number for batch in batches for number in found.of(batch).tolist()]
+def partitions_of(requests, most, weights=None):
+    """Return the partition of each request."""
+    contexts = contexts_of(requests, weights)
+    found = partition(contexts, most)
+    numbers = found.of(contexts).tolist()
     assert set(numbers) == set(range(found.count))
     return numbers
 
@@ -101,7 +98,7 @@ def test_a_group_that_is_too_large_is_cut_by_its_next_blocks():
 
 
 def test_small_scopes_share_a_partition_and_large_ones_have_their_own():
-    small = [Request((1,), digest, scope=scope) for scope in (5, 6, 7) for digest in range(2)]
+    small = [Request((1,), 10 + number, scope=5 + number // 2) for number in range(6)]
     large = numbered([(1,), (1,), (2,), (2,), (2,)], scope=8)
     numbers = partitions_of(small + large, 4)
     assert numbers[:4] == [numbers[0]] * 4
@@ -111,15 +108,15 @@ def test_small_scopes_share_a_partition_and_large_ones_have_their_own():
 
 def test_small_partitions_come_last():
     large = [Request((1 + digest // 8,), digest, scope=8) for digest in range(16)]
-    small = [Request((9,), digest, scope=5) for digest in range(2)]
+    small = [Request((9,), digest, scope=5) for digest in (98, 99)]
     assert partitions_of(small + large, 9) == [2] * 2 + [0] * 8 + [1] * 8
 
 
-@given(requests_of_a_scope, sizes, st.integers(1, 9), st.randoms(use_true_random=False))
-def test_partitions_depend_on_neither_the_order_nor_the_batches(requests, most, size, random):
+@given(requests_of_a_scope, sizes, st.randoms(use_true_random=False))
+def test_partitions_do_not_depend_on_the_order(requests, most, random):
     numbers = dict(zip(requests, partitions_of(requests, most), strict=True))
     shuffled = random.sample(requests, len(requests))
-    assert dict(zip(shuffled, partitions_of(shuffled, most, size=size), strict=True)) == numbers
+    assert dict(zip(shuffled, partitions_of(shuffled, most), strict=True)) == numbers
 
 
 @given(requests_of_a_scope, sizes)
@@ -138,7 +135,7 @@ OF_EQUAL_WEIGHT = ["", "0", "0", "8", "01", "02", "28", "81", "012", "1238"]
 @given(requests_of_a_scope, requests_of_a_scope, sizes)
 def test_what_goes_together_depends_on_no_other_scope(requests, others, most):
     alone = partitions_of(requests, most)
-    foreign = [Request(one.blocks, one.digest, scope=2) for one in others]
+    foreign = [Request(one.blocks, 100 + one.digest, scope=2) for one in others]
     beside = partitions_of(foreign + requests, most)[len(foreign) :]
     assert together(requests, beside) == together(requests, alone)
 
@@ -154,7 +151,7 @@ def test_turns_of_one_conversation_go_together(drawn, most):
         is_later = is_later or conversation in begun
         begun.add(conversation)
         if conversation:
-            requests.append(Request(blocks, digest, 1, conversation, is_later))
+            requests.append(Request(blocks, digest, 1, 100 + conversation, is_later))
         else:
             requests.append(Request(blocks, digest, 1, 0, is_later))
     numbers = partitions_of(requests, most)
@@ -176,7 +173,7 @@ def test_little_is_lost_where_requests_repeat_questions():
         contexts.append(tuple(kept))
     total = sum(weights[block] for context in contexts for block in context)
     whole = 1 - tree_weight(reuse_orders(contexts, weights), weights) / total
-    numbers = partitions_of(numbered(contexts), 150, weights, size=100)
+    numbers = partitions_of(numbered(contexts), 150, weights)
     computed = 0
     for number in set(numbers):
         part = [one for one, where in zip(contexts, numbers, strict=True) if where == number]

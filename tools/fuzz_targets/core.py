@@ -269,7 +269,7 @@ def _plan_rows(rows: list[Any]) -> None:
             if number + 1 == len(rows) and not requests:
                 raise
     contexts = contexts_of(requests, len)
-    where = partition([contexts], 3).of(contexts).tolist()
+    where = partition(contexts, 3).of(contexts).tolist()
     assert set(where) == set(range(max(where) + 1)), "a partition is empty"
     table = pa.table({"row": range(len(requests))})
     planned = planned_table(table, requests, ReusePlanner(), 0, 4)
