@@ -43,8 +43,8 @@ def plan_dataset(
     Requests with heavy blocks in common are cut into one partition, and each partition is planned
     as `ReusePlanner.plan_batch` does. The result depends on the requests alone, not on workers or
     blocks of the dataset. `ds` is read twice: here, and when the result is; give `ds.materialize()`
-    where that is dear, or would give other rows. A worker holds one partition at a time, this process
-    16 bytes for each block of each row.
+    where that is dear, or would give other rows. A worker holds one partition at a time, and
+    this process 16 bytes for each block of each row.
 
     The rows come back with all their columns and with
 
