@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -13,11 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol, runtime_checkable
-from weakref import WeakMethod, WeakSet, ref
+from weakref import WeakMethod, WeakSet
 
+from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
-from ctxreuse.errors import CtxreuseError
+from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 from ctxreuse.memory.names import Sharing
 from ctxreuse.memory.sent_log import RatioEntry, ToldEntry
 from ctxreuse.sharing.entries import CHECK_BYTES, UnreadableEntryError, decode, encode
@@ -76,6 +78,18 @@ class SharedLog(Protocol):
         """
 
 
+def checked_read(position: str, most: int, form: re.Pattern[str]) -> re.Match[str] | None:
+    """Check the arguments of `SharedLog.read`; return what the position says, None for ""."""
+    checked_kind("position", position, str, "a string that an earlier read returned, or ''")
+    checked_integer("most", most, 1)
+    parts = form.fullmatch(position)
+    if position and parts is None:
+        raise InvalidRequestError(
+            f"position is {describe(position)}; pass what an earlier read returned, or ''"
+        )
+    return parts
+
+
 @dataclass(frozen=True, slots=True)
 class SharingStatistics:
     """What has become of entries so far.
@@ -107,107 +121,11 @@ class SharedLogs(SharedLog, Protocol):
         """Return the log of what one engine is sent; the same for the name in all processes."""
 
 
-class _Numbered(NamedTuple):
-    """An entry that the log was given and may hold; it keeps its number."""
-
-    number: int
-    entry: ToldEntry
-
-
-class _Outbox:
-    """What one planner tells others; its thread keeps it, should the planner go."""
-
-    def __init__(self, log: SharedLog) -> None:
-        self._log = log
-        self._lock = ForkSafeLock()
-        self.writer = os.urandom(8)
-        self.process = os.getpid()
-        self.wake = threading.Event()
-        self.told = self.lost = 0
-        self._failures = 0
-        self._numbers = 0  # of entries that were given to the log
-        self._written: LRUMap[int, bytes] = LRUMap(_WRITERS)  # their checksums
-        self._waiting: deque[ToldEntry | _Numbered] = deque()
-        self._appending: list[_Numbered] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._appending)
-
-    @property
-    def last_number(self) -> int:
-        """The number that the latest entry has, or will have."""
-        return self._numbers + sum(not isinstance(one, _Numbered) for one in self._waiting)
-
-    def put(self, entry: ToldEntry) -> None:
-        """Have an entry appended."""
-        self._waiting.append(entry)
-        if len(self._waiting) == 1:  # else the log is at work, or fails and is left alone
-            self.wake.set()
-        elif len(self._waiting) > _MAX_UNTOLD:
-            self._drop_excess()
-
-    def append(self) -> None:
-        """Append what waits, oldest first, some hundreds at a time."""
-        while self._waiting:
-            self._append_some()
-
-    def flush(self, until: float) -> None:
-        """Wait until what waits is appended, or the log has failed."""
-        failures = self._failures
-        self.wake.set()
-        while len(self) and self._failures == failures and time.monotonic() < until:
-            time.sleep(_SHORTEST_POLL_S)
-
-    def _append_some(self) -> None:
-        with self._lock:
-            number = min(len(self._waiting), _AT_ONCE)
-            self._appending = [self._numbered(self._waiting.popleft()) for _ in range(number)]
-        try:
-            written = [encode(self.writer, *one) for one in self._appending]
-            for one, entry in zip(self._appending, written, strict=True):
-                self._written.put(one.number, entry[-CHECK_BYTES:])
-            self._log.append(written)
-            self.told += number
-            self._appending = []
-        except Exception:
-            self._failures += 1
-            raise
-        finally:
-            with self._lock:
-                self._waiting.extendleft(reversed(self._appending))
-                self._appending = []
-            self._drop_excess()
-
-    def has_written(self, writer: bytes, number: int, entry: bytes) -> bool:
-        """Return whether an entry is this one's; take another name if others write under its."""
-        if writer != self.writer:
-            return False
-        known = self._written.get(number)
-        if known == entry[-CHECK_BYTES:] or (known is None and number <= self._numbers):
-            return True  # of one that it no longer knows nothing tells another's
-        self.writer = os.urandom(len(writer))
-        _log.warning(
-            "another process writes to the shared log under the name of this planner, as after a "
-            "copy of a running process; it has a new one. Make planners behind such a copy: what "
-            "was told since may be lost to others."
-        )
-        return False
-
-    def _numbered(self, entry: ToldEntry | _Numbered) -> _Numbered:
-        if isinstance(entry, _Numbered):
-            return entry
-        self._numbers += 1
-        return _Numbered(self._numbers, entry)
-
-    def _drop_excess(self) -> None:
-        with self._lock:
-            while len(self._waiting) > _MAX_UNTOLD:
-                self._waiting.popleft()
-                self.lost += 1
-
-
 class Exchange(Sharing):
-    """Writes and reads a log in a thread; a fork reads on with a thread and a name of its own."""
+    """Writes and reads a log in a thread; a fork goes on with a thread and a name of its own.
+
+    The thread keeps it until the planner is gone and what waits is told.
+    """
 
     def __init__(self, log: SharedLog) -> None:
         super().__init__(bytes(log.secret))
@@ -220,24 +138,31 @@ class Exchange(Sharing):
         renew_after_fork(self._leave_parent)
 
     def _leave_parent(self) -> None:
-        self._latest_of.put(self._outbox.writer, self._outbox.last_number)
+        self._latest_of.put(self._writer, self._numbers)
         self._start_anew()
 
     def _start_anew(self) -> None:
         """Have no thread, and another name: a child writes for itself."""
-        self._outbox = _Outbox(self._log)
+        self._writer = os.urandom(8)
+        self.process = os.getpid()
         self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
         self._rounds = threading.Condition()
         self._begun = self._finished = 0  # of these
+        self._numbers = self._given = 0  # of entries so far, and of those that the log may hold
+        self._written: LRUMap[int, bytes] = LRUMap(_WRITERS)  # their checksums
+        self._waiting: deque[tuple[int, ToldEntry]] = deque()
+        self._appending: list[tuple[int, ToldEntry]] = []
+        self._told = self._lost = 0
         self._taken_in = self._unreadable = self._faults = self._gaps = 0
 
     def statistics(self) -> SharingStatistics:
         """Return what has become of entries so far."""
         return SharingStatistics(
-            told=self._outbox.told,
+            told=self._told,
             taken_in=self._taken_in,
-            untold=len(self._outbox),
-            lost=self._outbox.lost,
+            untold=len(self._waiting) + len(self._appending),
+            lost=self._lost,
             unreadable=self._unreadable,
             faults=self._faults,
             gaps=self._gaps,
@@ -249,44 +174,67 @@ class Exchange(Sharing):
 
     def own(self, name: bytes) -> bytes:
         """Return 16 bytes that stand for a name of this planner in all that share."""
-        return self.keyed(self._outbox.writer + name)
+        return self.keyed(self._writer + name)
 
     def tell(self, entry: ToldEntry) -> None:
         """Have an entry appended."""
-        self._outbox.put(entry)
+        with self._lock:
+            self._numbers += 1
+            self._waiting.append((self._numbers, entry))
+            self._drop_excess()
+            if len(self._waiting) == 1:  # else the log is at work, or fails and is left alone
+                self._wake.set()
         self._start()
+
+    def _drop_excess(self) -> None:
+        while len(self._waiting) > _MAX_UNTOLD:
+            self._waiting.popleft()
+            self._lost += 1
 
     def catch_up(self, timeout_s: float) -> bool:
         """Wait until all that the log holds is taken in; return whether it is."""
         self._start()
         with self._rounds:
             wanted = self._begun + 1  # the one that goes on may be past what is there by now
-            self._outbox.wake.set()
+            self._wake.set()
             return self._rounds.wait_for(lambda: self._finished >= wanted, timeout_s)
+
+    def flush(self, until: float) -> None:
+        """Wait until what waits is appended, or the log has failed."""
+        faults = self._faults
+        self._wake.set()
+        while self.statistics().untold and self._faults == faults and time.monotonic() < until:
+            time.sleep(_SHORTEST_POLL_S)
 
     def _start(self) -> None:
         if self._thread is not None:
             return
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(
-                    target=_run,
-                    args=(ref(self), self._outbox),
-                    name="ctxreuse-sharing",
-                    daemon=True,
-                )
+                thread = threading.Thread(target=self._run, name="ctxreuse-sharing", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:  # too many threads, or the interpreter ends
                     self._note(error)
                     return
                 self._thread = thread
-                _outboxes.add(self._outbox)
+                _exchanges.add(self)
                 _flush_at_exit(os.getpid())
 
-    def work(self, pause_s: float) -> float:
+    def _run(self) -> None:
+        """Exchange until the planner is gone."""
+        pause = _SHORTEST_POLL_S
+        while self._take_in() is not None:
+            pause = self._work(pause)
+            self._wake.wait(pause)
+            self._wake.clear()
+        if not self._append():
+            lost = self.statistics().untold
+            _log.warning("the last %d entries of a planner that is gone are lost", lost)
+
+    def _work(self, pause_s: float) -> float:
         """Append and take in all there is; return the next pause in seconds."""
-        done = self._outbox.told + self._taken_in
+        done = self._told + self._taken_in
         with self._rounds:
             self._begun += 1
             number = self._begun
@@ -303,18 +251,38 @@ class Exchange(Sharing):
         with self._rounds:
             self._finished = number
             self._rounds.notify_all()
-        if self._outbox.told + self._taken_in > done:
+        if self._told + self._taken_in > done:
             return _SHORTEST_POLL_S
         return min(_SLOWER * pause_s, _LONGEST_POLL_S)
 
     def _append(self) -> bool:
         """Append what waits; return whether the log takes it: a full one can be read still."""
         try:
-            self._outbox.append()
+            while self._waiting:
+                self._append_some()
         except Exception as error:
             self._note(error)
             return False
         return True
+
+    def _append_some(self) -> None:
+        """Append the oldest, some hundreds at a time."""
+        with self._lock:
+            number = min(len(self._waiting), _AT_ONCE)
+            self._appending = [self._waiting.popleft() for _ in range(number)]
+        try:
+            written = [encode(self._writer, *one) for one in self._appending]
+            for (told, _), entry in zip(self._appending, written, strict=True):
+                self._written.put(told, entry[-CHECK_BYTES:])
+            self._given = self._appending[-1][0]
+            self._log.append(written)
+            self._told += number
+            self._appending = []
+        finally:
+            with self._lock:
+                self._waiting.extendleft(reversed(self._appending))
+                self._appending = []
+                self._drop_excess()
 
     def _read(self) -> bool:
         """Take in what is new, some hundreds at a time; return whether that was all."""
@@ -337,7 +305,7 @@ class Exchange(Sharing):
                 _log.warning("%s; it is left out. Further ones are only counted.", error)
             return
         take_in = self._take_in()
-        if self._outbox.has_written(writer, number, one) or take_in is None:
+        if self._has_written(writer, number, one) or take_in is None:
             return
         if number <= (self._latest_of.get(writer) or 0):
             return  # appended twice, or read again behind a gap
@@ -350,13 +318,29 @@ class Exchange(Sharing):
             self._taken_in += 1
         time.sleep(0)  # let a thread that plans go on
 
+    def _has_written(self, writer: bytes, number: int, entry: bytes) -> bool:
+        """Return whether an entry is this one's; take another name if others write under its."""
+        if writer != self._writer:
+            return False
+        known = self._written.get(number)
+        if known == entry[-CHECK_BYTES:] or (known is None and number <= self._given):
+            return True  # of one that it no longer knows nothing tells another's
+        self._writer = os.urandom(len(writer))
+        _log.warning(
+            "another process writes to the shared log under the name of this planner, as after a "
+            "copy of a running process; it has a new one. Make planners behind such a copy: what "
+            "was told since may be lost to others."
+        )
+        return False
+
     def _note(self, error: Exception) -> None:
         self._faults += 1
         if self._faults == 1:
             _log.warning(
                 "the shared log failed with %s; this process goes on alone, and catches up when "
                 "the log is back. Further faults are only counted.",
-                _shown(error),
+                # errors that are not ours may show anything
+                str(error) if isinstance(error, CtxreuseError) else type(error).__name__,
             )
 
     def _note_gap(self) -> None:
@@ -369,26 +353,8 @@ class Exchange(Sharing):
             )
 
 
-def _run(exchange: ref[Exchange], outbox: _Outbox) -> None:
-    """Exchange until nobody uses the exchange any more."""
-    pause = _SHORTEST_POLL_S
-    while (one := exchange()) is not None:
-        pause = one.work(pause)
-        del one
-        outbox.wake.wait(pause)
-        outbox.wake.clear()
-    try:
-        outbox.append()
-    except Exception as error:
-        _log.warning(
-            "the shared log failed with %s; the last %d entries of a planner that is gone are lost",
-            _shown(error),
-            len(outbox),
-        )
-
-
-_outboxes: WeakSet[_Outbox] = WeakSet()
-"""Those that a thread appends what waits in; it keeps them."""
+_exchanges: WeakSet[Exchange] = WeakSet()
+"""Those with a thread."""
 
 
 @lru_cache(1)
@@ -402,11 +368,6 @@ def _flush_at_exit(process: int) -> None:
 
 def _flush_all() -> None:
     until = time.monotonic() + _FLUSH_S
-    for outbox in list(_outboxes):
-        if outbox.process == os.getpid():  # a child has no thread of its parent's
-            outbox.flush(until)
-
-
-def _shown(error: Exception) -> str:
-    """Return what a log may show of an error: those that are not ours may hold anything."""
-    return str(error) if isinstance(error, CtxreuseError) else type(error).__name__
+    for exchange in list(_exchanges):
+        if exchange.process == os.getpid():  # a child has no thread of its parent's
+            exchange.flush(until)

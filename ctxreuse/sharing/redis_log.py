@@ -21,7 +21,7 @@ from ctxreuse.errors import (
     describe,
     shown_url,
 )
-from ctxreuse.sharing.exchange import LogRead
+from ctxreuse.sharing.exchange import LogRead, checked_read
 
 _log = logging.getLogger("ctxreuse")
 _SCHEMES = ("redis", "rediss", "unix")
@@ -31,7 +31,7 @@ _LEAST_SECRET = 16
 FIELD_MARK = b"ctxreuse-"
 """The beginning of the names of fields that hold entries; a fingerprint of the secret follows."""
 _Found = list[tuple[bytes, Mapping[bytes, bytes]]]
-_POSITION = re.compile(r"\d{1,20}-\d{1,20}\+\d{1,20}", re.ASCII)
+_POSITION = re.compile(r"(\d{1,20}-\d{1,20})\+(\d{1,20})", re.ASCII)
 """The id of the last entry, and how many the stream held: idle readers fetch nothing they know."""
 
 _REMEDIES = {
@@ -157,13 +157,9 @@ class RedisLog(FixedSettings):
             InvalidRequestError: wrong type, or no position.
             SharedLogError: the server cannot be reached, or refuses.
         """
-        checked_kind("position", position, str, "a string that an earlier read returned, or ''")
-        most = min(checked_integer("most", most, 1), 2**31)
-        if position and not _POSITION.fullmatch(position):
-            raise InvalidRequestError(
-                f"position is {describe(position)}; pass what an earlier read returned, or ''"
-            )
-        last, _, length = position.partition("+")
+        parts = checked_read(position, most, _POSITION)
+        most = min(most, 2**31)
+        last, length = parts.groups() if parts else ("", "0")
         size, found = self._behind(f"({last}" if last else "-", most)
         if last and size != int(length) + len(found) and not self._has(last):
             if not found:  # the stream is an earlier state of itself, or another one

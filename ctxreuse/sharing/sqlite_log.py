@@ -22,8 +22,8 @@ from ctxreuse.context.checks import checked_each, checked_integer, checked_kind,
 from ctxreuse.context.files import behind_links, file_errors
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import leave_to_parent
-from ctxreuse.errors import InvalidRequestError, SharedLogError, describe
-from ctxreuse.sharing.exchange import LogRead
+from ctxreuse.errors import SharedLogError
+from ctxreuse.sharing.exchange import LogRead, checked_read
 from ctxreuse.sharing.secret_file import check_own, kept_secret
 
 _BUSY_S = 5.0
@@ -145,20 +145,14 @@ class SQLiteLog(FixedSettings):
             InvalidRequestError: wrong type, or no position.
             SharedLogError: the file cannot be read.
         """
-        checked_kind("position", position, str, "a string that an earlier read returned, or ''")
-        most = min(checked_integer("most", most, 1), _LARGEST)
-        parts = _POSITION.fullmatch(position)
-        if position and parts is None:
-            raise InvalidRequestError(
-                f"position is {describe(position)}; pass what an earlier read returned, or ''"
-            )
+        parts = checked_read(position, most, _POSITION)
         with self._step("read"):
             connection, name = self._connected(), self._name
             after, of = (min(int(parts[1]), _LARGEST), parts[2]) if parts else (0, name)
             # another file of this name, or an earlier state of it
             is_other = after > 0 and (of != name or after > _latest(connection))
             after = 0 if is_other else after
-            found = connection.execute(_NEXT, (after, most)).fetchall()
+            found = connection.execute(_NEXT, (after, min(most, _LARGEST))).fetchall()
         has_gap = is_other or bool(after and found and found[0][0] > after + 1)
         # SQLite keeps what others wrote there, whatever its type
         entries = [one if isinstance(one, bytes) else b"" for _, one in found]

@@ -192,14 +192,14 @@ def test_planners_with_a_copied_name_take_new_ones_and_know_of_each_other(log, c
     for _ in range(before):
         one.plan(asked("ihg"))
     caught_up(one, other, third)
-    copied, outbox = one._exchange._outbox, other._exchange._outbox
-    outbox.writer, outbox._numbers = copied.writer, copied._numbers
+    first, second = one._exchange, other._exchange
+    second._writer, second._numbers, second._given = first._writer, first._numbers, first._given
     one.plan(asked("bac"), "none")
     other.plan(asked("fed"), "none")
     caught_up(one, other, third)
     assert order(other.plan(asked("abc"))) == "bac"
     assert order(one.plan(asked("def"))) == "fed"
-    assert copied.writer != outbox.writer
+    assert first._writer != second._writer
     assert "under the name of this planner" in caplog.text
     for planner, letters in ((one, "onm"), (other, "srq")):
         planner.plan(asked(letters), "none")
