@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from ctxreuse.cache.telemetry.families import OF_PLANNERS, OF_REPLICAS, Family, PlannerNumbers
 from ctxreuse.context.checks import checked_kind
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
 
 _LONGEST_NAME = 64
+_Samples: TypeAlias = Mapping[str, Sequence[tuple[tuple[str, ...], Any]]]
+"""By metric: the values of its own labels, and its value."""
 
 
 @runtime_checkable
@@ -105,8 +107,8 @@ class PlannerCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics, as `prometheus_client` asks for them."""
-        read: dict[tuple[str, ...], _Read] = {}
-        status: dict[tuple[str, ...], _Read] = {}
+        read: dict[tuple[str, ...], _Samples] = {}
+        status: dict[tuple[str, ...], _Samples] = {}
         planners = dict(self._planners)
         for name, pool in self._pools.items():
             of_pool = self._failing.attempt(lambda pool=pool: dict(pool.planners), dict)  # type: ignore[misc]
@@ -121,17 +123,14 @@ class PlannerCollector:
         self,
         families: Iterable[Family],
         whose: tuple[str, ...],
-        read: Mapping[tuple[str, ...], _Read],
+        read: Mapping[tuple[str, ...], _Samples],
     ) -> Iterator[Metric]:
         for one in families:
             family = self._family(one, whose)
-            for names, found in read.items():
-                if one.kind == "histogram":
-                    assert found.times is not None
-                    _add_times(family, names, found.times)
-                    continue
-                for labels, value in found.samples[one.name]:
-                    family.add_metric([*names, *labels], value)
+            for names, samples in read.items():
+                for labels, value in samples[one.name]:
+                    shown = _buckets(value) if isinstance(value, PlanningTime) else (value,)
+                    family.add_metric([*names, *labels], *shown)
             yield family
 
     def _family(self, one: Family, whose: tuple[str, ...]) -> Any:
@@ -139,30 +138,23 @@ class PlannerCollector:
         return kind(one.name, one.help, labels=[*whose, *one.labels])
 
 
-class _Read(NamedTuple):
-    """All that was read of one planner or engine: whatever fails does so before any is shown."""
-
-    samples: Mapping[str, Sequence[tuple[tuple[str, ...], float]]]
-    times: PlanningTime | None = None
-
-
-def _read_planner(name: str, planner: ReusePlanner) -> dict[tuple[str, ...], _Read]:
+def _read_planner(name: str, planner: ReusePlanner) -> dict[tuple[str, ...], _Samples]:
     numbers = PlannerNumbers(planner.savings, planner.statistics(), planner.sharing)
-    return {(name,): _Read(_samples(OF_PLANNERS, numbers), numbers.savings.planning)}
+    return {(name,): _samples(OF_PLANNERS, numbers)}
 
 
-def _read_pool(name: str, pool: WatchedPool) -> dict[tuple[str, ...], _Read]:
-    return {(name, one.name): _Read(_samples(OF_REPLICAS, one)) for one in pool.statistics()}
+def _read_pool(name: str, pool: WatchedPool) -> dict[tuple[str, ...], _Samples]:
+    return {(name, one.name): _samples(OF_REPLICAS, one) for one in pool.statistics()}
 
 
-def _samples(families: Iterable[Family], numbers: Any) -> dict[str, list[Any]]:
+def _samples(families: Iterable[Family], numbers: Any) -> _Samples:
+    """Return all that is shown of one planner or engine; whatever fails does so before any is."""
     return {one.name: list(one.read(numbers)) for one in families}
 
 
-def _add_times(family: Any, names: Sequence[str], times: PlanningTime) -> None:
+def _buckets(times: PlanningTime) -> tuple[Any, ...]:
     bounds = [*map(str, PLANNING_BOUNDS_S), "+Inf"]
-    counts = list(zip(bounds, accumulate(times.buckets), strict=True))
-    family.add_metric(list(names), counts, times.total_s)
+    return list(zip(bounds, accumulate(times.buckets), strict=True)), times.total_s
 
 
 def _named(name: str, given: Any, kind: Any, words: str) -> dict[str, Any]:

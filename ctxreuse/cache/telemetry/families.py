@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeAlias
@@ -12,8 +12,6 @@ from ctxreuse.planning.savings import Savings
 from ctxreuse.sharing.exchange import SharingStatistics
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
-Samples: TypeAlias = Iterator[tuple[tuple[str, ...], float]]
-"""The values of a metric's own labels, and its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,72 +25,57 @@ class PlannerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric."""
+    """A metric.
+
+    `value` is an attribute, or reads it: of a planner or an engine, or of the savings of each class
+    of tenants if that is its first label. A mapping holds a value for each of the last label.
+    """
 
     name: str
     kind: Kind
     help: str
-    samples: str | Callable[[Any], Samples]  # or an attribute, of each class if that is a label
+    value: str | Callable[[Any], Any]
     labels: tuple[str, ...] = ()
 
-    def read(self, numbers: Any) -> Samples:
-        """Return its values."""
-        if callable(self.samples):
-            return self.samples(numbers)
-        get = attrgetter(self.samples)
-        if not self.labels:
-            return iter([((), get(numbers))])
-        return (((name,), get(savings)) for name, savings in _classes(numbers))
+    def read(self, numbers: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield the values of its labels, with its value."""
+        get = self.value if callable(self.value) else attrgetter(self.value)
+        of: list[tuple[tuple[str, ...], Any]] = [((), numbers)]
+        if self.labels[:1] == _CLASS:  # without classes, those of all
+            classes = numbers.savings.by_class or {"": numbers.savings}
+            of = [((name,), savings) for name, savings in classes.items()]
+        for first, one in of:
+            value = get(one)
+            if isinstance(value, Mapping):
+                yield from (((*first, label), each) for label, each in value.items())
+            else:
+                yield first, value
 
 
-def _classes(numbers: PlannerNumbers) -> Iterable[tuple[str, Savings]]:
-    """Return the savings of each class of tenants; without classes, those of all."""
-    return (numbers.savings.by_class or {"": numbers.savings}).items()
+def _sent(savings: Savings) -> int:
+    return savings.block_tokens - (savings.left_out if savings.mode == "active" else 0)
 
 
-def _sent(numbers: PlannerNumbers) -> Samples:
-    for name, savings in _classes(numbers):
-        left_out = savings.left_out if savings.mode == "active" else 0
-        yield (name,), savings.block_tokens - left_out
+def _answers(savings: Savings) -> dict[str, int]:
+    return {"reported": savings.reported.answers, "unreported": savings.reported.unreported}
 
 
-def _answers(numbers: PlannerNumbers) -> Samples:
-    for name, savings in _classes(numbers):
-        yield (name, "reported"), savings.reported.answers
-        yield (name, "unreported"), savings.reported.unreported
+def _parts(index: int) -> Callable[[PlannerNumbers], dict[str, int]]:
+    def read(numbers: PlannerNumbers) -> dict[str, int]:
+        parts = {**numbers.statistics.parts, **numbers.savings.parts}
+        return {name: size[index] for name, size in parts.items()}
+
+    return read
 
 
-def _written(numbers: PlannerNumbers) -> Samples:
-    for name, savings in _classes(numbers):
-        for life, tokens in savings.reported.written.items():
-            yield (name, life), tokens
+def _shared(numbers: PlannerNumbers) -> dict[str, int]:
+    told = ("told", "taken_in", "lost", "unreadable")
+    return {name: getattr(numbers.sharing, name) for name in told}
 
 
-def _parts(index: int) -> Callable[[PlannerNumbers], Samples]:
-    def samples(numbers: PlannerNumbers) -> Samples:
-        for name, size in (numbers.statistics.parts | dict(numbers.savings.parts)).items():  # type: ignore[operator]
-            yield (name,), size[index]
-
-    return samples
-
-
-def _limits(numbers: PlannerNumbers) -> Samples:
-    for name, number in numbers.statistics.limits_reached.items():
-        yield (name,), number
-
-
-def _shared(numbers: PlannerNumbers) -> Samples:
-    for name in ("told", "taken_in", "lost", "unreadable"):
-        yield (name,), getattr(numbers.sharing, name)
-
-
-def _shadow(numbers: PlannerNumbers) -> Samples:
-    yield (), float(numbers.savings.mode == "shadow")
-
-
-def _states(status: Any) -> Samples:
-    for state in ("up", "resting", "refuses", "on trial", "draining"):
-        yield (state,), float(status.state.partition(":")[0] == state)
+def _states(status: Any) -> dict[str, float]:
+    states = ("up", "resting", "refuses", "on trial", "draining")
+    return {state: float(status.state.partition(":")[0] == state) for state in states}
 
 
 _CLASS = ("tenant_class",)
@@ -121,7 +104,7 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_reported_prefix_cache_written_tokens", "counter",
         "Prompt tokens that hosted caches have written and charged for, by time to live.",
-        _written, (*_CLASS, "time_to_live"),
+        "reported.written", (*_CLASS, "time_to_live"),
     ),
     Family(
         "ctxreuse_reported_prefix_cache_expected_hits_tokens", "counter",
@@ -191,7 +174,7 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_planning_seconds", "histogram",
         "How long planning took; a request of a batch has its share of the batch's time.",
-        lambda _: iter(()),
+        "savings.planning",
     ),
     Family(
         "ctxreuse_planning_max_seconds", "gauge", "The longest time that planning took.",
@@ -214,7 +197,7 @@ OF_PLANNERS: Final = (
     ),
     Family(
         "ctxreuse_shadow_mode", "gauge", "1 if the planner only counts (shadow mode), else 0.",
-        _shadow,
+        lambda numbers: float(numbers.savings.mode == "shadow"),
     ),
     Family(
         "ctxreuse_index_nodes", "gauge", "Nodes of the context index.",
@@ -240,7 +223,7 @@ OF_PLANNERS: Final = (
     Family(
         "ctxreuse_limits_reached", "counter",
         "Searches that ended at the bound on their work, by what was looked for.",
-        _limits, ("search",),
+        "statistics.limits_reached", ("search",),
     ),
     Family(
         "ctxreuse_shared_log_entries", "counter",
