@@ -23,6 +23,7 @@ from ctxreuse.context.checks import (
     checked_each,
     checked_integer,
     checked_kind,
+    checked_list,
     checked_optional_integer,
 )
 from ctxreuse.errors import InvalidRequestError, describe
@@ -381,34 +382,30 @@ class BlockLevelCache:
         Raises:
             InvalidRequestError: wrong type, or not as many tokens as blocks.
         """
-        for name, values, kind in (("blocks", blocks, bytes), ("tokens", tokens, int)):
-            if not isinstance(values, (list, tuple)) or not all(
-                isinstance(one, kind) for one in values
-            ):
-                words = "block keys" if kind is bytes else "integers"
-                raise InvalidRequestError(
-                    f"{name} must be a list of {words}, not {describe(values)}"
-                )
-        if len(blocks) != len(tokens) or any(one < 0 for one in tokens):
+        keys = [BlockKey(one) for one in checked_each("blocks", blocks, bytes, "bytes")]
+        lengths = [
+            checked_integer("each of tokens", one)
+            for one in checked_list("tokens", tokens, "a list of integers")
+        ]
+        if len(keys) != len(lengths):
             raise InvalidRequestError(
-                f"tokens must be an integer from 0 for each of the {len(blocks):,} blocks, not "
-                f"{describe(tokens)}"
+                f"tokens must be one for each of the {len(keys):,} blocks, not {len(lengths):,}"
             )
         checked_kind("group", group, Hashable, "hashable, such as a string or a tuple of strings")
         self._requests += 1
         index, rules = self._index, self._rules
-        passed = [] if rules.serves_all else [*index.passed(group, blocks)]
-        inserted = index.insert(group, blocks, tokens, None, self._requests)
+        passed = [] if rules.serves_all else [*index.passed(group, keys)]
+        inserted = index.insert(group, keys, lengths, None, self._requests)
         read = inserted.blocks_before
         if not rules.serves_all:
-            ends = rules.points((), read, len(blocks))
+            ends = rules.points((), read, len(keys))
             whole = [(node.point, end) for node, end, is_whole in passed if is_whole]
             read = max((end for point, end in whole if point and point.until > 0), default=0)
             for end, node in index.nodes_to(inserted.end, ends):
                 if end in ends:
                     node.point = node.point or Point(end)
                     node.point.keep(0, math.inf)
-        return CacheUsage(sum(tokens), sum(tokens[:read]))
+        return CacheUsage(sum(lengths), sum(lengths[:read]))
 
 
 def block_key(name: str) -> BlockKey:
