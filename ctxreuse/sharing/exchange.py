@@ -9,7 +9,7 @@ import re
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +31,15 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S, _SLOWER = 0.003, 1.0, 1.1
 _WRITERS = 10_000
 _LONGEST_PAUSE_S = 5.0
 _FLUSH_S = 1.0
+_FAILED = (
+    "the shared log failed with %s; this process goes on alone, and catches up when the log is "
+    "back. Further faults are only counted."
+)
+_GAP = (
+    "the shared log no longer holds what this process has read last: it was cut, emptied or "
+    "replaced. Planning goes on with what it holds now; if it was cut, let it keep more entries. "
+    "Further gaps are only counted."
+)
 
 
 class LogRead(NamedTuple):
@@ -153,20 +162,11 @@ class Exchange(Sharing):
         self._written: LRUMap[int, bytes] = LRUMap(_WRITERS)  # their checksums
         self._waiting: deque[tuple[int, ToldEntry]] = deque()
         self._appending: list[tuple[int, ToldEntry]] = []
-        self._told = self._lost = 0
-        self._taken_in = self._unreadable = self._faults = self._gaps = 0
+        self._counts: Counter[str] = Counter()  # by the fields of the statistics
 
     def statistics(self) -> SharingStatistics:
         """Return what has become of entries so far."""
-        return SharingStatistics(
-            told=self._told,
-            taken_in=self._taken_in,
-            untold=len(self._waiting) + len(self._appending),
-            lost=self._lost,
-            unreadable=self._unreadable,
-            faults=self._faults,
-            gaps=self._gaps,
-        )
+        return SharingStatistics(**self._counts, untold=len(self._waiting) + len(self._appending))
 
     def hand_over_to(self, take_in: Callable[[ToldEntry], object]) -> None:
         """Have a method called with each entry of another planner, as long as its object lives."""
@@ -189,7 +189,7 @@ class Exchange(Sharing):
     def _drop_excess(self) -> None:
         while len(self._waiting) > _MAX_UNTOLD:
             self._waiting.popleft()
-            self._lost += 1
+            self._counts["lost"] += 1
 
     def catch_up(self, timeout_s: float) -> bool:
         """Wait until all that the log holds is taken in; return whether it is."""
@@ -201,9 +201,11 @@ class Exchange(Sharing):
 
     def flush(self, until: float) -> None:
         """Wait until what waits is appended, or the log has failed."""
-        faults = self._faults
+        faults = self._counts["faults"]
         self._wake.set()
-        while self.statistics().untold and self._faults == faults and time.monotonic() < until:
+        while self.statistics().untold and time.monotonic() < until:
+            if self._counts["faults"] > faults:
+                return
             time.sleep(_SHORTEST_POLL_S)
 
     def _start(self) -> None:
@@ -215,7 +217,7 @@ class Exchange(Sharing):
                 try:
                     thread.start()
                 except RuntimeError as error:  # too many threads, or the interpreter ends
-                    self._note(error)
+                    self._fail(error)
                     return
                 self._thread = thread
                 _exchanges.add(self)
@@ -234,7 +236,7 @@ class Exchange(Sharing):
 
     def _work(self, pause_s: float) -> float:
         """Append and take in all there is; return the next pause in seconds."""
-        done = self._told + self._taken_in
+        done = self._counts["told"] + self._counts["taken_in"]
         with self._rounds:
             self._begun += 1
             number = self._begun
@@ -244,14 +246,14 @@ class Exchange(Sharing):
                 is_appended = is_appended and self._append()
                 is_all = self._read()
         except Exception as error:
-            self._note(error)
+            self._fail(error)
             is_appended = False
         if not is_appended:
             return min(2 * pause_s, _LONGEST_PAUSE_S)
         with self._rounds:
             self._finished = number
             self._rounds.notify_all()
-        if self._told + self._taken_in > done:
+        if self._counts["told"] + self._counts["taken_in"] > done:
             return _SHORTEST_POLL_S
         return min(_SLOWER * pause_s, _LONGEST_POLL_S)
 
@@ -261,7 +263,7 @@ class Exchange(Sharing):
             while self._waiting:
                 self._append_some()
         except Exception as error:
-            self._note(error)
+            self._fail(error)
             return False
         return True
 
@@ -276,7 +278,7 @@ class Exchange(Sharing):
                 self._written.put(told, entry[-CHECK_BYTES:])
             self._given = self._appending[-1][0]
             self._log.append(written)
-            self._told += number
+            self._counts["told"] += number
             self._appending = []
         finally:
             with self._lock:
@@ -288,7 +290,7 @@ class Exchange(Sharing):
         """Take in what is new, some hundreds at a time; return whether that was all."""
         read = self._log.read(self._position, _AT_ONCE)
         if read.has_gap:
-            self._note_gap()
+            self._note("gaps", _GAP)
         for one in read.entries:
             self._take(one)
         self._position = read.position
@@ -300,9 +302,7 @@ class Exchange(Sharing):
             if isinstance(entry, RatioEntry):
                 raise UnreadableEntryError("the log holds an entry that belongs into a file")
         except UnreadableEntryError as error:
-            self._unreadable += 1
-            if self._unreadable == 1:
-                _log.warning("%s; it is left out. Further ones are only counted.", error)
+            self._note("unreadable", "%s; it is left out. Further ones are only counted.", error)
             return
         take_in = self._take_in()
         if self._has_written(writer, number, one) or take_in is None:
@@ -313,9 +313,9 @@ class Exchange(Sharing):
         try:
             take_in(entry)
         except Exception as error:  # one that fails would else be read again, with those before
-            self._note(error)
+            self._fail(error)
         else:
-            self._taken_in += 1
+            self._counts["taken_in"] += 1
         time.sleep(0)  # let a thread that plans go on
 
     def _has_written(self, writer: bytes, number: int, entry: bytes) -> bool:
@@ -333,24 +333,16 @@ class Exchange(Sharing):
         )
         return False
 
-    def _note(self, error: Exception) -> None:
-        self._faults += 1
-        if self._faults == 1:
-            _log.warning(
-                "the shared log failed with %s; this process goes on alone, and catches up when "
-                "the log is back. Further faults are only counted.",
-                # errors that are not ours may show anything
-                str(error) if isinstance(error, CtxreuseError) else type(error).__name__,
-            )
+    def _fail(self, error: Exception) -> None:
+        # errors that are not ours may show anything
+        shown = str(error) if isinstance(error, CtxreuseError) else type(error).__name__
+        self._note("faults", _FAILED, shown)
 
-    def _note_gap(self) -> None:
-        self._gaps += 1
-        if self._gaps == 1:
-            _log.warning(
-                "the shared log no longer holds what this process has read last: it was cut, "
-                "emptied or replaced. Planning goes on with what it holds now; if it was cut, let "
-                "it keep more entries. Further gaps are only counted."
-            )
+    def _note(self, what: str, words: str, *about: object) -> None:
+        """Count what went wrong, and log the first of its kind."""
+        self._counts[what] += 1
+        if self._counts[what] == 1:
+            _log.warning(words, *about)
 
 
 _exchanges: WeakSet[Exchange] = WeakSet()

@@ -161,11 +161,12 @@ class RedisLog(FixedSettings):
         most = min(most, 2**31)
         last, length = parts.groups() if parts else ("", "0")
         size, found = self._behind(f"({last}" if last else "-", most)
-        if last and size != int(length) + len(found) and not self._has(last):
-            if not found:  # the stream is an earlier state of itself, or another one
-                size, found = self._behind("-", most)
-            return self._as_read("", size, found, has_gap=True)
-        return self._as_read(last, size, found)
+        has_gap = bool(last) and size != int(length) + len(found) and not self._has(last)
+        if has_gap and not found:  # the stream is an earlier state of itself, or another one
+            size, found = self._behind("-", most)
+        last = found[-1][0].decode() if found else "" if has_gap else last
+        entries = [self._entry(fields) for _, fields in found]
+        return LogRead(f"{last}+{size}" if last else "", entries, has_gap)
 
     def _behind(self, start: str, most: int) -> tuple[int, _Found]:
         """Return how many entries the stream holds, and those from a place on."""
@@ -176,11 +177,6 @@ class RedisLog(FixedSettings):
     def _has(self, entry_id: str) -> bool:
         with self._errors("read"):
             return bool(self._connected().xrange(self._stream, entry_id, entry_id))
-
-    def _as_read(self, last: str, size: int, found: _Found, *, has_gap: bool = False) -> LogRead:
-        last = found[-1][0].decode() if found else last
-        position = f"{last}+{size}" if last else ""
-        return LogRead(position, [self._entry(fields) for _, fields in found], has_gap)
 
     def _entry(self, fields: Mapping[bytes, bytes]) -> bytes:
         """Return the entry in what the stream holds; b"", which is none, in what others wrote."""
