@@ -451,17 +451,23 @@ def growing_cache_chain(size: int) -> Prepared:
 
 def followed_prompt(size: int) -> Prepared:
     """Follow `size` requests of one prompt of 64 cache blocks through 20 turns and its eviction."""
-    from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests, SentRequest
+    from ctxreuse.cache.kv_events.engine_blocks import (
+        EngineBlocks,
+        HeldRequests,
+        RecordedRequests,
+        SentRequest,
+    )
     from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored
 
     planner, tokens = ReusePlanner(), array("q", range(64 * 16))
     blocks, names = [_block(f"b{number}", tokens=256) for number in range(4)], list(range(64))
-    requests = HeldRequests(planner, EngineBlocks(), max(10_000, size), settle_s=1.0)
+    recorded = RecordedRequests(planner, max(10_000, size))
+    requests = HeldRequests(recorded, EngineBlocks(), settle_s=1.0)
     requests.apply(BlocksStored(tuple(names[:32]), None, tuple(tokens[: 32 * 16]), 16))
     ends = [256 * number for number in range(1, 5)]
     for number in range(size):
         planner.plan(ContextRequest(blocks, request_id=number), "none")
-        requests.add(SentRequest(number, "", tokens, ends, None, None, 0.0))
+        recorded.add(SentRequest(number, "", tokens, ends, None, None, 0.0))
 
     def follow() -> None:
         for number in range(20):

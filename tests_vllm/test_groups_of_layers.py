@@ -15,7 +15,11 @@ from vllm_environment import HOME, PYTHON
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import PrefixCacheSimulator
-from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests
+from ctxreuse.cache.kv_events.engine_blocks import (
+    EngineBlocks,
+    HeldRequests,
+    RecordedRequests,
+)
 from ctxreuse.cache.kv_events.event_stream import decode_batch
 from ctxreuse.rules.cache_rules import States
 
@@ -79,7 +83,7 @@ def test_what_is_held_and_simulated_is_what_the_engine_hits(
 ) -> None:
     groups, block, blocks = CASES[number]
     held = EngineBlocks()
-    requests = HeldRequests(ReusePlanner(), held, max_requests=1, settle_s=0.0)
+    requests = HeldRequests(RecordedRequests(ReusePlanner(), 1), held, settle_s=0.0)
     states: States = "everywhere" if groups == ["full"] else "junctions"
     cache = PrefixCacheSimulator(None, block, states=states)
     simulated = []

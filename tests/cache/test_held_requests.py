@@ -22,7 +22,8 @@ class Followed:
     def __init__(self, max_requests=10):
         self.planner = ReusePlanner()
         self.blocks = EngineBlocks()
-        self.requests = HeldRequests(self.planner, self.blocks, max_requests, settle_s=1.0)
+        self.recorded = RecordedRequests(self.planner, max_requests)
+        self.requests = HeldRequests(self.recorded, self.blocks, settle_s=1.0)
 
     def plan(self, *ids, **fields):
         blocks = [ContextBlock(id=number, text=f"{number}", tokens=4) for number in ids]
@@ -34,7 +35,7 @@ class Followed:
         if told:
             self.store(tokens)
         ends = ends or [4 * (number + 1) for number in range(len(plan.blocks))]
-        self.requests.add(
+        self.recorded.add(
             SentRequest(
                 plan.request_id, plan.request.tenant, array("q", tokens), ends, None, None, 0.0
             )
@@ -138,8 +139,8 @@ def test_a_tenants_many_or_long_requests_take_no_other_tenants_out_of_the_index(
     for number in range(40):
         ids = range(10 * number, 10 * number + number % 9)
         followed.answer(followed.plan(*ids, tenant="loud"), told=False)
-        assert followed.requests.unsettled <= 6
-        assert followed.requests._new.weight <= 100
+        assert len(followed.recorded) <= 6
+        assert followed.recorded.parts["unjudged_tokens"].entries <= 100
     assert followed.planner.cached_tokens(quiet) == 8
     followed.store([10, 11, 12, 13, 20, 21, 22, 23])
     followed.requests.settle(0.0)
@@ -148,7 +149,7 @@ def test_a_tenants_many_or_long_requests_take_no_other_tenants_out_of_the_index(
         followed.requests.settle(0.0)
         assert followed.requests.followed <= 6
     assert followed.planner.cached_tokens(quiet) == 8
-    assert followed.planner.statistics().requests <= 6 + followed.requests.unsettled
+    assert followed.planner.statistics().requests <= 6 + len(followed.recorded)
 
 
 def test_the_oldest_of_too_many_requests_leave_the_index_judged_or_not():
@@ -172,9 +173,9 @@ def test_a_request_that_is_recorded_again_is_judged_again():
     followed.answer(plan)
     followed.requests.settle(0.0)
     followed.answer(plan)
-    assert (followed.requests.unsettled, followed.requests.followed) == (1, 0)
+    assert len(followed.recorded) == 1
     followed.requests.settle(0.0)
-    assert (followed.requests.unsettled, followed.requests.followed) == (0, 1)
+    assert (len(followed.recorded), followed.requests.followed) == (0, 1)
     assert followed.planner.statistics().tokens == 8
 
 
@@ -205,12 +206,10 @@ def test_what_waits_to_be_followed_is_bounded_and_the_tenant_that_has_most_pays(
     for _ in range(30):
         record("loud", 4)
     record("long", 120)
-    assert waiting.parts["recorded_requests"] == (9, 10)
-    assert waiting.parts["recorded_tokens"] == (37, 100)
+    assert waiting.parts["unjudged_requests"] == (9, 10)
+    assert waiting.parts["unjudged_tokens"] == (37, 100)
     assert planner.statistics().requests == 9  # what nobody will follow has left the index
-    taken = waiting.take()
-    assert [one.tenant for one in taken] == ["quiet"] + ["loud"] * 8
-    assert waiting.take() == []
+    assert [tenant for tenant, _ in waiting.waiting()] == ["quiet"] + ["loud"] * 8
 
 
 def test_groups_share_the_bound_on_the_blocks():

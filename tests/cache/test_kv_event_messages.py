@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from kv_event_helpers import encoded
 
 from ctxreuse import ReusePlanner
-from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests
+from ctxreuse.cache.kv_events.engine_blocks import (
+    EngineBlocks,
+    HeldRequests,
+    RecordedRequests,
+)
 from ctxreuse.cache.kv_events.event_stream import (
     BlocksRemoved,
     BlocksStored,
@@ -158,7 +162,7 @@ events = st.dictionaries(st.sampled_from([*STORED, "extra_keys", "group_idx"]), 
 def test_no_events_break_the_reader_or_the_blocks(raw):
     batch = decoded(*raw)
     assert len(batch.events) + batch.skipped == len(raw)
-    requests = HeldRequests(ReusePlanner(), EngineBlocks(), 10, 0.0)
+    requests = HeldRequests(RecordedRequests(ReusePlanner(), 10), EngineBlocks(), 0.0)
     for event in batch.events:
         requests.apply(event)
     requests.settle(0.0)

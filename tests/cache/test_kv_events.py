@@ -80,13 +80,13 @@ class Application:
 
 
 @contextmanager
-def following(planner, publisher, *, replays=True, **options):
-    """A sync that has subscribed and knows what can be replayed."""
+def following(planner, publisher, *, replays=True, settles=True, **options):
+    """A sync that has subscribed and, unless no replay ends, knows what can be replayed."""
     replay_endpoint = publisher.replay_endpoint if replays else None
     options = {"clock": Clock(), **options}
     with KVEventSync(planner, publisher.endpoint, replay_endpoint, **options) as sync:
         publisher.wait_for_subscriber()
-        assert sync.settle()
+        assert not settles or sync.settle()
         yield sync
 
 
@@ -303,10 +303,8 @@ def test_a_request_is_not_judged_while_its_events_may_come_in_a_replay():
         app, clock = Application(publisher, blocks=60), Clock()
         for context in ("abc", "de", "abf"):
             app.send(context, lost=True)
-        options = {"clock": clock, "replay_timeout_s": 1000.0}
-        with KVEventSync(
-            app.planner, publisher.endpoint, publisher.replay_endpoint, **options
-        ) as sync:
+        options = {"settles": False, "clock": clock, "replay_timeout_s": 1000.0}
+        with following(app.planner, publisher, **options) as sync:
             for plan, tokens, ends, _ in app.sent:
                 sync.record(plan, tokens, ends)
             clock.now = 10.0
@@ -520,11 +518,8 @@ class DribblingPublisher(Publisher):
 
 def test_a_replay_that_dribbles_holds_live_messages_up_for_a_bounded_time_only():
     with DribblingPublisher() as publisher:
-        options = {"clock": Clock(), "replay_timeout_s": 0.1}
-        with KVEventSync(
-            ReusePlanner(), publisher.endpoint, publisher.replay_endpoint, **options
-        ) as sync:
-            publisher.wait_for_subscriber()
+        options = {"settles": False, "replay_timeout_s": 0.1}
+        with following(ReusePlanner(), publisher, **options) as sync:
             for number in range(10):
                 publisher.publish([CLEARED], lost=number == 5)
             stats = caught_up(sync, publisher)
@@ -548,11 +543,8 @@ def test_live_messages_wait_for_a_replay_in_a_bounded_queue_and_what_is_missing_
     monkeypatch.setattr("ctxreuse.cache.kv_events.event_listener._MOST_WAITING", 5)
     with SilentPublisher() as publisher:
         app = Application(publisher)
-        options = {"clock": Clock(), "replay_timeout_s": 1000.0}
-        with KVEventSync(
-            app.planner, publisher.endpoint, publisher.replay_endpoint, **options
-        ) as sync:
-            publisher.wait_for_subscriber()
+        options = {"settles": False, "replay_timeout_s": 1000.0}
+        with following(app.planner, publisher, **options) as sync:
             for number in range(3):
                 publisher.publish([CLEARED], lost=number == 1)
             while sync.stats.queued < 2:
@@ -665,9 +657,7 @@ def test_an_engine_is_asked_for_so_many_replays_a_second_at_most():
     asked = 0
     while clock.now < 60:
         backoff.reset()
-        if backoff.admits():
-            backoff.ask()
-            asked += 1
+        asked += backoff.admits()
         clock.now += 1 / 64
     assert asked == 600
 

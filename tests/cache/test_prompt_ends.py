@@ -182,7 +182,8 @@ def test_a_tokenizer_makes_the_ends_exact_unless_its_template_changes_the_text(p
     ):
         sync = KVEventSync(planner, "tcp://127.0.0.1:1", tokenizer=tokenizer)
         sync.record(plan, tokens)
-        assert sync._recorded.take()[0].block_ends == ends
+        [recorded] = sync._recorded.waiting().values()
+        assert recorded.block_ends == ends
 
 
 def test_estimated_ends_allow_for_words_of_the_template_before_the_messages(planner):

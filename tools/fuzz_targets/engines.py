@@ -14,7 +14,11 @@ import msgspec
 import openai  # noqa: F401  # before the first reply, so that its import is not timed
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests
+from ctxreuse.cache.kv_events.engine_blocks import (
+    EngineBlocks,
+    HeldRequests,
+    RecordedRequests,
+)
 from ctxreuse.cache.kv_events.event_stream import decode_batch
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.serving import EngineClient
@@ -169,7 +173,7 @@ def _message(source: Random) -> bytes:
 
 def _apply_message(message: bytes) -> None:
     batch = decode_batch(message)
-    held = HeldRequests(ReusePlanner(), EngineBlocks(), 10, 0.0)
+    held = HeldRequests(RecordedRequests(ReusePlanner(), 10), EngineBlocks(), 0.0)
     for event in () if batch is None else batch.events:
         held.apply(event)
     held.settle(1.0)

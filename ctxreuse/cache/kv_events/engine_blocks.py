@@ -234,24 +234,32 @@ class _Held:
 
 
 class RecordedRequests:
-    """Requests that wait to be followed; threads may share it. Excess ones are evicted."""
+    """Requests that wait to be judged; threads may share it. Excess ones are evicted."""
 
     def __init__(self, planner: ReusePlanner, max_requests: int) -> None:
-        self._planner = planner
-        self._max_requests = max_requests
+        self.planner = planner
+        self.max_requests = max_requests
         self.are_expected = False  # whether anybody will record any
-        self._lock = ForkSafeLock(self._forget)
-        self._forget()
+        self._lock = ForkSafeLock(self.forget)
+        self.forget()
 
-    def _forget(self) -> None:
-        self._waiting = _unjudged(self._max_requests)
+    def forget(self) -> None:
+        """Let no request wait."""
+        self._waiting: TenantLRUMap[str | int, SentRequest] = TenantLRUMap(
+            self.max_requests,
+            max_weight=_MOST_TOKENS,
+            weight_of=lambda prompt: len(prompt.token_ids),
+        )
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     @property
     def parts(self) -> dict[str, PartSize]:
         """How many wait, of how many tokens, and how many may."""
         with self._lock:
             waiting = self._waiting
-            return {"recorded_requests": waiting.size, "recorded_tokens": waiting.weight_size}
+            return {"unjudged_requests": waiting.size, "unjudged_tokens": waiting.weight_size}
 
     def add(self, prompt: SentRequest) -> None:
         """Let a request wait; an earlier one of the same tenant and id is replaced."""
@@ -260,38 +268,30 @@ class RecordedRequests:
             gone = self._waiting.put(prompt.tenant, prompt.request_id, prompt)
         for tenant, request_id, one in gone:
             if one is prompt or one.name != prompt.name:
-                self._planner.evict([request_id], tenant)
+                self.planner.evict([request_id], tenant)
 
-    def take(self) -> list[SentRequest]:
-        """Return those that wait, tenant by tenant, and let them wait no more."""
+    def waiting(self) -> dict[_RequestName, SentRequest]:
+        """Return those that wait, tenant by tenant."""
         with self._lock:
-            waiting = list(self._waiting.values())
-            self._forget()
-        return waiting
+            return {prompt.name: prompt for prompt in self._waiting.values()}
 
-
-def _unjudged(max_requests: int) -> TenantLRUMap[str | int, SentRequest]:
-    return TenantLRUMap(
-        max_requests, max_weight=_MOST_TOKENS, weight_of=lambda prompt: len(prompt.token_ids)
-    )
+    def remove(self, prompt: SentRequest) -> None:
+        """Let a request wait no more, unless it is recorded again."""
+        with self._lock:
+            if self._waiting.of(prompt.tenant).peek(prompt.request_id) is prompt:
+                self._waiting.pop(*prompt.name)
 
 
 class HeldRequests:
     """Judges answered requests when the engine holds their prompts, or after `settle_s` seconds."""
 
-    def __init__(
-        self, planner: ReusePlanner, blocks: EngineBlocks, max_requests: int, settle_s: float
-    ) -> None:
-        self._planner = planner
+    def __init__(self, recorded: RecordedRequests, blocks: EngineBlocks, settle_s: float) -> None:
+        self.recorded = recorded
+        self._planner = recorded.planner
         self._blocks = blocks
         self._settle_s = settle_s
-        self._new = _unjudged(max_requests)
-        self._held: TenantLRUMap[str | int, _Held] = TenantLRUMap(max_requests)
-
-    @property
-    def unsettled(self) -> int:
-        """How many requests have not been judged."""
-        return len(self._new)
+        self._new: dict[_RequestName, SentRequest] = {}  # that are looked for
+        self._held: TenantLRUMap[str | int, _Held] = TenantLRUMap(recorded.max_requests)
 
     @property
     def are_planned(self) -> bool:
@@ -306,18 +306,7 @@ class HeldRequests:
     @property
     def parts(self) -> dict[str, PartSize]:
         """How much is remembered, and how much may be; all tenants together."""
-        return {
-            "unjudged_requests": self._new.size,
-            "unjudged_tokens": self._new.weight_size,
-            "followed_requests": self._held.size,
-            **self._blocks.parts,
-        }
-
-    def add(self, prompt: SentRequest) -> None:
-        """Follow a request; an earlier one of the same tenant and id is replaced."""
-        self._forget(prompt.name)
-        for tenant, request_id, _ in self._new.put(prompt.tenant, prompt.request_id, prompt):
-            self._planner.evict([request_id], tenant)
+        return {"followed_requests": self._held.size, **self.recorded.parts, **self._blocks.parts}
 
     def apply(self, event: CacheEvent) -> bool:
         """Apply an event; return whether it could be used."""
@@ -331,38 +320,46 @@ class HeldRequests:
 
     def clear(self) -> None:
         """Empty the index: the engine holds nothing any more, or it is unknown what."""
-        new, held = self._new.values(), self._held.values()
-        for name in [*(one.name for one in new), *(one.name for one in held)]:
+        self.recorded.forget()
+        for name in [*self._new, *(one.name for one in self._held.values())]:
             self._forget(name)
         self._blocks.cleared()
         self._planner.evict_tokens(self._planner.statistics().tokens)
 
     def settle(self, now: float) -> None:
         """Judge new requests, and trim those of which less is held than before."""
-        for name, tokens in self._blocks.take_lowered().items():
-            tenant, request_id = cast("_RequestName", name)  # as they are followed by
+        waiting = self.recorded.waiting()
+        for name in [name for name, one in self._new.items() if waiting.get(name) is not one]:
+            self._forget(name)
+        for followed, tokens in self._blocks.take_lowered().items():
+            tenant, request_id = cast("_RequestName", followed)
             held = self._held.of(tenant).peek(request_id)
             if held is not None:
                 self._trim(held, held.within(tokens))
-        for prompt in list(self._new.values()):
-            tokens = self._blocks.follow(
-                prompt.name,
-                prompt.token_ids,
-                cache_salt=prompt.cache_salt,
-                lora=prompt.lora,
-                goes_on=True,
-            )
-            size = self._blocks.block_size
-            is_whole = tokens > 0 and len(prompt.token_ids) - tokens < size
-            if is_whole or now - prompt.since >= self._settle_s:
-                self._new.pop(*prompt.name)
-                ends = [end // size * size if size else end for end in prompt.block_ends]
-                held = _Held(prompt.name, ends, len(ends))
-                gone = self._held.put(*held.name, held)
-                self._trim(held, held.within(tokens))
-                for tenant, request_id, _ in gone:
-                    self._forget((tenant, request_id))
-                    self._planner.evict([request_id], tenant)
+        for prompt in waiting.values():
+            self._look_for(prompt, now)
+
+    def _look_for(self, prompt: SentRequest, now: float) -> None:
+        """Judge a new request if it is held as a whole, or has waited for long enough."""
+        if prompt.name not in self._new:
+            self._forget(prompt.name)  # an earlier one of this name
+            self._new[prompt.name] = prompt
+        salt, lora = prompt.cache_salt, prompt.lora
+        tokens = self._blocks.follow(
+            prompt.name, prompt.token_ids, cache_salt=salt, lora=lora, goes_on=True
+        )
+        size = self._blocks.block_size
+        is_whole = tokens > 0 and len(prompt.token_ids) - tokens < size
+        if is_whole or now - prompt.since >= self._settle_s:
+            self.recorded.remove(prompt)
+            del self._new[prompt.name]
+            ends = [end // size * size if size else end for end in prompt.block_ends]
+            held = _Held(prompt.name, ends, len(ends))
+            gone = self._held.put(*held.name, held)
+            self._trim(held, held.within(tokens))
+            for tenant, request_id, _ in gone:
+                self._forget((tenant, request_id))
+                self._planner.evict([request_id], tenant)
 
     def _trim(self, held: _Held, blocks: int) -> None:
         """Trim a request to the blocks that are held, and ask for the loss of the last of them."""
@@ -376,6 +373,6 @@ class HeldRequests:
             self._forget(held.name)
 
     def _forget(self, name: _RequestName) -> None:
-        self._new.pop(*name)
+        self._new.pop(name, None)
         self._held.pop(*name)
         self._blocks.unfollow(name)

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from threading import Condition, Thread
 
-from ctxreuse.cache.kv_events.engine_blocks import HeldRequests, RecordedRequests
+from ctxreuse.cache.kv_events.engine_blocks import HeldRequests
 from ctxreuse.cache.kv_events.event_stream import (
     BlocksStored,
     EventSockets,
@@ -48,14 +48,13 @@ class ReplayBackoff:
         self._next_s = _LEAST_BACKOFF_S
 
     def admits(self) -> bool:
-        """Return whether to ask now."""
+        """Return whether to ask now; who is told so asks."""
         now = self._clock()
         # mixed messages of two senders look like an engine that starts anew each time
-        return now >= self._until and now >= self._asked[0] + 1.0
-
-    def ask(self) -> None:
-        """Note that a replay is asked for."""
-        self._asked.append(self._clock())
+        is_admitted = now >= self._until and now >= self._asked[0] + 1.0
+        if is_admitted:
+            self._asked.append(now)
+        return is_admitted
 
     def fail(self) -> None:
         """Note that a replay did not come, or not in time."""
@@ -75,7 +74,6 @@ class EventListener:
         self,
         sockets: EventSockets,
         requests: HeldRequests,
-        recorded: RecordedRequests,
         counts: Counter[str],
         faults: FailOpen,
         clock: Callable[[], float],
@@ -84,7 +82,6 @@ class EventListener:
         self.applied: int | None = None  # the last message's number; None before a sender's first
         self._live: int | None = None  # the last live one's
         self._sockets = sockets
-        self._recorded = recorded
         self._counts = counts
         self._faults = faults
         self._clock = clock
@@ -108,8 +105,7 @@ class EventListener:
         """Subscribe, and start the thread."""
         try:
             self._sockets.open()
-            if self._sockets.can_replay:
-                self._begin_replay(0)
+            self._ask_from(0)
         except InvalidRequestError:
             self._sockets.close()
             raise
@@ -166,15 +162,12 @@ class EventListener:
             self._sockets.reconnect()
             self._is_connected, self._connects_at = True, now + _LEAST_CONNECTED_S
         self._take_replayed()
-        self._counts["skipped"] += self._sockets.take_skipped()
-        for prompt in self._recorded.take():
-            self.requests.add(prompt)
-        if not self._recorded.are_expected and batches != self._counts["batches"]:
+        if not self.requests.recorded.are_expected and batches != self._counts["batches"]:
             self._tell_if_idle()
         if self._sockets.is_replaying:  # a prompt's events may come yet
             return False
         self.requests.settle(self._clock())
-        return batches == self._counts["batches"] and not self.requests.unsettled
+        return batches == self._counts["batches"] and not self.requests.recorded
 
     def _take(self, message: Received) -> None:
         """Apply a live message, or let it wait for those that are missing before it."""
@@ -195,12 +188,9 @@ class EventListener:
         if not is_replaying and applied is not None and message.number > applied + 1:
             self._counts["gaps"] += 1
             self._ask_from(applied + 1)
-        if self._sockets.is_replaying:
-            self._wait(message)
-        else:
+        if not self._sockets.is_replaying:
             self._apply(message)
-
-    def _wait(self, message: Received) -> None:
+            return
         self._waiting.append(message)
         self._waiting_bytes += len(message.payload)
         if len(self._waiting) > _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES:
@@ -209,12 +199,8 @@ class EventListener:
     def _ask_from(self, start: int) -> None:
         """Ask for messages again, if the engine may be asked now."""
         if self._sockets.can_replay and self._backoff.admits():
-            self._begin_replay(start)
-
-    def _begin_replay(self, start: int) -> None:
-        self._counts["replays"] += 1
-        self._backoff.ask()
-        self._sockets.begin_replay(start)
+            self._counts["replays"] += 1
+            self._sockets.begin_replay(start)
 
     def _take_replayed(self) -> None:
         """Apply what has come of a replay; go on with live messages when it is over."""
@@ -275,7 +261,7 @@ class EventListener:
         """Say once that a planner's requests are not followed."""
         events = self._counts["events"]
         if (self._has_removed or events >= _IDLE_EVENTS) and self.requests.are_planned:
-            self._recorded.are_expected = True
+            self.requests.recorded.are_expected = True
             _log.warning(_FOLLOWS_NONE, events)
 
     def _note_restart(self, what: str) -> None:

@@ -8,6 +8,7 @@ not trusted; unknown events and fields are skipped.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
@@ -72,6 +73,7 @@ class EventSockets:
         *,
         bind: bool,
         replay_timeout_s: float,
+        counts: Counter[str],
     ) -> None:
         for name, address in (("endpoint", endpoint), ("replay_endpoint", replay_endpoint)):
             is_listening = bind and name == "endpoint"
@@ -109,7 +111,7 @@ class EventSockets:
         self._monitor: Any = None
         self._poller: Any = None
         self._replay: _PendingReplay | None = None
-        self._skipped = 0
+        self._counts = counts
 
     @property
     def can_replay(self) -> bool:
@@ -169,11 +171,6 @@ class EventSockets:
             gone = gone or event["event"] == zmq.Event.DISCONNECTED
         return gone
 
-    def take_skipped(self) -> int:
-        """Return how many messages were of another topic, or broken, since the last call."""
-        skipped, self._skipped = self._skipped, 0
-        return skipped
-
     def received(self, most: int) -> Iterator[Received]:
         """Yield the messages that have come, without waiting for others."""
         for _ in range(most):
@@ -182,7 +179,7 @@ class EventSockets:
             frames = self._live.recv_multipart()
             message = _message(frames) if frames[0] == self._topic else None
             if message is None or len(frames) != _LIVE_FRAMES or message.number < 0:
-                self._skipped += 1
+                self._counts["skipped"] += 1
             else:
                 yield message
 
@@ -226,7 +223,7 @@ class EventSockets:
             replay.messages += 1
             message = _message(replay.socket.recv_multipart())
             if message is None:
-                self._skipped += 1
+                self._counts["skipped"] += 1
             elif message.number == _END:
                 replay.is_complete = True
             else:

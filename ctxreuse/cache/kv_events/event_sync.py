@@ -128,6 +128,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         checked_integer("max_requests", max_requests, 1)
         checked_number("settle_s", settle_s)
         checked_number("replay_timeout_s", replay_timeout_s)
+        self._counts: Counter[str] = Counter()  # by the fields of the statistics
         self._new_sockets = partial(
             EventSockets,
             endpoint,
@@ -135,6 +136,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
             topic,
             bind=bind,
             replay_timeout_s=replay_timeout_s,
+            counts=self._counts,
         )
         self._planner = planner
         self._max_requests = max_requests
@@ -142,7 +144,6 @@ class KVEventSync(FixedSettings, OnePerProcess):
         self._tokenizer = tokenizer
         self._clock = clock
         self._recorded = RecordedRequests(planner, max_requests)
-        self._counts: Counter[str] = Counter()  # by the fields of the statistics
         self._faults = FailOpen("KVEventSync", "the index is emptied", work="event handling")
         self._listener = self._new_listener()
         self._is_following = self._follows_again = False
@@ -162,7 +163,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
     @property
     def parts(self) -> dict[str, PartSize]:
         """How much is remembered, and how much may be; all tenants together."""
-        return self._recorded.parts | self._listener.requests.parts
+        return self._listener.requests.parts
 
     def start(self) -> None:
         """Start following; do nothing if that has begun.
@@ -266,10 +267,8 @@ class KVEventSync(FixedSettings, OnePerProcess):
         return self._is_following and self._listener.settle(seconds)
 
     def _new_listener(self) -> EventListener:
-        requests = HeldRequests(self._planner, EngineBlocks(), self._max_requests, self._settle_s)
-        return EventListener(
-            self._new_sockets(), requests, self._recorded, self._counts, self._faults, self._clock
-        )
+        requests = HeldRequests(self._recorded, EngineBlocks(), self._settle_s)
+        return EventListener(self._new_sockets(), requests, self._counts, self._faults, self._clock)
 
     def _start_anew(self) -> None:
         """Follow nothing, as a child: the thread and the sockets are the parent's."""

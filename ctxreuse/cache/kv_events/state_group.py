@@ -9,15 +9,10 @@ from ctxreuse.cache.kv_events.block_tree import BlockHash, PathEnd
 
 
 class StateGroup:
-    """The blocks of one group of such layers.
+    """The latest blocks of one group of such layers, which look back a window of tokens, maybe 1.
 
     An engine names a prefix alike in all groups, whatever their block sizes: the blocks of a path
     through the tree of a group with full attention are looked up here by their names.
-
-    Args:
-        size: Tokens of a block.
-        window: Tokens that the layers look back; 1 where one state holds all that was before.
-        most: How many blocks are remembered, the latest.
     """
 
     def __init__(self, size: int, window: int, most: int) -> None:
