@@ -8,10 +8,11 @@ mark adds, the first pays `premium` more a token, and each other `saving` less.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from ctxreuse.context.blocks import BlockKey
 from ctxreuse.rules.cache_rules import CacheRules
 
 _MOST_LEVELS = 48
@@ -30,7 +31,7 @@ class _Fork:
 
 
 def marks_of_batch(
-    sequences: Sequence[Sequence[Hashable]],
+    sequences: Sequence[list[BlockKey]],
     weights: Sequence[Sequence[int]],
     system_tokens: int,
     written: Sequence[int],
@@ -44,7 +45,7 @@ def marks_of_batch(
     """
     totals = [list(accumulate(one, initial=system_tokens)) for one in weights]
     marks: list[list[int]] = [[] for _ in sequences]
-    groups: dict[tuple[Hashable, ...] | None, list[int]] = {}
+    groups: dict[tuple[BlockKey, ...] | None, list[int]] = {}
     for position, depth in enumerate(written):
         key = None if depth < 0 else tuple(sequences[position][:depth])
         groups.setdefault(key, []).append(position)
@@ -63,33 +64,26 @@ def marks_of_batch(
 
 
 def _fork(
-    sequences: Sequence[Sequence[Hashable]],
+    sequences: Sequence[list[BlockKey]],
     totals: Sequence[Sequence[int]],
     members: list[int],
     depth: int,
     level: int = 0,
 ) -> _Fork:
     """Return the tree of some requests behind a common beginning, as deep as it is looked at."""
-    first = members[0]
-    fork = _Fork(depth, totals[first][depth], members, [], len(sequences[first]) == depth)
+    ends_first = level == _MOST_LEVELS or len(sequences[members[0]]) == depth
+    fork = _Fork(depth, totals[members[0]][depth], members, [], ends_first)
     if level == _MOST_LEVELS:
-        fork.ends_first = True
         return fork
-    branches: dict[Hashable, list[int]] = {}
+    branches: dict[BlockKey, list[int]] = {}
     for position in members:
         if len(sequences[position]) > depth:
             branches.setdefault(sequences[position][depth], []).append(position)
     for branch in branches.values():
-        if len(branch) == 1:
-            end = len(sequences[branch[0]])
-        else:
-            end = depth + 1
-            shortest = min(len(sequences[position]) for position in branch)
-            one = sequences[branch[0]]
-            while end < shortest and all(
-                sequences[position][end] == one[end] for position in branch
-            ):
-                end += 1
+        paths = [sequences[position] for position in branch]
+        first, last = min(paths), max(paths)  # what these two share, all of them do
+        pairs = zip(first, last, strict=False)
+        end = next((n for n, (one, other) in enumerate(pairs) if one != other), len(first))
         fork.children.append(_fork(sequences, totals, branch, end, level + 1))
     return fork
 
