@@ -34,6 +34,8 @@ Json: TypeAlias = dict[str, Any]
 
 _SYSTEM = ("system", "developer")
 _CONSUMED = ("role", "content", "tool_calls", "tool_call_id")
+_INPUTS = {"image_url": "input_image", "file": "input_file"}
+"""How OpenAI's Responses API calls content parts that hold more than a text."""
 
 
 class MarkedPrompt(NamedTuple):
@@ -302,14 +304,11 @@ def _response_content(content: Any, role: str) -> Any:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text":
             written.append({**part, "type": text})
-        elif kind == "image_url" and isinstance(part["image_url"], Mapping):
-            others = {name: one for name, one in part.items() if name != "image_url"}
-            image = part["image_url"]
-            named = {"image_url" if name == "url" else name: one for name, one in image.items()}
-            written.append({**others, **named, "type": "input_image"})
-        elif kind == "file" and isinstance(part.get("file"), Mapping):
-            others = {name: one for name, one in part.items() if name != "file"}
-            written.append({**others, **part["file"], "type": "input_file"})
+        elif kind in _INPUTS and isinstance(part.get(kind), Mapping):
+            others = {name: one for name, one in part.items() if name != kind}
+            url = "url" if kind == "image_url" else None
+            given = {kind if name == url else name: one for name, one in part[kind].items()}
+            written.append({**others, **given, "type": _INPUTS[kind]})
         else:
             written.append(part)
     return written
