@@ -1,9 +1,8 @@
 """Clocks that jump by hours, and metrics and spans that fail, change nothing that users see."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fault_programs import PROGRAMS, Broken, Chain, Client, assert_profits
+from fault_programs import PROGRAMS, Broken, Chain, Client, assert_profits, broken
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -194,14 +193,6 @@ def test_tracing_that_fails_fails_no_call(kind, part, caplog):
     assert ours.faults == planner.savings.planning_failures == 0
 
 
-@contextmanager
-def broken_part(planner: ReusePlanner, name: str) -> Iterator[None]:
-    part = getattr(planner, name)
-    setattr(planner, name, Broken())
-    yield
-    setattr(planner, name, part)
-
-
 @pytest.mark.parametrize("name", ["_planning", "_meter", "_exchange"])
 def test_a_planner_that_cannot_be_read_hides_no_other_metric(name, caplog):
     registry = CollectorRegistry()
@@ -221,7 +212,7 @@ def test_a_planner_that_cannot_be_read_hides_no_other_metric(name, caplog):
         return [(one["planner"], registry.get_sample_value(requests, one)) for one in labels]
 
     assert shown() == [("one", 1.0), ("other", 1.0)]
-    with broken_part(one.planner, name):
+    with broken(one.planner, name):
         assert shown() == [("one", None), ("other", 1.0)]
     [line] = [line.getMessage() for line in caplog.records if line.name == "ctxreuse"]
     assert line.startswith("PlannerCollector: reading metrics failed with LookupError")

@@ -4,17 +4,16 @@ A process of its own may write no further for a while (`RLIMIT_FSIZE`), as on a 
 """
 
 import errno
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_programs import PROGRAMS, assert_profits
+from fault_programs import PROGRAMS, assert_profits, no_room, told
 from forked import in_children
 
 from ctxreuse import ReusePlanner
@@ -33,27 +32,6 @@ RECORDING: dict[str, Callable[[TraceRecorder], AbstractContextManager[Any]]] = {
     "LlamaIndex": recording_llamaindex,
     "planner": recording_openai,
 }
-
-
-@contextmanager
-def no_room(largest: int) -> Iterator[None]:
-    """Let no file of this process grow beyond some bytes."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-
-
-@contextmanager
-def told() -> Iterator[list[str]]:
-    """Collect what the log says."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    logging.getLogger("ctxreuse").addHandler(handler)
-    yield lines
-    logging.getLogger("ctxreuse").removeHandler(handler)
 
 
 def recorded(folder: Path) -> list[Any]:

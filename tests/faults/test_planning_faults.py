@@ -7,22 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from fault_programs import ALL_PROGRAMS, Broken, assert_profits
+from fault_programs import ALL_PROGRAMS, Broken, assert_profits, broken
 
 from ctxreuse import ReusePlanner
 
 ASKED = ("abc", "cab", "bca", "abc")
-
-
-@contextmanager
-def replaced(planner: ReusePlanner, name: str) -> Iterator[None]:
-    """Have everything fail that one part of a planner does."""
-    part = getattr(planner, name)
-    setattr(planner, name, Broken())
-    try:
-        yield
-    finally:
-        setattr(planner, name, part)
 
 
 class Switch:
@@ -61,8 +50,8 @@ def switched(switch: Switch) -> Iterator[None]:
 
 Begin = Callable[[ReusePlanner, Switch], Any]
 FAULTS: dict[str, tuple[dict[str, str], Begin]] = {
-    "planning": ({}, lambda planner, switch: replaced(planner, "_planning")),
-    "counting": ({}, lambda planner, switch: replaced(planner, "_meter")),
+    "planning": ({}, lambda planner, switch: broken(planner, "_planning")),
+    "counting": ({}, lambda planner, switch: broken(planner, "_meter")),
     "token counter": (
         {"token_counter": "count_tokens"},
         lambda planner, switch: switched(switch),

@@ -4,7 +4,6 @@ Two processes use one engine. While the log fails, each goes on as without the o
 each knows what the other has sent meanwhile, without a restart.
 """
 
-import logging
 import os
 import signal
 import sqlite3
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from fault_programs import PROGRAMS, Program
+from fault_programs import PROGRAMS, Program, no_room, told
 from forked import in_children
 from redis_servers import RedisServer, free_port, redis_server
 from shared_logs import caught_up, until
@@ -251,13 +250,8 @@ def knows_what_was_sent(theirs: Program, ours: Program) -> None:
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_a_disk_that_is_full_costs_no_call_and_is_caught_up_with(kind, tmp_path):
     """In a process of its own, whose files may not grow for a while."""
-    import resource
 
     def run(_: int) -> list[str]:
-        told: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: told.append(record.getMessage())
-        logging.getLogger("ctxreuse").addHandler(handler)
         store = Files(tmp_path)
         one, other = (ReusePlanner(shared_log=store.open()) for _ in range(2))
         ours, theirs, plain = (PROGRAMS[kind](planner) for planner in (one, other, None))
@@ -266,18 +260,18 @@ def test_a_disk_that_is_full_costs_no_call_and_is_caught_up_with(kind, tmp_path)
             plain.order(letters)
         caught_up(one, other)
         largest = max(os.path.getsize(file) for file in store.path.parent.iterdir())
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
-        goes_on(ours, plain)
-        for number in range(50):  # there may be some room in the file
-            assert ours.order(f"gh{'ijklmno'[number % 7]}")
-            until(lambda: noticed(one) or not one.sharing.untold)
-        assert noticed(one)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        caught_up(one, other)
-        knows_what_was_sent(theirs, ours)
+        with told() as lines:
+            with no_room(largest):
+                goes_on(ours, plain)
+                for number in range(50):  # there may be some room in the file
+                    assert ours.order(f"gh{'ijklmno'[number % 7]}")
+                    until(lambda: noticed(one) or not one.sharing.untold)
+                assert noticed(one)
+            caught_up(one, other)
+            knows_what_was_sent(theirs, ours)
         assert (one.sharing.untold, one.sharing.lost, ours.faults) == (0, 0, 0)
-        return [line for line in told if "goes on alone" in line]
+        return [line for line in lines if "goes on alone" in line]
 
-    [told] = in_children(1, run)
-    assert len(told) == 1
-    assert "make room" in told[0]
+    [said] = in_children(1, run)
+    assert len(said) == 1
+    assert "make room" in said[0]

@@ -6,10 +6,12 @@ compared with the same program without ours.
 
 import asyncio
 import json
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import httpx
@@ -37,6 +39,38 @@ class Broken:
 
     def __getattr__(self, name: str) -> Any:
         raise LookupError("says: a text of a user's document")
+
+
+@contextmanager
+def broken(planner: ReusePlanner, name: str) -> Iterator[None]:
+    """Have everything fail that one part of a planner does."""
+    part = getattr(planner, name)
+    setattr(planner, name, Broken())
+    try:
+        yield
+    finally:
+        setattr(planner, name, part)
+
+
+@contextmanager
+def no_room(largest: int) -> Iterator[None]:
+    """Let no file of this process grow beyond some bytes."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+
+
+@contextmanager
+def told() -> Iterator[list[str]]:
+    """Collect what the log says."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("ctxreuse").addHandler(handler)
+    yield lines
+    logging.getLogger("ctxreuse").removeHandler(handler)
 
 
 class Asked(NamedTuple):
