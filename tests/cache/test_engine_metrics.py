@@ -37,8 +37,10 @@ def test_a_page_of_vllm_is_read():
     )
 
 
-def test_one_block_is_kept_back_by_the_engine():
+def test_one_block_is_kept_back_by_the_engine_and_the_size_may_follow_from_the_blocks():
     assert PrefixCacheMetrics.parse(PAGE).capacity_tokens == 87040 - 32
+    page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="11"} 1\n'
+    assert PrefixCacheMetrics.parse(page).capacity_tokens == 160
 
 
 def test_engines_are_added_up():
@@ -87,11 +89,6 @@ def test_what_a_page_lacks_is_unknown():
     assert (metrics.block_size, metrics.num_gpu_blocks, metrics.capacity_tokens) == (16, None, None)
 
 
-def test_the_size_follows_from_the_blocks_where_it_is_not_told():
-    page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="11"} 1\n'
-    assert PrefixCacheMetrics.parse(page).capacity_tokens == 160
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -137,6 +134,3 @@ def test_a_series_that_stands_twice_counts_once():
     line = 'vllm:prefix_cache_queries_total{engine="0",model_name="m"}'
     metrics = PrefixCacheMetrics.parse(f"{line} 5.0\n{line} 9.0\n")
     assert (metrics.prefix_cache_queries, metrics.engines) == (9, 1)
-
-
-counts = st.none() | st.integers(0, 10) | st.integers(0, 10**18)

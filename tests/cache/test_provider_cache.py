@@ -1,5 +1,7 @@
-"""The simulator of caches with marks, beside a second reckoning of the providers' rules."""
+"""The simulator of hosted caches, beside second reckonings of their rules."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +12,14 @@ from hypothesis import strategies as st
 from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.rules.billed_tokens import BilledTokens
-from ctxreuse.rules.cache_rules import cache_profile
+from ctxreuse.rules.cache_rules import CacheRules, TimeToLive, cache_profile
 
 MINIMUM = 6
+IN_STEPS = cache_profile("openai-before-5.6(minimum=256)")
+
+
+def pieces(names: Iterable[str], tokens: int = 100) -> list[PromptPiece]:
+    return [PromptPiece(name, tokens) for name in names]
 
 
 @st.composite
@@ -93,10 +100,11 @@ def test_what_is_written_and_never_read_is_counted():
     assert cache.never_read == 20
 
 
-def test_what_has_expired_takes_no_memory():
-    cache = ProviderCache(cache_profile("anthropic(minimum=1)"))
+@pytest.mark.parametrize("profile", [cache_profile("anthropic(minimum=1)"), IN_STEPS])
+def test_what_has_expired_takes_no_memory(profile):
+    cache = ProviderCache(profile)
     for number in range(1_000):
-        cache.serve([PromptPiece(f"{number}", 10, is_marked=True)], now=10.0 * number)
+        cache.serve([PromptPiece(f"{number}", 1_000, is_marked=True)], now=10.0 * number)
     assert len(cache) <= 61
 
 
@@ -106,3 +114,71 @@ def test_a_time_to_live_that_the_profile_lacks_is_refused():
         cache.serve([PromptPiece("a", 9, is_marked=True, life="1h")], now=0.0)
     with pytest.raises(InvalidRequestError, match="take the profile"):
         BilledTokens(0, 0, {"1h": 1}).bill(cache_profile("openai"))
+
+
+def test_what_prompts_begin_with_is_read_in_steps():
+    cache = ProviderCache(IN_STEPS)
+    assert cache.serve(pieces("abcd"), now=0.0).read == 0
+    assert cache.serve(pieces("abce"), now=1.0).read == 256
+    assert cache.serve(pieces("abce"), now=2.0).read == 384
+    assert cache.serve(pieces("xbce"), now=2.0).read == 0
+    assert cache.serve(pieces("abce"), now=2.0, key="other").read == 0
+    assert cache.never_read == 0
+
+
+def second_reckoning(prompts: Any, profile: CacheRules) -> Iterator[int]:
+    """Compare each prompt with all earlier ones, one by one."""
+    seen = []
+    for names, now in prompts:
+        alive = [
+            index
+            for index, (other, last) in enumerate(seen)
+            if last + profile.lifetime > now and 100 * len(other) >= profile.least_tokens
+        ]
+        shared = 0
+        for index in alive:
+            common = 0
+            for one, two in zip(names, seen[index][0], strict=False):
+                if one != two:
+                    break
+                common += 1
+            shared = max(shared, common)
+        tokens = 100 * shared
+        yield 0 if tokens < profile.least_tokens else tokens - tokens % profile.step_tokens
+        seen.append((names, now))
+
+
+prompts = st.lists(
+    st.tuples(st.lists(st.sampled_from("abc"), max_size=6), st.sampled_from([0, 1, 299, 300])),
+    max_size=8,
+)
+
+
+@given(prompts, st.sampled_from([1.0, 1.25]))
+def test_it_agrees_with_a_comparison_of_all_prompts(given_prompts, write_factor):
+    lives = (TimeToLive("", 300, write_factor),)
+    profile = replace(IN_STEPS, times_to_live=lives)
+    cache, now, timed = ProviderCache(profile), 0.0, []
+    for names, later in given_prompts:
+        now += later
+        timed.append((names, now))
+    total = 0
+    for (names, at), read in zip(timed, second_reckoning(timed, profile), strict=True):
+        billed = cache.serve(pieces(names), now=at)
+        assert billed.read == read
+        assert billed.prompt_tokens == 100 * len(names)
+        assert billed.uncached >= 0
+        assert (write_factor > 1) or not billed.written
+        total += billed.written_tokens
+    assert 0 <= cache.never_read <= total
+
+
+def test_what_is_written_for_money_and_never_read_is_counted():
+    profile = CacheRules(
+        name="paid", granularity="steps", times_to_live=(TimeToLive("", None, 2.0),)
+    )
+    cache = ProviderCache(profile)
+    cache.serve(pieces("abc"), now=0.0)
+    assert cache.never_read == 300
+    cache.serve(pieces("abd"), now=0.0)
+    assert cache.never_read == 200
