@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,21 +110,6 @@ def test_an_idle_planner_fetches_nothing_that_it_knows(server):
     for _ in range(3):
         caught_up(*planners)
     assert client.info("stats")["total_net_output_bytes"] - before < 20_000  # an entry has 120,000
-
-
-def test_a_server_that_does_not_answer_keeps_no_plan(server):
-    one, other = sharing(log_at(server.url, timeout_s=0.2))
-    one.plan(asked("abc"))
-    caught_up(one, other)
-    server.signal(signal.SIGSTOP)
-    try:
-        assert_goes_on_alone(one)
-        until(lambda: one.sharing.faults > 0 and other.sharing.faults > 0)
-    finally:
-        server.signal(signal.SIGCONT)
-    caught_up(one, other)
-    assert one.sharing.untold == 0
-    assert other.sharing.taken_in == 4, "what was appended twice is taken in once"
 
 
 def _wrong_type(server: RedisServer) -> str:

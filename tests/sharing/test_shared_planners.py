@@ -306,19 +306,6 @@ def test_what_is_no_file_gets_no_key(tmp_path):
     assert os.listdir(tmp_path) == ["log"]
 
 
-def test_a_file_that_another_program_locks_is_waited_for(log, tmp_path):
-    [planner] = sharing(log, 1)
-    planner.plan(asked("abc"))
-    caught_up(planner)
-    with sqlite3.connect(tmp_path / "sent.sqlite", isolation_level=None) as locked:
-        locked.execute("BEGIN IMMEDIATE")
-        planner.plan(asked("bca"))
-        assert not planner.catch_up(0.2)
-        locked.execute("ROLLBACK")
-    caught_up(planner)
-    assert planner.sharing.told == 2
-
-
 @examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
