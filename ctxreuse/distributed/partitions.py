@@ -12,7 +12,6 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -46,11 +45,14 @@ def partition(contexts: Contexts, most: int) -> Partitioning:
     names, numbers = np.unique(contexts.conversations, return_inverse=True)
     turns = np.bincount(numbers[follow], minlength=len(names))[numbers[~follow]]
     groups = _Groups(contexts.where(~follow), turns)
-    pairs: list[_Pairs] = []
+    pairs: list[Integers] = []
+    tried = 0
     for _ in range(_MOST_LEVELS):
-        large = (groups.sizes > most) & ~groups.are_tried
+        large = groups.sizes > most
+        large[:tried] = False
         if not large.any():
             break
+        tried = len(large)
         pairs.append(groups.cut(large))
     bounds = groups.bounds(most)
     count, first = _numbered(groups, _joined(groups.sizes, pairs, most), bounds, most)
@@ -64,14 +66,6 @@ def _found(count: int, leading: Contexts, partitions: Integers) -> Partitioning:
     names = np.append(leading.names()[order], leading.conversations[begin])
     names, chosen = np.unique(names, return_index=True)
     return Partitioning(count, names, np.append(partitions[order], partitions[begin])[chosen])
-
-
-class _Pairs(NamedTuple):
-    """Pairs of groups that are cut from the same one."""
-
-    ones: Integers
-    others: Integers
-    tokens: Integers  # of a block that a request of the first shares with the second
 
 
 class _Groups:
@@ -88,17 +82,18 @@ class _Groups:
             weights=leading.weights[held],
         )
         self._turns = 1 + np.where(are_first, later_turns, 0)  # that go where a request goes
-        names, self._group_of = np.unique(leading.scopes, return_inverse=True)
+        names, self.group_of = np.unique(leading.scopes, return_inverse=True)
+        """The smallest group of each request."""
         self.scopes = self.parents = np.arange(len(names))
-        self.are_leaves = np.ones(len(names), dtype=np.bool_)
-        self.are_tried = np.zeros(len(names), dtype=np.bool_)
-        self.sizes = _summed(self._group_of, self._turns, len(names))
-        self._holders = _summed(self._group_of, are_first, len(names))  # that may share blocks
+        self.sizes = _summed(self.group_of, self._turns, len(names))
 
-    def cut(self, large: Booleans) -> _Pairs:
-        """Cut groups by the blocks that are heaviest within them; return what the parts share."""
-        members = np.flatnonzero(large[self._group_of])
-        contexts, groups = self.requests.where(large[self._group_of]), self._group_of[members]
+    def cut(self, large: Booleans) -> Integers:
+        """Cut groups by the blocks that are heaviest within them.
+
+        Return pairs of parts, and the tokens of a block that a request of one shares with another.
+        """
+        members = np.flatnonzero(large[self.group_of])
+        contexts, groups = self.requests.where(large[self.group_of]), self.group_of[members]
         rows = np.repeat(np.arange(len(members)), contexts.lengths)
         ranks, owners = self._ranked(contexts, groups[rows])
         heaviest = _largest_first(rows, ranks, len(members))
@@ -110,8 +105,7 @@ class _Groups:
         parts, rest = np.full(len(owners), _NONE), np.arange(len(self.sizes))
         parts[named] = len(rest) + np.arange(len(named))
         rest[left] = len(rest) + len(named) + np.arange(len(left))
-        self._group_of[members] = np.where(has, np.append(parts, _NONE)[first], rest[groups])
-        self.are_tried |= large
+        self.group_of[members] = np.where(has, np.append(parts, _NONE)[first], rest[groups])
         self._grow(np.append(owners[named], left))
         pairs = []
         for block in heaviest.T[1:]:
@@ -119,7 +113,7 @@ class _Groups:
             others = parts[ranks[block[both]]]
             both, others = both[others != _NONE], others[others != _NONE]
             pairs.append((parts[first[both]], others, contexts.weights[block[both]]))
-        return _Pairs(*map(np.concatenate, zip(*pairs, strict=True)))
+        return np.concatenate(pairs, axis=1)
 
     def _ranked(self, contexts: Contexts, owners: Integers) -> tuple[Integers, Integers]:
         """Rank the blocks that several, and at most half, of a group's requests hold, by weight.
@@ -133,7 +127,8 @@ class _Groups:
         tokens = np.zeros(len(one), dtype=np.int64)
         np.maximum.at(tokens, code_of, contexts.weights)
         owners, blocks = owners[one], contexts.blocks[one]
-        wanted = np.flatnonzero((holders > 1) & (2 * holders <= self._holders[owners]))
+        members = _summed(self.group_of, ~self.requests.are_later, len(self.sizes))
+        wanted = np.flatnonzero((holders > 1) & (2 * holders <= members[owners]))
         saved = (tokens * (holders - 1))[wanted]
         ordered = wanted[np.lexsort((blocks[wanted], owners[wanted], saved))]
         ranks = np.full(len(one), _NONE)
@@ -142,16 +137,10 @@ class _Groups:
 
     def _grow(self, parents: Integers) -> None:
         """Add the parts of groups, whose requests have moved there."""
-        count = len(self.sizes) + len(parents)
-        self.are_leaves[parents] = False
-        self.are_leaves = np.append(self.are_leaves, np.ones(len(parents), dtype=np.bool_))
-        self.are_tried = np.append(self.are_tried, np.zeros(len(parents), dtype=np.bool_))
+        sizes = _summed(self.group_of, self._turns, len(self.sizes) + len(parents))
+        self.sizes = np.append(self.sizes, sizes[len(self.sizes) :])
         self.parents = np.append(self.parents, parents)
         self.scopes = np.append(self.scopes, self.scopes[parents])
-        sizes = _summed(self._group_of, self._turns, count)
-        holders = _summed(self._group_of, ~self.requests.are_later, count)
-        self.sizes = np.append(self.sizes, sizes[len(self.sizes) :])
-        self._holders = np.append(self._holders, holders[len(self._holders) :])
 
     def bounds(self, most: int) -> dict[int, Digests]:
         """Spread the leaves that no block cuts over several partitions, by name.
@@ -159,8 +148,9 @@ class _Groups:
         Return the smallest name in each but the first of them.
         """
         bounds = {}
-        for leaf in np.flatnonzero(self.are_leaves & (self.sizes > most)).tolist():
-            here = self._group_of == leaf
+        leaves = np.unique(self.group_of)
+        for leaf in leaves[self.sizes[leaves] > most].tolist():
+            here = self.group_of == leaf
             names = self.requests.names()[here]
             order = np.argsort(names, kind="stable")
             names, ends = names[order], np.cumsum(self._turns[here][order])
@@ -174,9 +164,9 @@ class _Groups:
 
     def spread(self, first: Integers, bounds: Mapping[int, Digests]) -> Integers:
         """Return the partition of each request, of leaves that begin in the `first` ones."""
-        partitions = first[self._group_of]
+        partitions = first[self.group_of]
         for leaf, smallest in bounds.items():
-            here = self._group_of == leaf
+            here = self.group_of == leaf
             partitions[here] += np.searchsorted(smallest, self.requests.names()[here], "right")
         return partitions
 
@@ -197,7 +187,7 @@ def _largest_first(rows: Integers, values: Integers, height: int) -> Integers:
     return found
 
 
-def _joined(sizes: Integers, pairs: Iterable[_Pairs], most: int) -> Integers:
+def _joined(sizes: Integers, pairs: Iterable[Integers], most: int) -> Integers:
     """Join groups while they fit into one partition, those first that have most in common."""
     leader = list(range(len(sizes)))
     size = sizes.tolist()
@@ -224,7 +214,7 @@ def _numbered(
     groups: _Groups, leaders: Integers, bounds: Mapping[int, Digests], most: int
 ) -> tuple[int, Integers]:
     """Return how many partitions there are, and each leaf's, or the first of several."""
-    leaves = np.flatnonzero(groups.are_leaves)
+    leaves = np.unique(groups.group_of)
     sizes = _summed(leaders[leaves], groups.sizes[leaves], len(leaders))
     together: dict[int, list[int]] = {}
     for leader in np.unique(leaders[leaves]).tolist():
