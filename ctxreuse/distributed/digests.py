@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import numpy as np
@@ -74,6 +74,13 @@ def contexts_of(requests: Sequence[ContextRequest], count_tokens: Callable[[str]
         blocks=_array(int.from_bytes(key[:_BYTES], "little") for key in blocks),
         weights=np.array([weights[key] for key in blocks], dtype=np.int64),
     )
+
+
+def joined(many: Iterable[Contexts]) -> Contexts:
+    """Return contexts of several batches as one."""
+    parts = [contexts_of([], len), *many]
+    columns = ([getattr(one, column.name) for one in parts] for column in fields(Contexts))
+    return Contexts(*map(np.concatenate, columns))
 
 
 def reproducible_order(requests: Sequence[ContextRequest]) -> list[int]:

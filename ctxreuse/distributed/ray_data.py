@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import check_function, checked_integer, checked_kind
-from ctxreuse.distributed.digests import Contexts, contexts_of
+from ctxreuse.distributed.digests import Contexts, contexts_of, joined
 from ctxreuse.distributed.partitions import Partitioning, partition
 from ctxreuse.distributed.rows import ColumnReader, Row
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
@@ -88,7 +89,7 @@ def plan_dataset(
     job = _Job(read, _checked_planner(planner), batch_size)
     as_tables: dict[str, Any] = {"batch_format": "pyarrow", "zero_copy_batch": True}
     counted = ds.map_batches(job.counted, batch_size=_ROWS_AT_A_TIME, **as_tables)
-    contexts = _contexts_in(ray.get(counted.to_arrow_refs()))
+    contexts = joined([pickle.loads(row["contexts"]) for row in counted.take_all()])
     partitioning = partition(contexts, partition_size)
     located = ds.map_batches(
         job.located,
@@ -139,8 +140,10 @@ class _Job:
     batch_size: int
 
     def counted(self, table: pa.Table) -> pa.Table:
-        """Return what decides where rows go, one row for each."""
-        return _contexts_table(self._contexts(table))
+        """Return what decides where rows go, in one row."""
+        import pyarrow as pa
+
+        return pa.table({"contexts": [pickle.dumps(self._contexts(table))]})
 
     def located(self, table: pa.Table, partitioning: ObjectRef[Partitioning]) -> pa.Table:
         """Return rows with their partition."""
@@ -186,35 +189,3 @@ def _chunks(table: pa.Table, batch_size: int) -> Iterator[pa.Table]:
     batches = max(1, _CHUNK_BYTES * table.num_rows // max(table.nbytes, 1) // batch_size)
     for start in range(0, max(table.num_rows, 1), batches * batch_size):
         yield table.slice(start, batches * batch_size)
-
-
-_PER_BLOCK = ("blocks", "weights")
-
-
-def _contexts_table(contexts: Contexts) -> pa.Table:
-    """Return contexts as a table with a row for each."""
-    import pyarrow as pa
-
-    ends = np.concatenate(([0], np.cumsum(contexts.lengths))).astype(np.int32)
-    columns = {}
-    for one in fields(Contexts):
-        values = pa.array(getattr(contexts, one.name))
-        if one.name in _PER_BLOCK:
-            values = pa.ListArray.from_arrays(pa.array(ends), values)
-        columns[one.name] = values
-    return pa.table(columns)
-
-
-def _contexts_in(tables: Sequence[pa.Table]) -> Contexts:
-    """Return the contexts that tables hold together."""
-    import pyarrow as pa
-
-    # tables without rows lack the columns
-    held = [_contexts_table(contexts_of([], len)), *(one for one in tables if one.num_rows)]
-    table = pa.concat_tables(held)
-    columns = {}
-    for one in fields(Contexts):
-        values = table[one.name].combine_chunks()
-        values = values.flatten() if one.name in _PER_BLOCK else values
-        columns[one.name] = values.to_numpy(zero_copy_only=False)
-    return Contexts(**columns)
