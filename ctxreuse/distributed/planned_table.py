@@ -72,16 +72,13 @@ def _plans(requests: Sequence[ContextRequest], planner: ReusePlanner) -> tuple[B
         batch = planner.sibling().plan_batch(ordered, strategy)
         return BatchPlan(batch.plans, tuple(order[one] for one in batch.order)), strategy
 
-    def reused() -> tuple[BatchPlan, Strategy] | CtxreuseError:
-        try:
-            return planned("reuse")
-        except CtxreuseError as error:  # of the user's, such as a token counter that counts wrong
-            return error
-
-    result = _fail_open.attempt(reused, lambda: planned("none"))
-    if isinstance(result, CtxreuseError):
-        raise result
-    return result
+    try:
+        return planned("reuse")
+    except CtxreuseError:  # of the user's, such as a token counter that counts wrong
+        raise
+    except Exception as error:
+        _fail_open.note(error)
+        return planned("none")
 
 
 def _grouped(batch: BatchPlan, batch_size: int) -> list[_Planned]:
