@@ -51,21 +51,17 @@ def batch_order(sizes: Sequence[int], most: int) -> list[int]:
         return group
 
     order: list[int] = []
-    room, is_cut = most, False
+    room = most
     while waiting:
+        # it begins a batch, or fills the one before and goes on in the next
         first = min(groups[0] for groups in waiting.values())
-        if room == most or is_cut:
-            # it fills the batch before, and goes on in this one
-            order.append(take(sizes[first]))
-            room = (room - sizes[first] - 1) % most + 1
-            is_cut = False
-            if room == most:
-                continue
-        counts = {size: len(groups) for size, groups in waiting.items()}
-        chosen = sorted(take(size) for size in _filling(counts, room))
-        order += chosen
-        room -= sum(sizes[group] for group in chosen)
-        room, is_cut = (room, True) if room else (most, False)
+        order.append(take(sizes[first]))
+        room = (room - sizes[first] - 1) % most + 1
+        if room < most:
+            counts = {size: len(groups) for size, groups in waiting.items()}
+            chosen = sorted(take(size) for size in _filling(counts, room))
+            order += chosen
+            room = room - sum(sizes[group] for group in chosen) or most
     return order
 
 
