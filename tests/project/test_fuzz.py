@@ -88,7 +88,7 @@ def test_genuine_arguments_are_accepted(public, monkeypatch):
 
 def is_made_by_users_seldom(name):
     """Return whether few programs call it, so that nobody sees soon if it fails from its depth."""
-    parts = ("ChainPrompts", "LLM.stream", "CompletionStream", "TfidfEmbedder", "HotTier.note")
+    parts = ("ChainPrompts", "LLM.stream", "TfidfEmbedder", "HotTier.note")
     return any(part in name for part in (*parts, "workflow.Graph", "workflow.State", "measure.re"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,6 @@ from ctxreuse.pipeline.memory_planner import MemoryContext
 from ctxreuse.planning.savings import ExpectedBill, PlanningTime, Savings
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
-from ctxreuse.serving.client.request import EngineCall
 from ctxreuse.sharing import RedisLog, SQLiteLog
 from ctxreuse.workflow import (
     END,
@@ -223,11 +222,6 @@ def _started(graph: Graph) -> State:
     return graph.initial_state({"input": "Which?"})
 
 
-async def _no_pieces() -> AsyncGenerator[str]:
-    for piece in ():
-        yield piece
-
-
 def _corpus() -> dict[BlockId, ContextBlock]:
     return {number: ContextBlock(id=number, text=words) for number, words in enumerate(_TEXTS)}
 
@@ -379,9 +373,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "State.writes": lambda: {"docs": Documents(_TEXTS)},
     "State.visited": lambda: ["search"],
     "HotTier.note.clusters": lambda: [0, 1],
-    "CompletionStream.call": lambda: EngineCall(None, {}),
-    "CompletionStream.pieces": _no_pieces,
-    "CompletionStream.drop": lambda: lambda: None,
     "measure.trace": _trace,
     "measure_savings.asked": lambda: EstimateConfig(trace=_recorded()),
     "EstimateConfig.trace": lambda: _recorded(),

@@ -218,7 +218,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         once.
         """
         call = self._call(prompt, cache_salt, session_id, params, None, leader_first)
-        return CompletionStream(call, self._stream(call), lambda: self._drop(call))
+        stream = CompletionStream()
+        stream.pieces, stream.drop = self._stream(call, stream), partial(self._drop, call)
+        return stream
 
     async def prime(
         self,
@@ -464,7 +466,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 return pieces, await anext(pieces, None)
         raise AssertionError("tenacity makes at least one attempt")
 
-    async def _stream(self, call: EngineCall) -> AsyncGenerator[str]:
+    async def _stream(self, call: EngineCall, stream: CompletionStream) -> AsyncGenerator[str]:
         """Yield the answer's pieces; send the request again only until the first one is there."""
         limit = self._connection.time_limit()
         with self._reporting(call):
@@ -474,7 +476,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 while piece is not None:
                     yield piece
                     piece = await limit.wait_for(anext(pieces, None))
-            call.completion = self._completed(call)
+            stream.answer = self._completed(call)
 
     def _completed(self, call: EngineCall) -> Completion:
         reader, ended = call.reader, self._clock()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 from ctxreuse.context.blocks import Message, copied_message
-from ctxreuse.context.checks import check_function, checked_header, checked_kind
+from ctxreuse.context.checks import checked_header, checked_kind
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.leader_first import CallInFlight, PrefixUse
 from ctxreuse.planning.plan import Plan
@@ -23,6 +23,8 @@ Prompt: TypeAlias = Plan | Sequence[Message]
 
 Protocol: TypeAlias = Literal["openai", "anthropic"]
 """What an engine is asked through: OpenAI's chat completions, or Anthropic's messages."""
+
+_Answer = TypeVar("_Answer")
 
 _RESERVED = ("messages", "stream", "prompt")
 
@@ -43,7 +45,6 @@ class EngineCall:
     began_at: float = 0.0  # seconds of the client's clock, as below
     attempt_began_at: float = 0.0
     first_token_at: float | None = None
-    completion: Completion | None = None
 
     def __post_init__(self) -> None:
         """Expect a reply."""
@@ -120,41 +121,42 @@ def check_params(params: Mapping[str, Any]) -> None:
         raise InvalidRequestError(f"n must be 1, not {describe(params['n'])}")
 
 
-class CompletionStream(AsyncClosing):
-    """An answer in progress: an async iterator of its pieces, made by `EngineClient.stream`.
+class AnswerStream(AsyncClosing, Generic[_Answer]):
+    """An answer in progress: an async iterator of its pieces; these set the answer at their end."""
 
-    The request is sent when the first piece is asked for.
-    """
-
-    def __init__(
-        self, call: EngineCall, pieces: AsyncGenerator[str], drop: Callable[[], None]
-    ) -> None:
-        made_by = "made by EngineClient.stream"
-        self._call = checked_kind("call", call, EngineCall, f"an EngineCall {made_by}")
-        self._pieces = checked_kind(
-            "pieces", pieces, AsyncGenerator, f"an async generator {made_by}"
-        )
-        check_function("drop", drop, f"a function {made_by}")
-        self._drop = drop
+    def __init__(self) -> None:
+        self.pieces: AsyncGenerator[str]
+        self.answer: _Answer | None = None
+        self.drop: Callable[[], object] = lambda: None  # called if it is closed unsent
         self._has_begun = False
 
-    @property
-    def completion(self) -> Completion:
-        """The whole answer and what it cost; EngineError before the answer has ended."""
-        if self._call.completion is None:
+    def _whole(self) -> _Answer:
+        if self.answer is None:
             raise EngineError("the answer has not ended; iterate over its pieces first")
-        return self._call.completion
+        return self.answer
 
-    def __aiter__(self) -> CompletionStream:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> str:
         self._has_begun = True
-        return await anext(self._pieces)
+        return await anext(self.pieces)
 
     async def aclose(self) -> None:
         """Cancel the request, unless it has ended or was not sent, and tell the planner."""
         if not self._has_begun:
             self._has_begun = True
-            self._drop()  # a generator that was never started does not run its own clean-up
-        await self._pieces.aclose()
+            self.drop()  # a generator that was never started does not run its own clean-up
+        await self.pieces.aclose()
+
+
+class CompletionStream(AnswerStream[Completion]):
+    """An answer in progress: an async iterator of its pieces, made by `EngineClient.stream`.
+
+    The request is sent when the first piece is asked for.
+    """
+
+    @property
+    def completion(self) -> Completion:
+        """The whole answer and what it cost; EngineError before the answer has ended."""
+        return self._whole()

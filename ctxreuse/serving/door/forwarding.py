@@ -64,14 +64,15 @@ class ForwardingClient(EngineClient):
         self, prompt: object, *, session_id: str | None = None, forward: ForwardedRequest
     ) -> CompletionStream:
         """Return the answer to a request."""
-        call = EngineCall(None, {})
-        pieces: Any = self._answer(forward, call)
-        return CompletionStream(call, pieces, lambda: None)
+        stream = CompletionStream()
+        pieces: Any = self._answer(forward, stream)
+        stream.pieces = pieces
+        return stream
 
     async def _answer(
-        self, forward: ForwardedRequest, call: EngineCall
+        self, forward: ForwardedRequest, stream: CompletionStream
     ) -> AsyncGenerator[AnswerPiece]:
-        connection, usage = self._connection, ReportedTokens()
+        connection, usage, call = self._connection, ReportedTokens(), EngineCall(None, {})
         url, headers = connection.root + forward.path, {**connection.basic, **forward.headers}
         call.begin(self._clock(), Expectation())
         with self._reporting(call):
@@ -96,7 +97,7 @@ class ForwardingClient(EngineClient):
                 yield AnswerPiece(reader.end(), usage=usage if is_told else None)
         for name, count in usage._asdict().items():
             setattr(call.reader, name, count)
-        call.completion = self._completed(call)
+        stream.answer = self._completed(call)
 
 
 class AnswerReader:

@@ -385,7 +385,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
                     raise
                 await self._give_up_or_wait(error, chosen, tried)
                 continue
-            stream.result = self._served(chosen, sending, completion, tried)
+            stream.answer = self._served(chosen, sending, completion, tried)
             return
 
     async def _choose(self, prompt: Plannable, wanted: str | None, tried: _Tried) -> Replica:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from ctxreuse.errors import EngineError
 from ctxreuse.planning.plan import Plan
-from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion
+from ctxreuse.serving.client.request import AnswerStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,26 +26,10 @@ class PoolResult:
     tried: tuple[str, ...] = ()
 
 
-class PoolStream(AsyncClosing):
+class PoolStream(AnswerStream[PoolResult]):
     """An answer of a pool in progress: an async iterator of its pieces."""
-
-    def __init__(self) -> None:
-        self.pieces: AsyncGenerator[str]
-        self.result: PoolResult | None = None
 
     @property
     def served(self) -> PoolResult:
         """The whole answer; EngineError before it has ended."""
-        if self.result is None:
-            raise EngineError("the answer has not ended; iterate over its pieces first")
-        return self.result
-
-    def __aiter__(self) -> PoolStream:
-        return self
-
-    async def __anext__(self) -> str:
-        return await anext(self.pieces)
-
-    async def aclose(self) -> None:
-        """Cancel the request, unless it has ended."""
-        await self.pieces.aclose()
+        return self._whole()
