@@ -200,7 +200,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         limit = self._connection.time_limit()
         with self._reporting(call):
             await self._wait_for_leader(call)
-            await limit.wait_for(self._collect(call, limit))
+            await limit.wait_for(self._sent(call, limit, whole=True))
             return self._completed(call)
 
     def stream(
@@ -440,30 +440,20 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 if has_begun or not self._drop_refused(error, arguments):
                     raise
 
-    async def _model_for(self, call: EngineCall) -> str:
-        """Return the model's name, once it is known that a salt would be read."""
-        if "cache_salt" in call.arguments["extra_body"]:
-            await self._salt_field.get()
-        return await self._model.get()
-
-    async def _collect(self, call: EngineCall, limit: TimeLimit) -> None:
-        """Send the request until it is answered; read the whole answer."""
-        model = await self._model_for(call)
-        async for attempt in self._connection.attempts(limit):
-            with attempt:
-                async with aclosing(self._pieces(call, model)) as pieces:
-                    async for _ in pieces:
-                        pass
-
-    async def _begin(
-        self, call: EngineCall, limit: TimeLimit
+    async def _sent(
+        self, call: EngineCall, limit: TimeLimit, *, whole: bool
     ) -> tuple[AsyncGenerator[str], str | None]:
-        """Send the request until it begins to be answered; return its pieces and the first."""
-        model = await self._model_for(call)
+        """Send the request until it begins, or is answered as a whole; return where it stands."""
+        if "cache_salt" in call.arguments["extra_body"]:
+            await self._salt_field.get()  # raises where the engine would not read it
+        model = await self._model.get()
         async for attempt in self._connection.attempts(limit):
             with attempt:
                 pieces = self._pieces(call, model)
-                return pieces, await anext(pieces, None)
+                piece = await anext(pieces, None)
+                while whole and piece is not None:
+                    piece = await anext(pieces, None)
+                return pieces, piece
         raise AssertionError("tenacity makes at least one attempt")
 
     async def _stream(self, call: EngineCall, stream: CompletionStream) -> AsyncGenerator[str]:
@@ -471,7 +461,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         limit = self._connection.time_limit()
         with self._reporting(call):
             await self._wait_for_leader(call)
-            pieces, piece = await limit.wait_for(self._begin(call, limit))
+            pieces, piece = await limit.wait_for(self._sent(call, limit, whole=False))
             async with aclosing(pieces):
                 while piece is not None:
                     yield piece
