@@ -100,7 +100,7 @@ class EngineConnection:
                     default_headers=self.basic,
                 )
                 # imports more, and in Python 3.11 under a lock that no fork may meet
-                _ = client.chat.completions.with_streaming_response
+                _ = client.chat.completions
             _ = client.base_url.host  # decoded now, or by each request
             return client
         except wrong_address as error:
@@ -183,33 +183,28 @@ class EngineConnection:
             raise EngineError(f"the engine at {self.host} returned no tokens", 404)
         return ids
 
-    async def completion(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the reply to one attempt at a chat completion, as it comes."""
-        create = self.openai.chat.completions.with_streaming_response.create
+    async def reply(self, protocol: str, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
+        """Yield the reply to one attempt at a completion or a message, as it comes."""
+        headers = {**arguments["extra_headers"], "X-Stainless-Raw-Response": "stream"}
+        send: Any = self.openai.chat.completions.create
+        if protocol == "anthropic":
+            send = self._message
         async with AsyncExitStack() as exits:
-            with _making_a_request("chat.completions.create takes"):
-                response = await exits.enter_async_context(create(**arguments))
-            async for received in response.iter_bytes():
-                yield received
-
-    async def message(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the reply to one attempt at a message of Anthropic's protocol, as it comes."""
-        arguments = dict(arguments)
-        more, headers = arguments.pop("extra_body"), arguments.pop("extra_headers")
-        own = {"anthropic-version": _ANTHROPIC_VERSION, "X-Stainless-Raw-Response": "stream"}
-        if isinstance(self._api_key, str):
-            own["x-api-key"] = self._api_key
-        async with AsyncExitStack() as exits:
-            with _making_a_request("Anthropic's messages take"):
-                response: Any = await self.openai.post(
-                    "/messages",
-                    cast_to=object,
-                    body={**arguments, **more},
-                    options={"headers": {**own, **headers}},
-                )
+            with _making_a_request(_TAKEN[protocol]):
+                response = await send(**{**arguments, "extra_headers": headers})
             exits.push_async_callback(response.close)
             async for received in response.iter_bytes():
                 yield received
+
+    async def _message(
+        self, *, extra_body: dict[str, Any], extra_headers: dict[str, str], **fields: Any
+    ) -> Any:
+        own = {"anthropic-version": _ANTHROPIC_VERSION}
+        if isinstance(self._api_key, str):
+            own["x-api-key"] = self._api_key
+        options: Any = {"headers": {**own, **extra_headers}}
+        body = {**fields, **extra_body}
+        return await self.openai.post("/messages", cast_to=object, body=body, options=options)
 
     async def first_model(self) -> str:
         """Return the name of the engine's first model."""
@@ -346,6 +341,7 @@ def _basic(parts: SplitResult) -> dict[str, str]:
 _LONGEST_BACKOFF_S = 60.0
 _SALT_FIELD = ("components", "schemas", "AnthropicMessagesRequest", "properties", "cache_salt")
 _ANTHROPIC_VERSION = "2023-06-01"
+_TAKEN = {"openai": "chat.completions.create takes", "anthropic": "Anthropic's messages take"}
 _LONGEST_WAIT_S = 600.0
 """What a request without a time limit waits at most, when a server asks for it."""
 _LONGEST_HEADER = 64

@@ -407,10 +407,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         )
         call.begin(self._clock(), expectation)
         reader = call.reader
-        send = self._connection.completion
-        if self._protocol == "anthropic":
-            send = self._connection.message
-        async with aclosing(self._taken(send, arguments)) as reply:
+        async with aclosing(self._taken(arguments)) as reply:
             async for received in reply:
                 for text in reader.take(received):
                     if reader.has_token and call.first_token_at is None:
@@ -424,14 +421,12 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                     break
         reader.end()
 
-    async def _taken(
-        self, send: Callable[[dict[str, Any]], AsyncGenerator[bytes]], arguments: dict[str, Any]
-    ) -> AsyncGenerator[bytes]:
+    async def _taken(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
         """Yield the reply; send again without a field of ours that the engine does not take."""
         has_begun = False
         while True:
             try:
-                async with aclosing(send(arguments)) as reply:
+                async with aclosing(self._connection.reply(self._protocol, arguments)) as reply:
                     async for received in reply:
                         has_begun = True
                         yield received
