@@ -7,13 +7,7 @@ from typing import Any
 
 from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.reported_usage import usage_of
-from ctxreuse.serving.client.reply import (
-    BrokenReplyError,
-    ReplyReader,
-    checked_object,
-    checked_text,
-    field_of,
-)
+from ctxreuse.serving.client.reply import ReplyReader, checked, field_of
 
 _FINISHED = {
     "end_turn": "stop",
@@ -33,60 +27,41 @@ class AnthropicReplyReader(ReplyReader):
         self._usage: dict[str, Any] = {}
         self._whole: int | None = None  # the prompt, as the beginning tells it without a cache
 
-    def _take_chunk(self, chunk: object) -> str:
-        event = checked_object(chunk, "an event")
-        kind = event.get("type")
-        if kind == "error":
-            named = field_of(event, "error", "type")
-            raise BrokenReplyError(
-                "the engine reports an error", named if isinstance(named, str) else ""
-            )
+    def _take_chunk(self, chunk: Mapping[str, Any]) -> str:
+        kind = chunk.get("type")
         if kind == "message_start":
-            message = checked_object(event.get("message"), "a message")
-            self.reply_id = checked_text(message.get("id"), "a message's id") or self.reply_id
+            message = checked(chunk.get("message"), dict, "a message")
+            self.reply_id = checked(message.get("id"), str, "a message's id", "") or self.reply_id
             self._take_usage(message.get("usage"))
             self.miss = reported_miss(message) or self.miss
-        elif kind == "content_block_start":
-            return self._take_block(event)
-        elif kind == "content_block_delta":
-            return self._take_delta(event)
         elif kind == "message_delta":
-            reason = checked_text(field_of(event, "delta", "stop_reason"), "stop_reason")
-            if reason:
-                self.finish_reason = _FINISHED.get(reason, reason)
-                self.has_token = True
-            self._take_usage(event.get("usage"))
-            self.miss = reported_miss(event) or reported_miss(event.get("delta")) or self.miss
-        elif kind == "message_stop":
-            self.has_ended = True
+            reason = checked(field_of(chunk, "delta", "stop_reason"), str, "stop_reason", "")
+            self._take_choice({"finish_reason": _FINISHED.get(reason, reason)})
+            self._take_usage(chunk.get("usage"))
+            self.miss = reported_miss(chunk) or reported_miss(chunk.get("delta")) or self.miss
+        elif kind == "content_block_start":
+            return self._take_choice({"delta": self._delta(chunk, "content_block")})
+        elif kind == "content_block_delta":
+            return self._take_choice({"delta": self._delta(chunk, "delta")})
+        self.has_ended |= kind == "message_stop"
         return ""
 
-    def _take_block(self, event: Mapping[str, Any]) -> str:
-        block = checked_object(event.get("content_block"), "a content block")
-        if block.get("type") == "tool_use":
-            function = {"name": block.get("name")}
-            self._take_call(0, self._piece(event, function) | {"id": block.get("id")})
-            self.has_token = True
-        return self._said(block.get("text") if block.get("type") == "text" else None)
-
-    def _take_delta(self, event: Mapping[str, Any]) -> str:
-        delta = checked_object(event.get("delta"), "delta")
-        if delta.get("type") == "input_json_delta":
-            self._take_call(0, self._piece(event, {"arguments": delta.get("partial_json")}))
-            self.has_token = True
-        elif delta.get("type") == "thinking_delta":
-            self.has_token = True
-        return self._said(delta.get("text") if delta.get("type") == "text_delta" else None)
-
-    def _piece(self, event: Mapping[str, Any], function: dict[str, Any]) -> dict[str, Any]:
-        return {"index": event.get("index", 0), "function": function}
-
-    def _said(self, value: object) -> str:
-        text = checked_text(value, "a text")
-        if text:
-            self.has_token = True
-            self._pieces.append(text)
-        return text
+    def _delta(self, event: Mapping[str, Any], field: str) -> dict[str, Any]:
+        """Return a piece of a content block as OpenAI's protocol says it."""
+        piece = checked(event.get(field), dict, field)
+        call: dict[str, Any] = {"index": event.get("index", 0)}
+        match piece.get("type"):
+            case "text" | "text_delta":
+                return {"content": piece.get("text")}
+            case "thinking_delta":
+                return {"reasoning": True}
+            case "tool_use":
+                function = {"name": piece.get("name")}
+                return {"tool_calls": [{**call, "id": piece.get("id"), "function": function}]}
+            case "input_json_delta":
+                function = {"arguments": piece.get("partial_json")}
+                return {"tool_calls": [{**call, "function": function}]}
+        return {}
 
     def _take_usage(self, usage: object) -> None:
         """Read counts; `prompt_tokens` include what was read from the cache and written into it."""

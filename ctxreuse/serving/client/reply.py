@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ctxreuse.context.checks import reported_count
 from ctxreuse.context.miss_reasons import ReportedMiss
@@ -12,6 +12,8 @@ from ctxreuse.context.reported_usage import ReportedTokens, usage_of
 from ctxreuse.serving.client.completion import ToolCall
 
 _MAX_TOOL_CALLS = 10_000
+_NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
+_Kind = TypeVar("_Kind", dict[str, Any], list[Any], str)
 
 
 class BrokenReplyError(Exception):
@@ -83,7 +85,7 @@ class ReplyReader:
                 data, self._data = b"\n".join(self._data), []
                 self.has_ended = data.startswith(b"[DONE]")
                 if not self.has_ended:
-                    yield self._take_chunk(parsed_json(data))
+                    yield self._take_event(parsed_json(data))
         self._line.append(rest)
 
     def end(self) -> None:
@@ -91,17 +93,21 @@ class ReplyReader:
         if self.finish_reason is None:
             raise BrokenReplyError("the stream ended before the answer did")
 
-    def _take_chunk(self, chunk: object) -> str:
-        chunk = checked_object(chunk, "an event")
-        if error := chunk.get("error"):
-            kind = field_of(error, "type")
+    def _take_event(self, event: object) -> str:
+        event = checked(event, dict, "an event")
+        if event.get("error") or event.get("type") == "error":
+            kind = field_of(event, "error", "type")
             raise BrokenReplyError(
                 "the engine reports an error", kind if isinstance(kind, str) else ""
             )
+        return self._take_chunk(event)
+
+    def _take_chunk(self, chunk: Mapping[str, Any]) -> str:
         reply_id = chunk.get("id")
         self.reply_id = reply_id if isinstance(reply_id, str) and reply_id else self.reply_id
         self._take_counts(chunk)
-        return "".join([self._take_choice(one) for one in _list(chunk.get("choices"), "choices")])
+        choices = checked(chunk.get("choices"), list, "choices", [])
+        return "".join([self._take_choice(one) for one in choices])
 
     def _take_counts(self, chunk: Mapping[str, Any]) -> None:
         ids = chunk.get("prompt_token_ids")
@@ -129,13 +135,13 @@ class ReplyReader:
         return count
 
     def _take_choice(self, choice: object) -> str:
-        choice = checked_object(choice, "a choice")
-        delta = checked_object(choice.get("delta") or {}, "delta")
-        text = checked_text(delta.get("content"), "content")
-        called = _list(delta.get("tool_calls"), "tool_calls")
+        choice = checked(choice, dict, "a choice")
+        delta = checked(choice.get("delta") or {}, dict, "delta")
+        text = checked(delta.get("content"), str, "content", "")
+        called = checked(delta.get("tool_calls"), list, "tool_calls", [])
         for position, piece in enumerate(called):
-            self._take_call(position, checked_object(piece, "a tool call"))
-        finish = checked_text(choice.get("finish_reason"), "finish_reason")
+            self._take_call(position, checked(piece, dict, "a tool call"))
+        finish = checked(choice.get("finish_reason"), str, "finish_reason", "")
         self.finish_reason = finish or self.finish_reason
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         self.has_token |= bool(text or called or thought or finish)
@@ -147,11 +153,11 @@ class ReplyReader:
         index = piece.get("index", position)
         if reported_count(index) is None or index >= _MAX_TOOL_CALLS:
             raise BrokenReplyError("a tool call's index is no number that it may be")
-        function = checked_object(piece.get("function") or {}, "a tool call's function")
+        function = checked(piece.get("function") or {}, dict, "a tool call's function")
         call = self._calls.setdefault(index, _Call())
-        call.id = checked_text(piece.get("id"), "a tool call's id") or call.id
-        call.name.append(checked_text(function.get("name"), "a tool's name"))
-        call.arguments.append(checked_text(function.get("arguments"), "a tool's arguments"))
+        call.id = checked(piece.get("id"), str, "a tool call's id", "") or call.id
+        call.name.append(checked(function.get("name"), str, "a tool's name", ""))
+        call.arguments.append(checked(function.get("arguments"), str, "a tool's arguments", ""))
 
 
 class _Call:
@@ -166,25 +172,9 @@ class _Call:
         return ToolCall("".join(self.name), "".join(self.arguments), self.id)
 
 
-def checked_object(value: object, what: str) -> dict[str, Any]:
-    """Return parsed JSON that must be an object."""
-    if not isinstance(value, dict):
-        raise BrokenReplyError(f"{what} is not an object")
-    return value
-
-
-def _list(value: object, what: str) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise BrokenReplyError(f"{what} is not a list")
-    return value
-
-
-def checked_text(value: object, what: str) -> str:
-    """Return parsed JSON that must be a text; "" for null."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise BrokenReplyError(f"{what} is not a text")
+def checked(value: object, kind: type[_Kind], what: str, null: _Kind | None = None) -> _Kind:
+    """Return parsed JSON that must be of a kind, or what null stands for."""
+    value = null if value is None else value
+    if not isinstance(value, kind):
+        raise BrokenReplyError(f"{what} is not {_NAMES[kind]}")
     return value
