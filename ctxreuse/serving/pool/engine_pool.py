@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
@@ -274,26 +274,14 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             EngineError: no engine answered, or the request is at fault; where all refused it, what
                 the first one said.
         """
-        check_limit(limit_s)
-        tried = _Tried(self._patience_s if limit_s is None else limit_s)
-        while True:
-            chosen = await self._choose(prompt, replica, tried)
-            to_compute = self._router.to_compute(chosen, prompt)
-            try:
-                async with chosen.sending(prompt, to_compute, limit_s) as sending:
-                    await self._prime(chosen, sending, session_id, params)
-                    completion = await sending.limit.wait_for(
-                        chosen.client().complete(
-                            sending.plan,
-                            session_id=session_id,
-                            on_first_token=on_first_token,
-                            **params,
-                        )
-                    )
-            except EngineError as error:
-                await self._give_up_or_wait(error, chosen, tried)
-                continue
-            return self._served(chosen, sending, completion, tried)
+        going = self._going(prompt, replica, limit_s, {"session_id": session_id, **params})
+        while going.result is None:
+            async with self._attempt(going) as (client, sending):
+                completing = client.complete(
+                    sending.plan, on_first_token=on_first_token, **going.options
+                )
+                going.completion = await sending.limit.wait_for(completing)
+        return going.result
 
     def stream(
         self,
@@ -310,22 +298,10 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         with`, so that a request whose answer is left early is cancelled at once.
         """
         request_of(prompt)
-        check_limit(limit_s)
+        going = self._going(prompt, replica, limit_s, {"session_id": session_id, **params})
         stream = PoolStream()
-        stream.pieces = self._pieces(stream, prompt, replica, session_id, limit_s, params)
+        stream.pieces = self._pieces(going, stream)
         return stream
-
-    async def _prime(
-        self,
-        chosen: Replica,
-        sending: InFlightRequest,
-        session_id: str | None,
-        params: dict[str, Any],
-    ) -> None:
-        """Send the primes of a plan that was given with some, where it is about to be sent."""
-        if sending.plan.primes:
-            primes = chosen.client().prime(sending.plan, session_id=session_id, **params)
-            await sending.limit.wait_for(primes)
 
     def _enter(self, replica: Replica) -> Replica:
         if replica.name in self._replicas:
@@ -345,107 +321,109 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
                 f"there is no replica {describe(name)}; there are {', '.join(self._replicas)}"
             ) from None
 
-    def _served(
-        self, by: Replica, sending: InFlightRequest, completion: Completion, tried: _Tried
-    ) -> PoolResult:
-        """Note that a request is answered; return its answer."""
-        by.note_answer(sending, completion)
-        self._router.note(sending.plan.request, by)
-        for replica, error in tried.refused.items():
-            replica.note_refusal(error)
-        return PoolResult(completion, sending.plan, by.name, tuple(tried.names))
+    def _going(
+        self, prompt: Plannable, wanted: str | None, limit_s: float | None, options: dict[str, Any]
+    ) -> _Going:
+        check_limit(limit_s)
+        return _Going(prompt, wanted, limit_s, options, limit_s or self._patience_s)
 
-    async def _pieces(
-        self,
-        stream: PoolStream,
-        prompt: Plannable,
-        wanted: str | None,
-        session_id: str | None,
-        limit_s: float | None,
-        params: dict[str, Any],
-    ) -> AsyncGenerator[str]:
-        tried = _Tried(self._patience_s if limit_s is None else limit_s)
-        has_begun = False
-        while True:
-            chosen = await self._choose(prompt, wanted, tried)
-            to_compute = self._router.to_compute(chosen, prompt)
-            try:
-                async with AsyncExitStack() as within:
-                    going = chosen.sending(prompt, to_compute, limit_s)
-                    sending = await within.enter_async_context(going)
-                    await self._prime(chosen, sending, session_id, params)
-                    answer = chosen.client().stream(sending.plan, session_id=session_id, **params)
-                    pieces = await within.enter_async_context(answer)
-                    while (piece := await sending.limit.wait_for(anext(pieces, None))) is not None:
-                        has_begun = True
-                        yield piece
-                    completion = pieces.completion
-            except EngineError as error:
-                if has_begun:
-                    raise
-                await self._give_up_or_wait(error, chosen, tried)
-                continue
-            stream.answer = self._served(chosen, sending, completion, tried)
+    @asynccontextmanager
+    async def _attempt(self, going: _Going) -> AsyncIterator[tuple[Client, InFlightRequest]]:
+        """Send a request to one replica; note its answer, or where it was sent in vain."""
+        chosen = await self._choose(going)
+        to_compute = self._router.to_compute(chosen, going.prompt)
+        try:
+            async with chosen.sending(going.prompt, to_compute, going.limit_s) as sending:
+                client = chosen.client()
+                if sending.plan.primes:
+                    await sending.limit.wait_for(client.prime(sending.plan, **going.options))
+                yield client, sending
+        except EngineError as error:
+            if going.has_begun:
+                raise
+            await self._give_up_or_wait(error, chosen, going)
             return
+        assert going.completion is not None, "what has not failed is answered"
+        chosen.note_answer(sending, going.completion)
+        self._router.note(sending.plan.request, chosen)
+        for replica, refusal in going.refused.items():
+            replica.note_refusal(refusal)
+        going.result = PoolResult(going.completion, sending.plan, chosen.name, tuple(going.tried))
 
-    async def _choose(self, prompt: Plannable, wanted: str | None, tried: _Tried) -> Replica:
+    async def _pieces(self, going: _Going, stream: PoolStream) -> AsyncGenerator[str]:
+        while going.result is None:
+            async with self._attempt(going) as (client, sending):
+                async with client.stream(sending.plan, **going.options) as pieces:
+                    while (piece := await sending.limit.wait_for(anext(pieces, None))) is not None:
+                        going.has_begun = True
+                        yield piece
+                going.completion = pieces.completion
+        stream.answer = going.result
+
+    async def _choose(self, going: _Going) -> Replica:
         """Return where to send a request; wait as long as a busy replica is the best choice."""
-        checked_kind("replica", wanted, (str, NoneType), "a replica's name or None")
-        if wanted in tried.names:
-            wanted = None
+        checked_kind("replica", going.wanted, (str, NoneType), "a replica's name or None")
+        wanted = None if going.wanted in going.tried else going.wanted
         while True:
-            chosen = self._router.choose(self._open_to(tried), prompt, wanted, tried.without)
+            chosen = self._router.choose(self._open_to(going), going.prompt, wanted, going.without)
             wait_s = chosen.busy_s
             if not wait_s:
                 return chosen
-            if wait_s > tried.patience_s:
-                raise tried.last or EngineError(
+            if wait_s > going.patience_s:
+                raise going.last or EngineError(
                     f"{chosen.name} is busy and asks to be left alone for {wait_s:.0f} s, longer "
                     "than the request may take; add engines, or give a larger limit_s",
                     attempts=0,
                     retry_after_s=wait_s,
                 )
-            tried.patience_s -= wait_s
+            going.patience_s -= wait_s
             await asyncio.sleep(wait_s)
 
-    async def _give_up_or_wait(self, error: EngineError, failed: Replica, tried: _Tried) -> None:
+    async def _give_up_or_wait(self, error: EngineError, failed: Replica, going: _Going) -> None:
         """Raise the error if trying again is of no use; else wait, unless another may be tried."""
-        tried.names.append(failed.name)
-        tried.last = error
+        going.tried.append(failed.name)
+        going.last = error
         rule = status_rule(error.status, error.retry_after_s)
         says_when = rule is BUSY and bool(error.retry_after_s)
         if not says_when:
-            tried.without.append(failed.name)
+            going.without.append(failed.name)
         if rule is REFUSES:
-            tried.refused[failed] = error
-        left = candidates(self._open_to(tried), tried.without)
+            going.refused[failed] = error
+        left = candidates(self._open_to(going), going.without)
         # a refusal costs an engine nothing, and there is one of each at most
-        attempts = len(tried.names) - len(tried.refused)
+        attempts = len(going.tried) - len(going.refused)
         if not rule.elsewhere or attempts >= self._attempts or not left:
             if not attempts:
-                error = next(iter(tried.refused.values()))
-            if len(tried.names) > 1:
-                error.attempts += len(tried.names) - 1
-                error.add_note(f"sent to {', '.join(tried.names)}, in turn")
+                error = next(iter(going.refused.values()))
+            if len(going.tried) > 1:
+                error.attempts += len(going.tried) - 1
+                error.add_note(f"sent to {', '.join(going.tried)}, in turn")
             raise error
-        if not says_when and left[0].name in tried.without:
-            rounds = tried.names.count(failed.name)
+        if not says_when and left[0].name in going.without:
+            rounds = going.tried.count(failed.name)
             await asyncio.sleep(self._backoff_s * 2 ** (rounds - 1))
 
-    def _open_to(self, tried: _Tried) -> list[Replica]:
+    def _open_to(self, going: _Going) -> list[Replica]:
         """Return the replicas that have not refused a request."""
-        return [one for one in self._replicas.values() if one not in tried.refused]
+        return [one for one in self._replicas.values() if one not in going.refused]
 
 
 @dataclass(slots=True)
-class _Tried:
-    """Where one request was sent in vain."""
+class _Going:
+    """One request on its way: where it was sent in vain, and what came of it."""
 
+    prompt: Plannable
+    wanted: str | None
+    limit_s: float | None
+    options: dict[str, Any]  # of the client's call
     patience_s: float
-    names: list[str] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
     refused: dict[Replica, EngineError] = field(default_factory=dict)
     last: EngineError | None = None
+    has_begun: bool = False  # to be answered, so that it is not sent again
+    completion: Completion | None = None
+    result: PoolResult | None = None
 
 
 def check_limit(limit_s: object) -> None:
