@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -103,16 +104,18 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         self._attempts = checked_integer("attempts", attempts, 1)
         self._patience_s: float = client.get("timeout_s") or _PATIENCE_S
         self._router = RequestRouter(queue_weight, strategy == "none")
-        self._factory = ReplicaFactory(
-            planner=ReusePlanner() if planner is None else planner,
+        make = partial(
+            Replica,
             strategy=strategy,
             concurrency=concurrency,
             window_s=window_s,
-            failures=failures,
-            open_s=open_s,
+            failures=checked_integer("failures", failures, 1),
+            open_s=checked_number("open_s", open_s),
             clock=clock,
-            client_options={"model": model, **client},
         )
+        planner = ReusePlanner() if planner is None else planner
+        checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
+        self._factory = ReplicaFactory(planner, {"model": model, **client}, make)
         # never changed, but replaced: another thread may be going through it
         self._replicas: Mapping[str, Replica] = {}
         try:

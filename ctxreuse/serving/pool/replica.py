@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,7 +21,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_af
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import EngineError
-from ctxreuse.planner import ReusePlanner
+from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.completion import Completion
@@ -136,20 +135,23 @@ class Replica:
         name: str,
         connect: Callable[[], Client],
         planner: ReusePlanner,
-        queue: AdmissionQueue,
-        circuit: CircuitBreaker,
         *,
+        strategy: Strategy,
+        concurrency: int,
+        window_s: float,
+        failures: int,
+        open_s: float,
+        clock: Callable[[], float],
         capacity_tokens: int | None = None,
         events: KVEventSync | None = None,
         tells_planner: bool = True,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self.planner = planner
         self.is_draining = False
         self.cache_epoch = 0  # how often it was found with an empty cache
-        self._queue = queue  # of requests that wait for it
-        self._circuit = circuit
+        self._queue = AdmissionQueue(planner, concurrency, window_s, strategy)
+        self._circuit = CircuitBreaker(failures, open_s)
         self._clock = clock
         self._connect = connect
         self._capacity: CapacityTracker | None = None

@@ -7,12 +7,9 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
 from ctxreuse.errors import InvalidRequestError, describe, shown_url
-from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.pool.admission import AdmissionQueue
-from ctxreuse.serving.pool.circuit_breaker import CircuitBreaker
 from ctxreuse.serving.pool.replica import Client, Replica
 
 if TYPE_CHECKING:
@@ -43,23 +40,13 @@ class EngineSpec:
         return f"EngineSpec({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReplicaFactory:
-    """Makes replicas, each with its own planner, admission queue and circuit breaker."""
+    """Makes the replicas of a pool, each with a planner of its own."""
 
     planner: ReusePlanner
-    strategy: Strategy
-    concurrency: int
-    window_s: float
-    failures: int
-    open_s: float
-    clock: Callable[[], float]
     client_options: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        checked_kind("planner", self.planner, ReusePlanner, "a ReusePlanner")
-        checked_number("open_s", self.open_s)
-        checked_integer("failures", self.failures, 1)
+    make: Callable[..., Replica]
 
     def replicas(
         self,
@@ -81,7 +68,7 @@ class ReplicaFactory:
                         f"not from {describe(name)} to {describe(connect)}"
                     )
                 planner = self.planner.sibling(name)
-                yield self._replica(name, connect, planner, tells_planner=False)
+                yield self.make(name, connect, planner, tells_planner=False)
         elif isinstance(engines, Iterable):
             for engine in engines:
                 yield self.replica_at(engine)
@@ -114,28 +101,8 @@ class ReplicaFactory:
         def connect() -> Client:
             return made.pop() if made else make()
 
-        return self._replica(name, connect, planner, engine.capacity_tokens, events)
-
-    def _replica(
-        self,
-        name: str,
-        connect: Callable[[], Client],
-        planner: ReusePlanner,
-        capacity_tokens: int | None = None,
-        events: KVEventSync | None = None,
-        tells_planner: bool = True,
-    ) -> Replica:
-        return Replica(
-            name,
-            connect,
-            planner,
-            AdmissionQueue(planner, self.concurrency, self.window_s, self.strategy),
-            CircuitBreaker(self.failures, self.open_s),
-            capacity_tokens=capacity_tokens,
-            events=events,
-            tells_planner=tells_planner,
-            clock=self.clock,
-        )
+        capacity = engine.capacity_tokens
+        return self.make(name, connect, planner, capacity_tokens=capacity, events=events)
 
 
 def _host_of(base_url: str) -> str:
