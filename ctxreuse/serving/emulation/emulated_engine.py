@@ -13,7 +13,7 @@ from itertools import count
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from ctxreuse.cache.simulator import CacheUsage
+from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
@@ -21,7 +21,6 @@ from ctxreuse.pipeline.engine_options import is_cache_salt
 from ctxreuse.rules.cache_rules import States
 from ctxreuse.serving.client.completion import ToolCall
 from ctxreuse.serving.client.request import messages_of
-from ctxreuse.serving.emulation.batching_engine import BatchingEngine
 from ctxreuse.serving.emulation.openai_replies import (
     EmulatedReply,
     HttpPage,
@@ -105,7 +104,10 @@ class EmulatedEngine(OnePerProcess):
                 "prompt_tokens_details must be True, False or 'if cached', not "
                 f"{describe(prompt_tokens_details)}"
             )
-        self._new_engine = partial(BatchingEngine, capacity_tokens, block_size, states=states)
+        self._new_cache = partial(
+            PrefixCacheSimulator, capacity_tokens, block_size, null_block=True, states=states
+        )
+        self._sizes = block_size, capacity_tokens
         self._forget()
         self._answer: Answering = answer if callable(answer) else lambda body: answer
         self._model = model
@@ -119,7 +121,7 @@ class EmulatedEngine(OnePerProcess):
         self.requests: list[Json] = []
 
     def _forget(self) -> None:
-        self._engine = self._new_engine()
+        self._cache = self._new_cache()
 
     def prompt_tokens(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the tokens of a chat prompt."""
@@ -127,13 +129,12 @@ class EmulatedEngine(OnePerProcess):
 
     def metrics(self) -> str:
         """Return what `/metrics` shows."""
-        engine = self._engine
-        return metrics_text(self.usage, self._model, engine.block_size, engine.num_blocks)
+        return metrics_text(self.usage, self._model, *self._sizes)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached blocks, as a restart does."""
         with self._lock:
-            self._engine.reset_prefix_cache()
+            self._forget()
 
     def transport(self, library: ModuleType | None = None) -> Any:
         """Return a transport for `httpx.Client` and `httpx.AsyncClient`.
@@ -213,7 +214,7 @@ class EmulatedEngine(OnePerProcess):
                 f"your request has {len(tokens)} input tokens.",
             )
         with self._lock:
-            usage = self._engine.cache.serve(tokens, salt or "")
+            usage = self._cache.serve(tokens, salt or "")
             self.usage += usage
         return EmulatedReply(
             path == _CHAT,
@@ -252,7 +253,7 @@ class EmulatedEngine(OnePerProcess):
         """Register an answer's blocks; its last token is never computed."""
         if len(answer) > 1:
             with self._lock:
-                self._engine.cache.serve([*prompt, *answer[:-1]], salt)
+                self._cache.serve([*prompt, *answer[:-1]], salt)
 
 
 def transport_of(

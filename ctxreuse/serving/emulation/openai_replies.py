@@ -35,10 +35,11 @@ def refusal(status: int, message: str) -> HttpPage:
     return json_page(status, {"error": error})
 
 
-def metrics_text(usage: CacheUsage, model: str, block_size: int, num_blocks: int | None) -> str:
+def metrics_text(usage: CacheUsage, model: str, block_size: int, capacity: int | None) -> str:
     """Return the part of vLLM's `/metrics` that describes the prefix cache; None is unlimited."""
     name = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     labels = f'engine="0",model_name="{name}"'
+    num_blocks = None if capacity is None else capacity // block_size
     tokens = None if num_blocks is None else num_blocks * block_size
     config = (
         f'block_size="{block_size}",engine="0",kv_cache_size_tokens="{tokens}",'
