@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, repeat
 from typing import NamedTuple
 
@@ -22,7 +21,6 @@ from ctxreuse.context.checks import (
     checked_positive,
 )
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.rules.cache_rules import States
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +49,13 @@ COMMON_RATES = EngineRates()
 
 
 class BatchedRequest:
-    """A request to a batching engine.
-
-    Args:
-        tokens: The prompt's.
-        answer: The answer's tokens.
-        salt: vLLM's `cache_salt`.
-        chunk_tokens: Tokens of the answer, of which the reader hears; None: all.
-    """
+    """A prompt and its answer; the reader hears of each `chunk_tokens` of it, or of all."""
 
     def __init__(
-        self,
-        tokens: Sequence[int],
-        answer: Sequence[int],
-        salt: str = "",
-        chunk_tokens: int | None = None,
+        self, tokens: Sequence[int], answer: Sequence[int], chunk_tokens: int | None = None
     ) -> None:
         self.tokens = tokens
         self.answer = answer
-        self.salt = salt
         self.chunk_tokens = checked_optional_integer("chunk_tokens", chunk_tokens, 1)
         self.usage: CacheUsage | None = None
         self.running: RunningPrompt | None = None
@@ -110,12 +96,8 @@ class BatchingEngine:
         speed: float = 1.0,
         max_running: int = 256,
         max_step_tokens: int = 8_192,
-        states: States = "everywhere",
     ) -> None:
-        self._new_cache = partial(
-            PrefixCacheSimulator, capacity_tokens, block_size, null_block=True, states=states
-        )
-        self.cache = self._new_cache()
+        self.cache = PrefixCacheSimulator(capacity_tokens, block_size, null_block=True)
         self.block_size = block_size
         self.num_blocks = None if capacity_tokens is None else capacity_tokens // block_size
         self.usage = CacheUsage()
@@ -147,11 +129,6 @@ class BatchingEngine:
     def open_requests(self) -> int:
         """How many requests of `serve` and `stream` wait for their turn or are being answered."""
         return len(self._readers)
-
-    def reset_prefix_cache(self) -> None:
-        """Forget all cached blocks, as a restart does; no request may be running."""
-        assert not self.has_work, "running requests hold blocks of the cache"
-        self.cache = self._new_cache()
 
     def submit(self, request: BatchedRequest) -> None:
         """Put a request in the queue."""
@@ -216,9 +193,7 @@ class BatchingEngine:
         if self._nobody_begins():
             return None
         request = self._waiting[0]
-        request.running = self.cache.start(
-            request.tokens, request.salt, room_for=len(request.answer)
-        )
+        request.running = self.cache.start(request.tokens, room_for=len(request.answer))
         if request.running is None:
             self._without_room = request
             return None
