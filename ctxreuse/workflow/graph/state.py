@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, SupportsIndex, overload
@@ -76,30 +76,24 @@ class State(Mapping[str, Any]):
             writes: What its nodes have written.
             visited: The nodes that have run, each once.
         """
+        assert not self.speculative, "expected values are never committed on"
         checked_kind("writes", writes, Mapping, "a dict")
         ran = checked_texts("visited", visited, "a list of nodes' names")
         return State({**self._values, **writes}, visits=self._visits + Counter(ran))
 
     def overlay(self, writes: Mapping[str, Any]) -> Overlay:
         """Return this state as it would be if those values had been written."""
-        return Overlay(self, checked_kind("writes", writes, Mapping, "a dict"))
+        assert not self.speculative, "speculation is one stage deep"
+        checked_kind("writes", writes, Mapping, "a dict")
+        return Overlay({**self._values, **writes}, visits=self._visits)
 
 
 class Overlay(State):
-    """A state with values that are only expected; it is read, and never committed on."""
+    """A state with values that are only expected."""
 
     __slots__ = ()
 
     speculative = True
-
-    def __init__(self, state: State, writes: Mapping[str, Any]) -> None:
-        assert not state.speculative, "speculation on speculation"
-        self._values = ChainMap(dict(writes), state._values)  # type: ignore[arg-type]  # only read
-        self._visits = state._visits
-
-    def commit(self, writes: Mapping[str, Any], visited: Iterable[str]) -> State:
-        """Fail: nothing is committed on expected values."""
-        raise AssertionError("a commit on a speculative state")
 
 
 class Documents(tuple[ContextBlock, ...]):

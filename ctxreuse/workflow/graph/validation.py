@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from graphlib import CycleError, TopologicalSorter
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import or_
 
 from ctxreuse.context.checks import suggestion
@@ -33,7 +33,11 @@ def check_names(graph: Graph) -> None:
     for name, node in graph.nodes.items():
         if node.otherwise is not None:
             _check_known(graph, [node.otherwise], f"otherwise= of node {quoted([name])} is")
-    _check_otherwise_ends(graph)
+    if back := _cycle(_detours(graph)):
+        raise GraphError(
+            f"otherwise= of nodes {quoted([*back, back[0]])} leads back to where it came "
+            "from; let it end at END or at a node without max_visits="
+        )
     if graph.edges[START] == Edges():
         raise GraphError(
             f"no edge leads from START; add_edge(START, {quoted(list(graph.nodes)[:1])})"
@@ -55,12 +59,14 @@ def check_flow(graph: Graph) -> None:
         )
     _check_cycles(graph, flow)
     _check_outputs(graph, flow)
-    given = {*graph.inputs, *graph.defaults}
     for name, node in graph.nodes.items():
+        before = flow.before(name)
+        written = [other.output for one, other in graph.nodes.items() if one in before]
+        known = dict.fromkeys([*graph.inputs, *graph.defaults, *written])
         for template in node.templates:
             for key in template.variables:
-                if key not in given and not flow.may_read(name, key):
-                    raise _unknown(graph, flow, name, template, key)
+                if key not in known:
+                    raise _unknown(graph, template, key, known)
 
 
 def _check_known(graph: Graph, names: Iterable[str], what: str) -> None:
@@ -72,26 +78,8 @@ def _check_known(graph: Graph, names: Iterable[str], what: str) -> None:
             )
 
 
-def _check_otherwise_ends(graph: Graph) -> None:
-    ending: set[str] = {END}
-    for name in graph.nodes:
-        passed: dict[str, None] = {}
-        target: str | None = name
-        while target is not None and target not in ending:
-            if target in passed:
-                raise GraphError(
-                    f"otherwise= of nodes {quoted([*passed, target])} leads back to where it came "
-                    "from; let it end at END or at a node without max_visits="
-                )
-            passed[target] = None
-            target = graph.nodes[target].otherwise
-        ending.update(passed)
-
-
 def _check_cycles(graph: Graph, flow: Flow) -> None:
     cycle = flow.endless_cycle()
-    if cycle is None:
-        return
     remedy = "give one of them max_visits="
     for name in cycle:
         if any(one.targets is None for one in graph.edges[name].routers):
@@ -100,7 +88,8 @@ def _check_cycles(graph: Graph, flow: Flow) -> None:
                 "or one of them max_visits="
             )
             break
-    raise GraphError(f"nothing ends the cycle of nodes {quoted(cycle)}; {remedy}")
+    if cycle:
+        raise GraphError(f"nothing ends the cycle of nodes {quoted(cycle)}; {remedy}")
 
 
 def _check_outputs(graph: Graph, flow: Flow) -> None:
@@ -120,22 +109,31 @@ def _check_outputs(graph: Graph, flow: Flow) -> None:
         )
 
 
-def _unknown(graph: Graph, flow: Flow, name: str, template: Template, key: str) -> GraphError:
-    before = flow.before(name)
-    written = [node.output for other, node in graph.nodes.items() if other in before]
-    known = list(dict.fromkeys([*graph.inputs, *graph.defaults, *written]))
+def _detours(graph: Graph) -> dict[str, list[str]]:
+    """Return where each node's visit limit sends a run, if anywhere."""
+    return {
+        name: [node.otherwise] for name, node in graph.nodes.items() if node.otherwise is not None
+    }
+
+
+def _cycle(ahead: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the nodes of a cycle, each once and in order; none if there is no cycle."""
+    try:
+        TopologicalSorter(ahead).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle[:0:-1]  # its last node is its first; each is led to by the one behind it
+    return []
+
+
+def _unknown(graph: Graph, template: Template, key: str, known: Iterable[str]) -> GraphError:
+    writers = [name for name, node in graph.nodes.items() if node.output == key]
+    why = f"only {quoted(writers)} writes, and never before it" if writers else "nothing writes"
     return GraphError(
-        f"{template.where} reads {{{key}}}, {_why_unknown(graph, key)}; before it "
+        f"{template.where} reads {{{key}}}, which {why}; before it "
         f"there can be {quoted(known)}{suggestion(key, known)}. Correct the name, "
         "or give the key a value with inputs= or defaults="
     )
-
-
-def _why_unknown(graph: Graph, key: str) -> str:
-    writers = [name for name, node in graph.nodes.items() if node.output == key]
-    if not writers:
-        return "which nothing writes"
-    return f"which only {quoted(writers)} writes, and never before it"
 
 
 class Flow:
@@ -153,15 +151,15 @@ class Flow:
         self._nodes = list(graph.nodes.values())
         self._end = 1 << len(self._nodes)
         self._all = 2 * self._end - 1
-        self._landings = self._all_landings()
+        self._landings = self._all_landings(graph)
         self._first = self._edges_from(graph.edges[START], with_limits=False)
         self._edges = [self._edges_from(graph.edges[name]) for name in graph.nodes]
-        self._successors = [_union(edges) for edges in self._edges]
-        self._reached = self._reach(_union(self._first), self._successors)
+        self._successors = [*map(_union, self._edges), 0]  # nothing follows END
 
     def unreached(self) -> Iterator[str]:
         """Yield the nodes that START does not lead to."""
-        yield from self._named(self._all & ~self._end & ~self._reached)
+        reached = _reach(_union(self._first), self._successors)
+        yield from self._named(self._all & ~self._end & ~reached)
 
     def without_end(self) -> Iterator[str]:
         """Yield the nodes that do not lead to END."""
@@ -169,19 +167,15 @@ class Flow:
         for number, following in enumerate(self._successors):
             for other in _numbers(following):
                 before[other] |= 1 << number
-        leading = self._reach(self._end, before)
-        yield from self._named(self._all & ~leading)
+        yield from self._named(self._all & ~_reach(self._end, before))
 
     def clashes(self) -> Iterator[tuple[str, str]]:
         """Yield the pairs of nodes that can be on one wavefront and write the same key."""
+        writers: dict[str, int] = {}
         for number, node in enumerate(self._nodes):
-            later = self._all & -(2 << number)
-            for other in self._named(self._writers[node.output] & self._beside[number] & later):
-                yield node.name, other
-
-    def may_read(self, name: str, key: str) -> bool:
-        """Return whether a node that writes a key can have run before another node does."""
-        return bool(self._writers.get(key, 0) & self._before[self._number[name]])
+            for other in self._named(writers.get(node.output, 0) & self._beside[number]):
+                yield other, node.name
+            writers[node.output] = writers.get(node.output, 0) | 1 << number
 
     def before(self, name: str) -> frozenset[str]:
         """Return the nodes that can have run before a node does, itself on an earlier visit too."""
@@ -191,29 +185,17 @@ class Flow:
         """Return the nodes that can be on a node's wavefront, if each router chooses one target."""
         return frozenset(self._named(self._beside[self._number[name]]))
 
-    def endless_cycle(self) -> list[str] | None:
+    def endless_cycle(self) -> list[str]:
         """Return the nodes of a cycle on which no node has a visit limit, if there is one."""
         unlimited = sum(
             1 << number for number, node in enumerate(self._nodes) if node.max_visits is None
         )
-        ahead = {
-            self._names[number]: self._named(self._successors[number] & unlimited)
-            for number in _numbers(unlimited)
-        }
-        try:
-            TopologicalSorter(ahead).prepare()
-        except CycleError as error:
-            cycle: list[str] = error.args[1]
-            return cycle[:0:-1]  # its last node is its first; each is led to by the one behind it
-        return None
-
-    @cached_property
-    def _writers(self) -> dict[str, int]:
-        """The nodes that write each key."""
-        writers: dict[str, int] = {}
-        for number, node in enumerate(self._nodes):
-            writers[node.output] = writers.get(node.output, 0) | 1 << number
-        return writers
+        return _cycle(
+            {
+                self._names[number]: self._named(self._successors[number] & unlimited)
+                for number in _numbers(unlimited)
+            }
+        )
 
     @cached_property
     def _before(self) -> list[int]:
@@ -234,50 +216,36 @@ class Flow:
     @cached_property
     def _beside(self) -> list[int]:
         """What `beside` returns, of each node."""
-        pairs, reached = _NodePairs(len(self._nodes)), self._reached & ~self._end
-        for edges in (self._first, *(self._edges[one] for one in _numbers(reached))):
+        beside, stepped = [0] * len(self._names), [0] * len(self._names)
+        queue: dict[int, None] = {}  # nodes with new partners
+
+        def add(nodes: int, others: int) -> None:
+            for number in _numbers(nodes & ~self._end):
+                new = others & ~(beside[number] | self._end | 1 << number)
+                if new:
+                    beside[number] |= new
+                    queue[number] = None
+
+        for edges in (self._first, *self._edges):
             for targets, others in _with_others(edges).items():
-                for number in _numbers(targets & ~self._end):
-                    pairs.add(number, others & ~self._end)
-        stepped = [0] * len(self._nodes)
-        while pairs.queue:
-            one, others = pairs.take()
-            for following in _numbers(self._successors[one] & ~self._end):
+                add(targets, others)
+        while queue:
+            one, _ = queue.popitem()
+            for following in _numbers(self._successors[one]):
                 # the first node of a pair steps on, then the second, once for each node that the
                 # first steps on
-                new = others & ~stepped[following]
-                if new:
-                    stepped[following] |= new
-                    ahead = _union([self._successors[other] for other in _numbers(new)])
-                    pairs.add(following, ahead & ~self._end)
-        return pairs.beside
+                new = beside[one] & ~stepped[following]
+                stepped[following] |= new
+                add(1 << following, _union(self._successors[other] for other in _numbers(new)))
+        return beside
 
-    def _reach(self, start: int, following: Sequence[int]) -> int:
-        """Return what some nodes and END lead to, themselves included."""
-        reached, ahead = start, start
-        while ahead:
-            number = _lowest(ahead)
-            ahead &= ahead - 1
-            new = following[number] & ~reached if number < len(following) else 0
-            reached |= new
-            ahead |= new
-        return reached
-
-    def _all_landings(self) -> list[int]:
+    def _all_landings(self, graph: Graph) -> list[int]:
         """Return for each target itself and where visit limits can send an edge to it instead."""
         landings = [1 << number for number in range(len(self._names))]
-        is_done = [False] * len(self._nodes) + [True]
-        for start in range(len(self._nodes)):
-            path = [start]
-            while not is_done[path[-1]]:
-                otherwise = self._nodes[path[-1]].otherwise
-                if otherwise is None:
-                    break
-                path.append(self._number[otherwise])
-            for number, then in pairwise(reversed(path)):
-                landings[then] |= landings[number]
-                is_done[then] = True
-            is_done[path[-1]] = True
+        detours = _detours(graph)
+        for name in TopologicalSorter(detours).static_order():
+            for then in detours.get(name, ()):
+                landings[self._number[name]] |= landings[self._number[then]]
         return landings
 
     def _edges_from(self, edges: Edges, *, with_limits: bool = True) -> list[int]:
@@ -295,30 +263,6 @@ class Flow:
         return (self._names[number] for number in _numbers(nodes))
 
 
-class _NodePairs:
-    """Pairs of nodes, and those of them that have not been taken yet."""
-
-    def __init__(self, size: int) -> None:
-        self.beside = [0] * size
-        self.queue: deque[int] = deque()
-        self._new = [0] * size
-
-    def add(self, number: int, others: int) -> None:
-        """Add the pairs of a node with others; with itself it makes none."""
-        new = others & ~self.beside[number] & ~(1 << number)
-        if new:
-            if not self._new[number]:
-                self.queue.append(number)
-            self.beside[number] |= new
-            self._new[number] |= new
-
-    def take(self) -> tuple[int, int]:
-        """Return a node and its new partners."""
-        number = self.queue.popleft()
-        new, self._new[number] = self._new[number], 0
-        return number, new
-
-
 def _with_others(edges: Sequence[int]) -> dict[int, int]:
     """Return for each edge the nodes that the others can lead to; equal edges come together."""
     before = list(accumulate(edges, or_, initial=0))
@@ -333,13 +277,19 @@ def _union(sets: Iterable[int]) -> int:
     return reduce(or_, sets, 0)
 
 
-def _lowest(nodes: int) -> int:
-    """Return the lowest number in a set that is not empty."""
-    return (nodes & -nodes).bit_length() - 1
+def _reach(start: int, following: Sequence[int]) -> int:
+    """Return what some nodes and END lead to, themselves included."""
+    reached, ahead = start, start
+    while ahead:
+        number = next(_numbers(ahead))
+        new = following[number] & ~reached
+        reached |= new
+        ahead = ahead & (ahead - 1) | new
+    return reached
 
 
 def _numbers(nodes: int) -> Iterator[int]:
     """Yield the numbers in a set, in order."""
     while nodes:
-        yield _lowest(nodes)
+        yield (nodes & -nodes).bit_length() - 1
         nodes &= nodes - 1
