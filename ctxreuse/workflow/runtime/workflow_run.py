@@ -14,6 +14,13 @@ from ctxreuse.serving.aio.concurrency import BackgroundTasks, all_of
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quoted
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.graph.state import Documents, State
+from ctxreuse.workflow.graph.steps import (
+    certain_successor,
+    initial_state,
+    may_search_again,
+    next_wavefront,
+    routed,
+)
 from ctxreuse.workflow.retrievers import found_blocks
 from ctxreuse.workflow.runtime.events import DocumentsFound, NodeFinished, NodeStarted, TextDelta
 from ctxreuse.workflow.runtime.generations import GenerationRequest
@@ -59,7 +66,7 @@ class Stages:
         self._generation_ahead = SpeculativeGeneration(context, self._background)
         self._search_ahead = SpeculativeRetrieval(services)
         self._records: dict[str, SearchRecord] = {}
-        self._remembers = context.graph.searches_again or context.session is not None
+        self._remembers = may_search_again(context.graph) or context.session is not None
 
     async def close(self) -> None:
         """Stop all speculative work, and wait for its end."""
@@ -104,7 +111,7 @@ class Stages:
 
     def _search_early(self, node: Generation, state: State, said: str) -> None:
         """Begin the search behind a generation with the part of the answer that has come."""
-        retrieval = self._context.graph.successor(node.name, state)
+        retrieval = certain_successor(self._context.graph, node.name, state)
         if not isinstance(retrieval, Retrieval) or not self._services.options.speculative_retrieval:
             return
         name = retrieval.retriever or DEFAULT_RETRIEVER
@@ -194,7 +201,7 @@ class Stages:
     ) -> _Launcher | None:
         """Return the launcher of the generation behind a retrieval; None if none may launch."""
         rule, graph = self._services.options.speculation, self._context.graph
-        generation = None if rule == "off" else graph.successor(node.name, state)
+        generation = None if rule == "off" else certain_successor(graph, node.name, state)
         if not isinstance(generation, Generation):
             return None
         self._services.speculation.retrievals += 1
@@ -254,7 +261,7 @@ class WorkflowRun:
     """Executes a graph once."""
 
     def __init__(self, context: RunContext, inputs: Mapping[str, Any]) -> None:
-        self.state = context.graph.initial_state(inputs)
+        self.state = initial_state(context.graph, inputs)
         self.visited: list[str] = []
         self._context = context
         self._graph = context.graph
@@ -329,5 +336,5 @@ class WorkflowRun:
                         f"{quoted([self._graph.name])} failed with {type(error).__name__}: {error}",
                         name,
                     ) from error
-                targets += self._graph.routed(name, router, returned)
-        return self._graph.wavefront(targets, self.state)
+                targets += routed(self._graph, name, router, returned)
+        return next_wavefront(self._graph, targets, self.state)
