@@ -48,8 +48,8 @@ class BenchConfig:
         "online: each request is planned as it comes; offline: all as one batch.", "online"
     )
     cache: str = option(
-        "Its cache: vllm, sglang, or 'vllm(states=junctions)' for models that keep states, where "
-        "our order is sent with primes, too; what these compute counts as computed.",
+        "Its cache: vllm, sglang, or 'vllm(states=junctions)' for models that keep states; then "
+        "our order is sent with primes, too, which count as computed.",
         "vllm",
     )
     keep_best: bool = option(KEEP_BEST, False)
@@ -58,7 +58,7 @@ class BenchConfig:
     )
     independent: bool = option("Take turns of conversations as independent requests.", False)
     answer_tokens: int = option(
-        "The longest answer in tokens. Without it 1, which is enough for the times.", 1, min=1
+        "The longest answer in tokens; 1 is enough for the times.", 1, min=1
     )
     api_key: str = field(default="EMPTY", repr=False)
 
