@@ -126,9 +126,7 @@ def measured_ways(
         replay = _ReplayedPrompts(seen, requests, new_planner, capacity_tokens, tokens_of)
     framework = seen[0].prompt.framework
     are_memories = median(one.source == MEMORIES for one in requests) > 0
-    behind = [
-        one.prompt._replace(parts=parts) for one, parts in zip(seen, _behind(seen), strict=True)
-    ]
+    behind = list(_behind(seen))
     sent = {ORDERED: replay.ordered()}
     if not are_memories:
         sent[RENDERED] = replay.planned(seen, is_rendered=True)
@@ -159,7 +157,6 @@ class _ReplayedPrompts:
         tokens_of: Callable[[str], array[int]],
     ) -> None:
         self._seen = seen
-        self._requests = requests
         self._named = {one.request_id: one for one in requests}
         self._of_runs = {n for one in seen for n in one.prompt.retrieved}
         self._capacity, self._tokens_of = capacity_tokens, tokens_of
@@ -183,15 +180,13 @@ class _ReplayedPrompts:
         self, seen: Sequence[SeenPrompt], *, is_rendered: bool = False
     ) -> Iterator[list[PromptPart]]:
         """Yield prompts as a wrapped model sends them."""
-        known, planner, done = KnownTexts(), self._planner(), 0
-        planning = PromptPlanner(planner, kind="", known=known)  # nobody is told
-        given = set[str | int]()
-        for prompt, shown in seen:
-            outside = self._requests[done : prompt.after]
+        known, given = KnownTexts(), set[str | int]()
+        planning = PromptPlanner(self._planner(), kind="", known=known)  # nobody is told
+        for prompt, shown, outside in seen:
             seen_too = [one for one in outside if is_rendered or one.source not in _UNSEEN]
             lists = [one for one in seen_too if one.request_id not in self._of_runs]
             lists += [self._named[n] for n in prompt.retrieved if n in self._named.keys() - given]
-            done, given = max(done, prompt.after), given.union(prompt.retrieved)
+            given.update(prompt.retrieved)
             for found in lists:
                 kind = ANY_KIND if prompt.framework == "llamaindex" else ""
                 forms = [Form(document_text(block), kind=kind) for block in found.blocks]
@@ -209,7 +204,7 @@ class _ReplayedPrompts:
         planner, order = self._planner(), dict[str | int, list[dict[str, str]]]()
         sent = dict[tuple[str, str], str]()
         forms: dict[str, dict[str, str]] = defaultdict(dict)  # of each document, by run
-        for prompt, shown in self._seen:
+        for prompt, shown, _ in self._seen:
             for number, at in shown.items():
                 text = prompt.parts[number].text
                 movable = _movable(text, at, is_bare=False)
@@ -219,17 +214,14 @@ class _ReplayedPrompts:
         again = [set(one.values()) for one in forms.values() if len(one) > 1]
         # what stands on a document is of its place
         is_numbered = sum(len(one) > 1 for one in again) > _OFTEN * len(again)
-        done = 0
-        for prompt, shown in self._seen:
-            outside = [one.request_id for one in self._requests[done : prompt.after]]
-            done = max(done, prompt.after)
-            retrieved = prompt.retrieved or outside  # as Mem0's searches are, of no run
-            for request_id in retrieved:
+        for seen in self._seen:
+            prompt = seen.prompt
+            for request_id in seen.retrieved:
                 if request_id in self._named and request_id not in order:
                     order[request_id] = _in_planned_order(planner, self._named[request_id])
-            of_forms = [one for n in retrieved for one in order.get(n, ())]
+            of_forms = [one for n in seen.retrieved for one in order.get(n, ())]
             texts = [one.text for one in prompt.parts]
-            for number, at in shown.items():
+            for number, at in seen.pieces.items():
                 key = prompt.tenant, texts[number]  # a history shows it as it was sent
                 if key not in sent and not at[0].lasting:
                     # repeats stand behind all others
@@ -249,7 +241,7 @@ class _ReplayedPrompts:
     def shown_once(self) -> Iterator[list[PromptPart]]:
         """Yield prompts whose tools' results leave out what their conversation shows."""
         planner, edits = self._planner(), dict[bytes, Edit]()
-        for prompt, shown in self._seen:
+        for prompt, shown, _ in self._seen:
             history, before, texts = list[Message](), ShownTexts(), list[str]()
             conversation = prompt.conversation_id or prompt.run
             key = text_digest(f"{prompt.tenant} {conversation}")
@@ -291,7 +283,7 @@ def _movable(text: str, at: Sequence[DocumentPiece], *, is_bare: bool) -> Sequen
 
 def _settled(seen: Sequence[SeenPrompt], changing: ChangingDocuments) -> Iterator[RecordedPrompt]:
     """Yield prompts whose documents are shown without what changes."""
-    for prompt, shown in seen:
+    for prompt, shown, _ in seen:
         texts = [one.text for one in prompt.parts]
         for number, at in shown.items():
             text = texts[number]
@@ -323,10 +315,10 @@ def _in_planned_order(planner: ReusePlanner, request: TraceRequest) -> list[dict
     ]
 
 
-def _behind(seen: Sequence[SeenPrompt]) -> Iterator[tuple[PromptPart, ...]]:
+def _behind(seen: Sequence[SeenPrompt]) -> Iterator[RecordedPrompt]:
     """Yield prompts with the lines behind their documents that differ in front of them."""
     fronts: list[dict[int, list[str]]] = []
-    for prompt, shown in seen:
+    for prompt, shown, _ in seen:
         first = min(shown, default=-1)
         ends = {n: len(prompt.parts[n].text) for n in range(first)}
         ends |= {first: shown[first][0].start} if shown else {}
@@ -342,15 +334,16 @@ def _behind(seen: Sequence[SeenPrompt]) -> Iterator[tuple[PromptPart, ...]]:
         fronts.append(cut)
     often = Counter(line for some in fronts for line in {x for one in some.values() for x in one})
     least = _OFTEN * sum(map(bool, fronts))
-    for (prompt, _), front in zip(seen, fronts, strict=True):
-        texts, moved = [one.text for one in prompt.parts], list[str]()
+    for one, front in zip(seen, fronts, strict=True):
+        parts, moved = one.prompt.parts, list[str]()
+        texts = [part.text for part in parts]
         for number, lines in front.items():
             stays = [line for line in lines if often[line] > least or not line.strip()]
             moved += [line.strip() for line in lines if line not in stays]
             texts[number] = "".join(stays) + texts[number][sum(map(len, lines)) :]
         if moved:
             texts[max(front)] += "\n".join(["", "", *moved])
-        yield tuple(_with_texts(prompt.parts, texts))
+        yield one.prompt._replace(parts=tuple(_with_texts(parts, texts)))
 
 
 def _with_texts(parts: Sequence[PromptPart], texts: Sequence[str]) -> list[PromptPart]:

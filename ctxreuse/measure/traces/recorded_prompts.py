@@ -131,6 +131,12 @@ class SeenPrompt(NamedTuple):
 
     prompt: RecordedPrompt
     pieces: Mapping[int, Sequence[DocumentPiece]]
+    outside: Sequence[TraceRequest]  # that were recorded since the prompt before
+
+    @property
+    def retrieved(self) -> Sequence[str | int]:
+        """The requests whose documents it shows: searches of stores and of Mem0 are of no run."""
+        return self.prompt.retrieved or [one.request_id for one in self.outside]
 
     @property
     def front(self) -> str | None:
@@ -151,17 +157,17 @@ def seen_prompts(
     # by a part's identity: its text stands in several prompts
     found: dict[int, Sequence[DocumentPiece]] = {}
     for prompt in prompts:  # those of threads may have changed places
-        for request in requests[done : prompt.after]:
+        outside, done = requests[done : prompt.after], max(done, prompt.after)
+        for request in outside:
             number = None if request.source == MEMORIES else 1  # tools that show JSON stay as is
             texts = map(document_text, request.blocks)
             known.add(request.tenant, [form for one in texts for form in forms_of(one)[:number]])
-        done = max(done, prompt.after)
         for part in prompt.parts:
             if part.is_text and part.role != "assistant" and id(part) not in found:
                 spans = known.standing_at(prompt.tenant, part.text)
                 found[id(part)] = memory_pieces(part.text) or pieces(part.text, spans or ())
         shown = {n: at for n, one in enumerate(prompt.parts) if (at := found.get(id(one)))}
-        yield SeenPrompt(prompt, shown)
+        yield SeenPrompt(prompt, shown, outside)
 
 
 def forms_of(text: str) -> list[str]:
@@ -201,17 +207,13 @@ def with_prompts(
 ) -> list[TraceRequest]:
     """Return requests with what prompts say before their documents and around each, if known."""
     found: dict[str | int, dict[str, Any]] = {}
-    done = 0
     for seen in seen_prompts(prompts, requests):
-        front, prompt, shown = seen.front, seen.prompt, dict[str, str]()
+        prompt, shown = seen.prompt, dict[str, str]()
         for number, at in seen.pieces.items():
             forms = shown_forms(prompt.parts[number].text, at)
             shown = {x.document.strip(): form for x, form in zip(at, forms, strict=True)} | shown
-        outside = [one.request_id for one in requests[done : prompt.after]]
-        done = max(done, prompt.after)
-        # searches of vector stores and of Mem0 are of no run
-        for name in (prompt.retrieved or outside) if shown else ():
-            told = {"front": front, "shown": shown, "framework": prompt.framework}
+        told = {"front": seen.front, "shown": shown, "framework": prompt.framework}
+        for name in seen.retrieved if shown else ():
             found.setdefault(name, told)
     return [replace(one, **found.get(one.request_id, {})) for one in requests]
 
