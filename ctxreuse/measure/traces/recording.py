@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import wraps
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -63,11 +63,8 @@ _BLOCKS = 500_000
 every 64 characters."""
 
 
-class _MeasuredBlock(NamedTuple):
-    """What is known of a block before it is written: its tokens, and the digest of its text."""
-
-    tokens: int
-    digest: bytes
+_Measured: TypeAlias = tuple[int, bytes]
+"""What is known of a block before it is written: its tokens, and the digest of its text."""
 
 
 class TraceRecorder(OnePerProcess):
@@ -256,42 +253,33 @@ class TraceRecorder(OnePerProcess):
     ) -> int:
         """Write a request and return its id; hashes and counts its texts first."""
         arrived_ms = round(1_000 * max(0.0, self._clock() - self._begun_s), 3)
-        blocks = request.unique_blocks
-        title_of = {
-            block.key: title for block, title in zip(request.blocks, titles, strict=False) if title
-        }
-        measured: dict[BlockKey, _MeasuredBlock] = {}
-        while True:
-            with self._lock:
-                known = {key: self._names.get(request.tenant, key) for key in blocks}
-                new = [key for key, name in known.items() if name is None and key not in measured]
-                if not new:
-                    of = {"source": source} if source else {}
-                    told = {"timestamp": arrived_ms, **of, **beside}
-                    self._append_request(request, known, measured, title_of, told)
-                    self.sources[source] += 1
-                    return self.requests
-            measured |= {key: self._measured(blocks[key]) for key in new}
+        named = zip(request.blocks, titles, strict=False)
+        title_of = {block.key: title for block, title in named if title}
+        with self._lock:
+            new = [
+                block
+                for key, block in request.unique_blocks.items()
+                if self._names.get(request.tenant, key) is None
+            ]
+        measured = {block.key: self._measured(block) for block in new}
+        of = {"source": source} if source else {}
+        with self._lock:
+            ids = [
+                self._name_of(block, measured, request.tenant, title_of.get(key, ""))
+                for key, block in request.unique_blocks.items()
+            ]
+            self._append_request(request, ids, {"timestamp": arrived_ms, **of, **beside})
+            self.sources[source] += 1
+            return self.requests
 
-    def _measured(self, block: ContextBlock) -> _MeasuredBlock:
+    def _measured(self, block: ContextBlock) -> _Measured:
         tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
-        return _MeasuredBlock(tokens, self._digest(block.text))
+        return tokens, self._digest(block.text)
 
     def _append_request(
-        self,
-        request: ContextRequest,
-        known: Mapping[BlockKey, BlockId | None],
-        measured: Mapping[BlockKey, _MeasuredBlock],
-        title_of: Mapping[BlockKey, str],
-        told: Mapping[str, Any],
+        self, request: ContextRequest, ids: Sequence[BlockId], told: Mapping[str, Any]
     ) -> None:
-        """Append a request, and before it the blocks that the corpus lacks; the lock is held."""
-        ids = [
-            self._named(block, measured[key], request.tenant, title_of.get(key, ""))
-            if (name := known[key]) is None
-            else name
-            for key, block in request.unique_blocks.items()
-        ]
+        """Append a request whose blocks the corpus has; the lock is held."""
         line: dict[str, Any] = {"request_id": self.requests + 1}
         if not self._hash_only:
             line["query"] = request.query
@@ -335,15 +323,19 @@ class TraceRecorder(OnePerProcess):
         with self._lock:
             _append(self._path(name), line)
 
-    def _named(
+    def _name_of(
         self,
         block: ContextBlock,
-        measured: _MeasuredBlock,
+        measured: Mapping[BlockKey, _Measured],
         tenant: str,
         title: str,
     ) -> BlockId:
-        """Return a block's name, which the corpus has from now on."""
-        digest, own = measured.digest, measured.digest.hex()
+        """Return a block's name, which the corpus has from now on; the lock is held."""
+        if (known := self._names.get(tenant, block.key)) is not None:
+            return known
+        # it may have been forgotten since it was looked up
+        tokens, digest = measured.get(block.key) or self._measured(block)
+        own = digest.hex()
         name: BlockId = own if self._hash_only else block.id
         key = text_digest(repr(name))
         may_be_new = len(self._written) < _BLOCKS  # else the id may have had another text
@@ -351,7 +343,7 @@ class TraceRecorder(OnePerProcess):
             name = f"{name}~{own}"
             key = text_digest(repr(name))
         if self._written.get(key) != digest:
-            line: dict[str, Any] = {"id": name, "tokens": measured.tokens}
+            line: dict[str, Any] = {"id": name, "tokens": tokens}
             if not self._hash_only:
                 line |= {"text": block.text} | ({"title": title} if title else {})
             _append(self._path(CORPUS), line)
