@@ -132,7 +132,7 @@ def figures(finding: Finding) -> tuple[Verdict, dict[str, object]]:
         ),
         ([f"{HELP} Session: {one}." for one in IDS], "“documents alone. Session:”"),
         ([f"Help {one}. {HELP}" for one in NAMES], "“Help” is followed by"),
-        ([f"{one}: {HELP}" for one in NAMES], "“” is followed by “Alice:”"),
+        ([f"{one}: {HELP}" for one in NAMES], "it begins with “Alice:” and with"),
         ([f"{HELP} Mail to {one}@example.org." for one in NAMES], "“alone. Mail to”"),
         (
             [f"{HELP} Ticket {number}." for number in range(10, 30)],

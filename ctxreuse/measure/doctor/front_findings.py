@@ -13,11 +13,9 @@ from ctxreuse.measure.traces.changing_documents import (
 )
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.measure.traces.varying_fronts import (
-    Variation,
     first_turns,
     front_variations,
-    openings,
-    system_texts,
+    texts_in_front,
 )
 
 CHECK = "in front of the contexts"
@@ -27,9 +25,8 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
     """Look for what varies in front of the contexts of a recorded trace."""
     changing = changing_documents(trace)  # which says more of a first paragraph that is a document
     requests = first_turns(trace if changing is None else changing.settled(trace))
-    systems, first = system_texts(requests), list(openings(requests))
-    fronts = [one.front for one in requests if one.front]
-    if not systems and not first and not fronts:
+    forms = sum(len(set(texts)) for texts in texts_in_front(requests).values())
+    if not forms:
         if requests and all(one.sent is not None or one.front == "" for one in requests):
             found = f"0 texts in front of the contexts of {len(requests):,} whole prompts"
             return Finding(CHECK, Verdict.OK, found, "", {"requests": len(requests)})
@@ -42,8 +39,9 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
         )
     often = [one for one in front_variations(requests) if one.is_often]
     if often:
-        return _found(max(often, key=lambda one: one.requests), len(often))
-    forms = len(set(systems)) + len(set(first)) + len(set(fronts))
+        worst = max(often, key=lambda one: one.requests)
+        figures = {"requests": worst.requests, "forms": worst.forms, "set_ups": len(often)}
+        return Finding(CHECK, Verdict.PROBLEM, str(worst), worst.remedy, figures)
     found = f"{forms:,} form{'s' * (forms > 1)} in {len(requests):,} requests"
     return Finding(CHECK, Verdict.OK, found, "", {"requests": len(requests), "forms": forms})
 
@@ -55,15 +53,3 @@ def check_documents(trace: Sequence[TraceRequest]) -> Iterator[Finding]:
         yield Finding("documents", Verdict.UNKNOWN, UNKNOWN, IN_TEXTS)
     elif changing is not None:
         yield Finding("documents", Verdict.PROBLEM, str(changing), changing.remedy)
-
-
-def _found(worst: Variation, number: int) -> Finding:
-    first, second = worst.values
-    return Finding(
-        CHECK,
-        Verdict.PROBLEM,
-        f"{worst.forms:,} forms of the {worst.part} in {worst.requests:,} requests: "
-        f"“{worst.before}” is followed by “{first}” and by “{second}”",
-        worst.remedy,
-        {"requests": worst.requests, "forms": worst.forms, "set_ups": number},
-    )

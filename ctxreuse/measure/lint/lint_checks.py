@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from ctxreuse.context.checks import check_function, checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
@@ -14,6 +14,7 @@ from ctxreuse.measure.lint.lint_report import LintFinding, LintReport
 from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan, shortened
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.simulate import Progress, no_progress
+from ctxreuse.measure.results.verdict import sentence
 from ctxreuse.measure.traces.changing_documents import (
     IN_TEXTS,
     UNKNOWN,
@@ -167,7 +168,9 @@ def lint(
     settled = trace if changing is None else changing.settled(trace)
     varying = [one for one in front_variations(settled) if one.is_often]
     looked_at = _CheckedTrace(requests, cache, varying, changing)
-    checks = _CHECKS + (_OF_MARKS if cache.marks else ()) + (_OF_BILLS if cache.lives else ())
+    checks = [_volatile, _documents, _tools, _causes]
+    checks += [_marks, _behind_questions] if cache.marks else []
+    checks += [_minimum] if cache.lives else []
     findings = [one for check in checks for one in check(looked_at)]
     findings.sort(key=lambda one: (one.check != _TOO_MANY, -one.cost_tokens, one.check))
     total = sum(one.prompt_tokens for one in requests)
@@ -211,17 +214,8 @@ def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find what varies in front of the documents: times, ids, counters, names."""
     for variation in trace.variations:
         tally = _varying(trace, variation)
-        first, second = variation.values
-        parts = f"it begins with “{first}” and with “{second}”"
-        if variation.before:
-            parts = f"“{variation.before}” is followed by “{first}” and by “{second}”"
-        found = (
-            f"{variation.forms:,} forms of the {variation.part} in {variation.requests:,} "
-            f"requests; {parts}"
-        )
-        remedy = f"{variation.remedy[0].upper()}{variation.remedy[1:]}."
         if tally.tokens:
-            yield trace.finding(_VOLATILE, tally, found, remedy)
+            yield trace.finding(_VOLATILE, tally, str(variation), sentence(variation.remedy))
 
 
 def _varying(trace: _CheckedTrace, variation: Variation) -> _Evidence:
@@ -250,7 +244,7 @@ def _documents(trace: _CheckedTrace) -> Iterator[LintFinding]:
         return
     for position, tokens in changing.tokens.items():
         tally.add(trace.requests[position], tokens)
-    remedy = f"{changing.remedy[0].upper()}{changing.remedy[1:]}."
+    remedy = sentence(changing.remedy)
     yield trace.finding("documents whose text changes", tally, str(changing), remedy)
 
 
@@ -403,9 +397,3 @@ def _minimum(trace: _CheckedTrace) -> Iterator[LintFinding]:
             f"it has {least:,} tokens."
         )
         yield trace.finding("just under the minimum", tally, found, remedy)
-
-
-_Check: TypeAlias = Callable[[_CheckedTrace], Iterator[LintFinding]]
-_CHECKS: Final[tuple[_Check, ...]] = (_volatile, _documents, _tools, _causes)
-_OF_MARKS: Final[tuple[_Check, ...]] = (_marks, _behind_questions)
-_OF_BILLS: Final[tuple[_Check, ...]] = (_minimum,)

@@ -27,20 +27,18 @@ from ctxreuse.planning.plan import Strategy
 from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import planner_setting, profile_spec
 
-ONLINE_STEP = (
+_ONLINE_STEP = (
     "wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex{fields}); in "
     "your template, {{context}} must stand before {{question}}. Or plan with {planner}; "
     "{shadow} counts first and changes nothing."
 )
-BATCH_STEP = "collect requests, and plan them together: {planner}.plan_batch(requests{primes})."
-BATCH_PRIMES = ", primes=True"
-LONGER_STEP = (
+_LONGER_STEP = (
     "bring prompts above the minimum: put instructions and examples that all of them share in "
     "front as the system text, retrieve more, or take a model with a smaller minimum."
 )
-NO_STEP = "change nothing; record again when the requests or the documents are others."
-RECORD_STEP = "record some: ctxreuse record -o FOLDER app.py."
-LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
+_NO_STEP = "change nothing; record again when the requests or the documents are others."
+_RECORD_STEP = "record some: ctxreuse record -o FOLDER app.py."
+_LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
 
 _NOT_KNOWN = f"What is to be gained is unknown: {UNKNOWN} is not in hashes. As they are, no gain"
 
@@ -66,7 +64,7 @@ _RENDERED = {
     "llamaindex": "format_context(nodes, text_template=...)",
 }
 
-SMALL_SHARE = 0.05
+_SMALL_SHARE = 0.05
 """Of the computed tokens; a smaller saving hardly shows in the time of a request."""
 
 
@@ -147,7 +145,7 @@ def verdict(results: Results) -> SavingsVerdict:
 
 def _nothing(results: Results, step: str) -> tuple[str, str]:
     """Return how a verdict without a gain begins, and its step; hashes may hide a gain."""
-    if not results.hides_texts or results.trace.requests < 2 or step == LONGER_STEP:
+    if not results.hides_texts or results.trace.requests < 2 or step == _LONGER_STEP:
         return "Nothing to gain", step
     return _NOT_KNOWN, f"{IN_TEXTS}, and estimate those."
 
@@ -168,7 +166,7 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     }
     if best is None:
         tried = ", ".join(one.name for one in ways.ways)
-        nothing, step = _nothing(results, NO_STEP)
+        nothing, step = _nothing(results, _NO_STEP)
         return SavingsVerdict(
             f"{nothing} here: {ways.prompts:,} prompts were replayed in {len(ways.ways)} "
             f"ways, and none computes {LEAST_SAVED:.0%} less ({cache}): {tried}.",
@@ -183,7 +181,7 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     )
     if (planner := _planner(results)) != "ReusePlanner()":
         step += f" Give it planner={planner}."
-    also = [f"{cause.found[0].upper()}{cause.found[1:]}." for cause in results.causes_first]
+    also = [sentence(cause.found) for cause in results.causes_first]
     if best is not ways.as_it_is:
         word = "more" if as_it_is < 0 else "fewer"
         also += [f"As it is, with {_MODEL[framework]} alone: {abs(as_it_is):.0%} {word}."]
@@ -192,7 +190,7 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     if rate is not None:
         saved = (ways.plain.usage.prefilled_tokens - computed) / ways.prompts / rate * 1_000
         less = f"; {_ms(saved)} ms less prefill a prompt at {rate:,.0f} tokens a second"
-    if share < SMALL_SHARE:
+    if share < _SMALL_SHARE:
         also.append("Small: probably not worth it.")
     nothing = "Nothing as it is, with words that differ in front of the documents; "
     nothing *= best.name in (BEHIND, BOTH)
@@ -260,19 +258,18 @@ def _gain(results: Results, saving: Saving) -> tuple[str, str]:
     is_default = planner == "ReusePlanner()"
     if saving.run.mode == "online":
         fields = "" if is_default else f", with planner={planner}"
-        step = ONLINE_STEP.format(
-            fields=f"{fields}, prime=True" if is_primed else fields,
+        step = _ONLINE_STEP.format(
+            fields=fields + ", prime=True" * is_primed,
             planner=planner,
             shadow=_planner(results, 'mode="shadow"'),
         )
     else:
-        named = "planner" if is_default else planner
-        step = BATCH_STEP.format(planner=named, primes=BATCH_PRIMES if is_primed else "")
-    sentence = (
+        named, primes = "planner" if is_default else planner, ", primes=True" * is_primed
+        step = f"collect requests, and plan them together: {named}.plan_batch(requests{primes})."
+    return (
         f"{_percent(saving)} prompt tokens to compute with {_policy(saving)} "
-        f"(one worker, {_cache(results, saving)})"
-    )
-    return f"{sentence}{_a_thousand(results, saving)}.", step
+        f"(one worker, {_cache(results, saving)}){_a_thousand(results, saving)}."
+    ), step
 
 
 def _a_thousand(results: Results, saving: Saving, sign: str = ": ") -> str:
@@ -296,10 +293,10 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
     """Return why a policy saves nothing, and what to do."""
     bound = results.trace.reuse_bound
     if results.trace.requests < 2:
-        number, step = ("one", NO_STEP) if results.trace.requests else ("no", RECORD_STEP)
+        number, step = ("one", _NO_STEP) if results.trace.requests else ("no", _RECORD_STEP)
         return f"there is {number} request, and so nothing that comes again", step
     if bound < LEAST_SHARE:
-        return f"hardly any block comes again: {bound:.1%} of the block tokens", NO_STEP
+        return f"hardly any block comes again: {bound:.1%} of the block tokens", _NO_STEP
     size = saving.run.capacity_tokens
     larger = [
         one
@@ -309,16 +306,16 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
         and (one.run.capacity_tokens is None or one.run.capacity_tokens > size)
     ]
     if any(one.is_worth_it for one in larger):
-        return "the cache has lost blocks before they come again", LARGER_CACHE_STEP
+        return "the cache has lost blocks before they come again", _LARGER_CACHE_STEP
     if _served(saving) >= bound - LEAST_SHARE:
         return (
             f"the retriever's order already has {_served(saving):.0%} of the prompt tokens "
             f"served; {bound:.0%} of the block tokens were sent before"
-        ), NO_STEP
+        ), _NO_STEP
     few = f"{abs(saving.share):.1%} {_more(saving)} prompt tokens than as retrieved"
     return (
         f"requests share blocks but not enough of them together: {_policy(saving)} computes {few}"
-    ), NO_STEP
+    ), _NO_STEP
 
 
 def _served(saving: Saving) -> float:
@@ -413,9 +410,9 @@ def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterat
 
 def _no_lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
     """Return why planning does not lower a bill, and what to do."""
-    step = NO_STEP
+    step = _NO_STEP
     if bill.is_too_short and bill.requests > 1:
-        step = LONGER_STEP
+        step = _LONGER_STEP
         reason = (
             f"prompts are shorter than the minimum of {bill.cache.name}, "
             f"{bill.cache.least_tokens:,} tokens; their median is {bill.median_tokens:,}, and "
@@ -441,8 +438,8 @@ def _also(
     chosen: Saving, together: Saving | None, bill: Bill | None, savings: Sequence[Saving] = ()
 ) -> Iterator[str]:
     """Yield whether it is worth a change, what words cost, and what a batch gives."""
-    if chosen.is_worth_it and (chosen.share < SMALL_SHARE or bill is None):
-        is_small = chosen.share < SMALL_SHARE
+    if chosen.is_worth_it and (chosen.share < _SMALL_SHARE or bill is None):
+        is_small = chosen.share < _SMALL_SHARE
         large = "Worth trying; it shows most where prompts are long and answers short."
         yield "Small: probably not worth it." if is_small else large
     if chosen.run.word_tokens:
@@ -482,6 +479,11 @@ def _cache(results: Results, saving: Saving) -> str:
 def cache_words(tokens: int | None) -> str:
     """Return a cache of a size in words."""
     return "an unlimited cache" if tokens is None else f"a cache of {tokens:,} tokens"
+
+
+def sentence(words: str) -> str:
+    """Return words as a sentence."""
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def amount(money: float) -> str:

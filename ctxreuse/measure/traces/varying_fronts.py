@@ -52,6 +52,14 @@ class Variation(NamedTuple):
     at: int
     all_texts: frozenset[str]
 
+    def __str__(self) -> str:
+        """Return what varies, in words."""
+        first, second = self.values
+        parts = f"it begins with “{first}” and with “{second}”"
+        if self.before:
+            parts = f"“{self.before}” is followed by “{first}” and by “{second}”"
+        return f"{self.forms:,} forms of the {self.part} in {self.requests:,} requests: {parts}"
+
     @property
     def is_often(self) -> bool:
         """Whether so many requests begin in a new way that little can hit."""
@@ -67,14 +75,17 @@ class Variation(NamedTuple):
 
 def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
     """Return what varies in front of the contexts of a trace."""
-    requests = first_turns(trace)
-    systems = system_texts(requests)
-    fronts = [(one.tenant, front_text(_BEFORE, one)) for one in requests if one.front]
-    return [
-        *_variations(_SYSTEM, systems),
-        *_variations(_FIRST, list(openings(requests))),
-        *_variations(_BEFORE, fronts),
-    ]
+    parts = texts_in_front(first_turns(trace)).items()
+    return [variation for part, texts in parts for variation in _variations(part, texts)]
+
+
+def texts_in_front(requests: Sequence[TraceRequest]) -> dict[str, list[tuple[str, str]]]:
+    """Return tenant and text of the requests that have one, for each part of what is in front."""
+    return {
+        _SYSTEM: [(one.tenant, front_text(_SYSTEM, one)) for one in requests if one.system],
+        _FIRST: list(_openings(requests)),
+        _BEFORE: [(one.tenant, front_text(_BEFORE, one)) for one in requests if one.front],
+    }
 
 
 def is_digest(system: str | None) -> bool:
@@ -137,12 +148,7 @@ def first_turns(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
     return [one for one in trace if not one.turn][:_MOST_REQUESTS]
 
 
-def system_texts(requests: Sequence[TraceRequest]) -> list[tuple[str, str]]:
-    """Return tenant and system text of requests that have one."""
-    return [(one.tenant, one.system[:_MOST_CHARACTERS]) for one in requests if one.system]
-
-
-def openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
+def _openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
     """Yield tenant and first block of requests whose first block is no document."""
     by_tenant: dict[str, list[TraceRequest]] = {}
     for one in requests:
