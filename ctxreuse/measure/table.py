@@ -60,5 +60,10 @@ class Table:
         return cls(title, tuple(columns), tuple(table), is_text)
 
 
+def shortened(text: str, most: int = 60) -> str:
+    """Return the beginning of a text, if it has more than so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
 Shown: TypeAlias = str | Table
 """A line of text, or a table."""

@@ -11,10 +11,11 @@ from ctxreuse.context.checks import check_function, checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.measure.doctor.findings import counted
 from ctxreuse.measure.lint.lint_report import LintFinding, LintReport
-from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan, shortened
+from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.simulate import Progress, no_progress
 from ctxreuse.measure.results.verdict import sentence
+from ctxreuse.measure.table import shortened
 from ctxreuse.measure.traces.changing_documents import (
     IN_TEXTS,
     UNKNOWN,

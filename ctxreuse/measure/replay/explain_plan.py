@@ -13,6 +13,7 @@ from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.tokens import estimate_tokens, well_formed
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompts import sent_blocks
+from ctxreuse.measure.table import shortened
 from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, Titles, block_tokens
@@ -21,6 +22,7 @@ from ctxreuse.memory.sent_log import MOST_BLOCK_TOKENS, SentEntry
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _LATEST = 200  # earlier prompts that are compared for each block, beside those that begin alike
+_BEGINNING = 240  # characters of a text, among which its first words are
 _MOST_COMPARED = 2_000  # of these, the latest that are compared for all blocks of a prompt together
 
 
@@ -149,18 +151,10 @@ def read_reported(path: str) -> dict[str | int, ReportedMiss]:
     return {request_id: miss for request_id, miss in told if miss is not None}
 
 
-_LONGEST_LABEL = 60
-
-
 def block_label(block: ContextBlock, titles: Titles) -> str:
     """Return what people know a block by: its title, its first words or, without any, its id."""
-    words = " ".join((titles.get(block.id) or block.text[: 4 * _LONGEST_LABEL]).split())
+    words = " ".join((titles.get(block.id) or block.text[:_BEGINNING]).split())
     return well_formed(shortened(words or str(block.id)))
-
-
-def shortened(text: str) -> str:
-    """Return the beginning of a text, if it is long."""
-    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1].rstrip()}…"
 
 
 REMEDIES = {
@@ -220,33 +214,21 @@ def sent_tree(
     for request in planned:
         blocks = sent_blocks(request, corpus)
         sent.append((blocks, sum(map(block_tokens, blocks))))
-    labels = {
-        (type(block.id), block.id): block_label(block, titles or {})
-        for blocks, _ in sent
-        for block in blocks[:TREE_DEPTH]
-    }
-    least = _LEAST_SHARE * sum(tokens for _, tokens in sent)
-    return _node("", "", sent, 0, least, labels)
+    return _node(sent, 0, _LEAST_SHARE * sum(tokens for _, tokens in sent), titles or {})
 
 
 def _node(
-    name: str,
-    label: str,
-    sent: list[tuple[list[ContextBlock], int]],
-    depth: int,
-    least: float,
-    labels: Mapping[tuple[type, BlockId], str],
+    sent: Sequence[tuple[list[ContextBlock], int]], depth: int, least: float, titles: Titles
 ) -> TreeNode:
     """Return the node of prompts that begin with the same blocks, `depth` of them."""
-    next_blocks: dict[tuple[type, BlockId], list[tuple[list[ContextBlock], int]]] = {}
+    own = sent[0][0][depth - 1] if depth else None
+    name, label = ("", "") if own is None else (str(own.id), block_label(own, titles))
+    after: dict[tuple[type, BlockId], list[tuple[list[ContextBlock], int]]] = {}
     for blocks, tokens in sent:
         if depth < min(len(blocks), TREE_DEPTH):
             block_id = blocks[depth].id
-            next_blocks.setdefault((type(block_id), block_id), []).append((blocks, tokens))
-    children = [
-        (key, _node(str(key[1]), labels[key], prompts, depth + 1, least, labels))
-        for key, prompts in next_blocks.items()
-    ]
+            after.setdefault((type(block_id), block_id), []).append((blocks, tokens))
+    children = [(key, _node(prompts, depth + 1, least, titles)) for key, prompts in after.items()]
     children.sort(key=lambda child: (-child[1].sent_tokens, str(child[0])))
     heavy = tuple(child for _, child in children if child.sent_tokens >= least)
     return TreeNode(name, len(sent), sum(tokens for _, tokens in sent), heavy, label)

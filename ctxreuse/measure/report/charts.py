@@ -20,6 +20,7 @@ from ctxreuse.measure.replay.explain_plan import TreeNode
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.results.results import Results
+from ctxreuse.measure.table import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -144,7 +145,7 @@ def _draw_over_time(axes: Axes, runs: Sequence[RunResult]) -> None:
         drawn += axes.plot(
             range(1, len(computed) + 1),
             computed,
-            label=_printable(run.policy, _LONGEST_NAME),
+            label=shortened(printable(run.policy), _LONGEST_NAME),
             color=f"C{number}",
             linestyle=_DASHES[number % len(_DASHES)],
             linewidth=2.2 if is_ours else 1.6,
@@ -195,7 +196,7 @@ def _draw_tree(axes: Axes, boxes: Sequence[_Box]) -> None:
         )
         fitting = int(_LETTERS * box.width)
         if box.node is not None and fitting >= 5:
-            name = _printable(box.node.label or box.node.name, 2 * fitting)
+            name = shortened(printable(box.node.label or box.node.name), 2 * fitting)
             lines = wrap(name, fitting, max_lines=2, placeholder="…") or [name]
             axes.text(
                 box.left + box.width / 2,
@@ -210,8 +211,3 @@ def _draw_tree(axes: Axes, boxes: Sequence[_Box]) -> None:
     axes.set_yticks([-depth for depth in range(_DEEPEST)], [str(n + 1) for n in range(_DEEPEST)])
     axes.set_ylabel("block of the prompt")
     axes.spines[["top", "right", "left"]].set_visible(False)
-
-
-def _printable(name: str, most: int) -> str:
-    name = printable(name[: most + 1])
-    return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -15,12 +15,12 @@ from ctxreuse.measure.replay.explain_plan import (
     block_label,
     explain_plan,
     sent_tree,
-    shortened,
 )
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompt_ways import PromptWays
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.results.prices import Prices
+from ctxreuse.measure.table import shortened
 from ctxreuse.measure.traces.trace_files import Corpus, Titles
 from ctxreuse.memory.explanations import Explanation
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules

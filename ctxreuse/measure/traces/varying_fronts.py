@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from ctxreuse.measure.table import shortened
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
 FRONT_PARTS = _SYSTEM, _FIRST, _BEFORE = (
@@ -222,7 +223,7 @@ def _variation(part: str, tenant: str, forms: Counter[str]) -> Variation:
 
 def words_before(text: str) -> str:
     """Return the last words of a text, shortened."""
-    return " ".join(map(_shortened, text.split()[-_SHOWN_BEFORE:]))
+    return " ".join(shortened(word, _LONGEST_WORD) for word in text.split()[-_SHOWN_BEFORE:])
 
 
 def parting(one: str, other: str) -> int:
@@ -237,8 +238,4 @@ def parting(one: str, other: str) -> int:
 def word_at(text: str, at: int) -> str:
     """Return the word at a place of a text, shortened."""
     words = text[at : at + 4 * _LONGEST_WORD].split(None, 1)
-    return _shortened(words[0]) if words else "its end"
-
-
-def _shortened(word: str) -> str:
-    return word if len(word) <= _LONGEST_WORD else word[: _LONGEST_WORD - 1] + "…"
+    return shortened(words[0], _LONGEST_WORD) if words else "its end"
