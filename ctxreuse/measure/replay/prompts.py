@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ctxreuse.cache.provider_cache import PromptPiece
 from ctxreuse.cache.simulator import block_key
@@ -29,19 +29,11 @@ from ctxreuse.measure.traces.trace_files import Corpus, block_tokens
 _Prompt = TypeVar("_Prompt")
 
 
-class Encoding(Protocol):
-    """What a tokenizer's `encode` returns."""
-
-    @property
-    def ids(self) -> list[int]:
-        """The token ids."""
-
-
 class Tokenizer(Protocol):
     """A `tokenizers.Tokenizer`."""
 
-    def encode(self, sequence: str, *, add_special_tokens: bool = ...) -> Encoding:
-        """Return the tokens of a text."""
+    def encode(self, sequence: str, *, add_special_tokens: bool = ...) -> Any:
+        """Return the tokens of a text, their numbers as `ids`."""
 
 
 def said_tokens(request: PlannedRequest) -> int:
@@ -94,11 +86,11 @@ def prompt_blocks(
     """Yield each request's whole prompt as context blocks and their tokens."""
 
     def prompt(number: int, request: PlannedRequest, before: _Blocks | None) -> _Blocks:
-        shown = [(block.key, block_tokens(block)) for block in sent_blocks(request, corpus)]
-        said = 0
-        if counts_words:
-            shown = [_as_shown(block, request) for block in sent_blocks(request, corpus)]
-            said = _annotation_tokens(request)
+        shown = [
+            _as_shown(block, request) if counts_words else (block.key, block_tokens(block))
+            for block in sent_blocks(request, corpus)
+        ]
+        said = _annotation_tokens(request) if counts_words else 0
         if before is not None:
             # the turn before ends in a question and an answer that no other prompt has
             shown = [*zip(*before, strict=True), (block_key(f"turn {number}"), 0), *shown]
@@ -149,7 +141,8 @@ def prime_ends(
 
 
 def _token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(well_formed(text), add_special_tokens=False).ids
+    ids: list[int] = tokenizer.encode(well_formed(text), add_special_tokens=False).ids
+    return ids
 
 
 def _said(role: str, content: str) -> str:
@@ -229,20 +222,11 @@ def _content(request: PlannedRequest, corpus: Corpus) -> str:
 def _shown(request: PlannedRequest, corpus: Corpus) -> list[TurnPart]:
     """Return what a turn shows in front of its question."""
     return [
-        SentBlock(label, _readable(_corpus_block(corpus, block_id, request), request))
+        SentBlock(label, _corpus_block(corpus, block_id, request, has_text=True))
         if annotation is None
         else Reference(label, block_id, annotation)
         for label, block_id, annotation in request.parts
     ]
-
-
-def _readable(block: ContextBlock, request: PlannedRequest) -> ContextBlock:
-    if block.tokens and not block.text:
-        raise InputFileError(
-            f"{request.place}: block {describe(block.id)}: the corpus has no text of it, only its "
-            "length; leave out --tokenizer"
-        )
-    return block
 
 
 def sent_blocks(request: PlannedRequest, corpus: Corpus) -> list[ContextBlock]:
@@ -250,11 +234,16 @@ def sent_blocks(request: PlannedRequest, corpus: Corpus) -> list[ContextBlock]:
     return [_corpus_block(corpus, block_id, request) for block_id in request.blocks]
 
 
-def _corpus_block(corpus: Corpus, block_id: str | int, request: PlannedRequest) -> ContextBlock:
-    block = corpus.get(block_id)
+def _corpus_block(
+    corpus: Corpus, block_id: str | int, request: PlannedRequest, *, has_text: bool = False
+) -> ContextBlock:
+    block, named = corpus.get(block_id), f"{request.place}: block {describe(block_id)}"
     if block is None:
         raise InputFileError(
-            f"{request.place}: block {describe(block_id)} is not in the corpus; "
-            "pass the corpus that the plan was made with"
+            f"{named} is not in the corpus; pass the corpus that the plan was made with"
+        )
+    if has_text and block.tokens and not block.text:
+        raise InputFileError(
+            f"{named}: the corpus has no text of it, only its length; leave out --tokenizer"
         )
     return block
