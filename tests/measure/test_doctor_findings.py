@@ -16,6 +16,7 @@ from ctxreuse.measure.doctor.findings import Finding, Verdict, findings_json, is
 from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.measure.doctor.probe import (
     MOST_TOKENS,
+    NOT_ASKED,
     Counters,
     EngineReadings,
     PromptReading,
@@ -24,7 +25,8 @@ from ctxreuse.measure.doctor.probe import (
 
 counts = st.integers(0, 3_000)
 counters = st.builds(Counters, counts, counts) | st.none()
-answers = st.builds(PromptReading, counts | st.none(), counts | st.none(), counters) | st.none()
+answered = st.builds(PromptReading, counts | st.none(), counts | st.none(), counters)
+answers = answered | st.just(NOT_ASKED)
 metrics = st.builds(
     PrefixCacheMetrics,
     prefix_cache_queries=counts | st.none(),
@@ -39,7 +41,7 @@ readings = st.builds(
     error=st.none() | st.just("the engine did not answer"),
     status=st.sampled_from([None, 400, 401, 404, 429, 500, 600]),
     metrics_error=st.none() | st.just("no page"),
-    metrics=metrics | st.none(),
+    metrics=metrics | st.just(PrefixCacheMetrics()),
     first=answers,
     again=answers,
     half=answers,

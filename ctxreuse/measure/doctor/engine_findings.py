@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.measure.doctor.doctor_config import MOST_TOKENS
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, EngineReadings
+from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, NOT_ASKED, EngineReadings
 
 _OK, _PROBLEM, _UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
 
@@ -63,7 +62,8 @@ def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
             figures={"answers": len(readings.sent), "prompt_tokens": tokens},
         )
     if untrue := _untrue(readings):
-        readings = replace(readings, first=None, again=None, half=None, third=None, later=None)
+        no = NOT_ASKED
+        readings = replace(readings, first=no, again=no, half=no, third=no, later=no)
     yield _prefix_cache(readings)
     yield Finding("usage", _PROBLEM, untrue, _ASK_ITSELF) if untrue else _usage(readings)
     yield _common_half(readings)
@@ -88,10 +88,10 @@ def _remedy_for(readings: EngineReadings) -> str:
 
 def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:
     """Return what the metrics say of the cache."""
-    metrics, none = readings.metrics, "0 counters of a prefix cache on the page, as vLLM names them"
-    metrics = metrics or PrefixCacheMetrics()
+    metrics = readings.metrics
     hits, queries = metrics.prefix_cache_hits, metrics.prefix_cache_queries
     if readings.metrics_error or hits is None or queries is None:
+        none = "0 counters of a prefix cache on the page, as vLLM names them"
         found = readings.metrics_error or none
         return Finding("metrics", _PROBLEM if is_asked_for else _UNKNOWN, found, _NAME_METRICS)
     if hits > queries:
@@ -166,12 +166,12 @@ def _judged_log(
 
 
 def _prefix_cache(readings: EngineReadings) -> Finding:
-    check, again, metrics = "prefix cache", readings.again, readings.metrics
-    if metrics is not None and metrics.prefix_caching is False:
+    check, again, is_on = "prefix cache", readings.again, readings.metrics.prefix_caching
+    if is_on is False:
         return Finding(check, _PROBLEM, "enable_prefix_caching is False in /metrics", _SWITCH_ON)
-    cached = None if again is None else again.cached
-    if again is None or cached is None:
-        if metrics is not None and metrics.prefix_caching:
+    cached = again.cached
+    if cached is None:
+        if is_on:
             return Finding(check, _OK, "enable_prefix_caching is True in /metrics")
         found = "0 readings of what a prompt that came twice had cached"
         return Finding(check, _UNKNOWN, found, "see engine" if readings.error else "see usage")
@@ -198,7 +198,7 @@ def _usage(readings: EngineReadings) -> Finding:
     found = f"{telling} of {number} answers say how many tokens were cached"
     if telling:
         return Finding(check, _OK, found, figures=figures)
-    if readings.later is None:
+    if readings.later is NOT_ASKED:
         return Finding(check, _UNKNOWN, found, "see engine", figures)
     hits = sum(one.counted.hits for one in readings.sent if one.counted)
     if hits:
@@ -219,8 +219,8 @@ def _untrue(readings: EngineReadings) -> str:
         )
     # the first is new, but for a chat template
     for one, bound in ((readings.first, _LONGEST_TEMPLATE), (readings.half, MOST_TOKENS)):
-        most = one and min(bound, int(_TOO_MANY * readings.shares(one)))
-        if one and most and (one.cached_tokens or 0) > most:
+        most = min(bound, int(_TOO_MANY * readings.shares(one)))
+        if most and (one.cached_tokens or 0) > most:
             said = f"{one.cached_tokens:,} of {one.prompt_tokens:,} tokens cached"
             return f"an answer says {said}, where {most:,} can be"
     for one in readings.sent:
@@ -232,9 +232,8 @@ def _untrue(readings: EngineReadings) -> str:
 
 
 def _common_half(readings: EngineReadings) -> Finding:
-    check, half = "common half", readings.half
-    cached = None if half is None else half.cached
-    if half is None or cached is None or half.prompt_tokens is None:
+    check, half, cached = "common half", readings.half, readings.half.cached
+    if cached is None or half.prompt_tokens is None:
         remedy = "see engine" if readings.error else "see usage"
         return Finding(check, _UNKNOWN, "0 readings of two prompts with a common half", remedy)
     common = readings.shares(half)
@@ -243,7 +242,7 @@ def _common_half(readings: EngineReadings) -> Finding:
     if readings.found_half(half):
         return Finding(check, _OK, found, figures=figures)
     remedy = "see prefix cache"
-    if readings.third is not None:
+    if readings.third is not NOT_ASKED:
         figures["third_cached_tokens"] = readings.third.cached or 0
         remedy = _for_whole_prompts(readings, common)
         if readings.found_half(readings.third):
@@ -254,7 +253,7 @@ def _common_half(readings: EngineReadings) -> Finding:
 
 def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
     """Return what to do where no common beginning is read."""
-    block = None if readings.metrics is None else readings.metrics.block_size
+    block = readings.metrics.block_size
     if block is not None and block > common:
         return (
             f"its blocks hold {block:,} tokens: --tokens {min(4 * block, MOST_TOKENS)}{_IF_IT_FITS}"
@@ -272,15 +271,11 @@ def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
 
 def _for_states(readings: EngineReadings) -> str:
     """Return what to do where a common beginning is read from its third sight on."""
-    block = None if readings.metrics is None else readings.metrics.block_size
-    spec = (
-        "vllm(states=junctions)"
-        if block is None
-        else f"vllm(states=junctions,block_tokens={block})"
-    )
+    block = readings.metrics.block_size
+    size = "" if block is None else f",block_tokens={block}"
     remedy = (
         "a common beginning is read from its third sight on, for the model keeps states: plan with "
-        f"ReusePlanner(cache={spec!r}), batches with primes=True"
+        f"ReusePlanner(cache='vllm(states=junctions{size})'), batches with primes=True"
     )
     if block is None or block <= _LARGEST_OF_WINDOWS:
         remedy += (
@@ -296,10 +291,8 @@ def _for_states(readings: EngineReadings) -> str:
 
 
 def _kept(readings: EngineReadings) -> Finding:
-    check, again, later = "cached tokens stay", readings.again, readings.later
-    before = None if again is None else again.cached
-    after = None if later is None else later.cached
-    if not before or after is None or not readings.found(again):
+    check, before, after = "cached tokens stay", readings.again.cached, readings.later.cached
+    if not before or after is None or not readings.found(readings.again):
         return Finding(check, _UNKNOWN, "0 readings of tokens that were cached", "see prefix cache")
     figures = {"cached_tokens": before, "still_cached_tokens": after, "quiet_s": readings.quiet_s}
     found = f"{after:,} of {before:,} tokens still cached {readings.quiet_s:g} s later"
@@ -328,7 +321,6 @@ def _is_elsewhere(readings: EngineReadings) -> bool:
         for one in readings.sent
         if one.counted is not None and one.prompt_tokens
     ]
-    keeps = readings.metrics is not None and readings.metrics.prefix_caching
-    if not keeps and not any(queries for queries, _ in told):
+    if not readings.metrics.prefix_caching and not any(queries for queries, _ in told):
         return False
     return any(2 * queries < tokens for queries, tokens in told)

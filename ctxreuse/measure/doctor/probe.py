@@ -49,8 +49,8 @@ class Counters(NamedTuple):
 class PromptReading(NamedTuple):
     """What is known of one prompt."""
 
-    prompt_tokens: int | None
-    cached_tokens: int | None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     counted: Counters | None = None
     is_odd: bool = False  # with a count that cannot be right, which is left out
 
@@ -64,21 +64,25 @@ class PromptReading(NamedTuple):
         return min(self.counted.hits, self.prompt_tokens)
 
 
+NOT_ASKED = PromptReading()
+"""That of a prompt that was not sent, or not answered."""
+
+
 @dataclass(slots=True)
 class EngineReadings:
-    """All that was asked of an engine; what was not asked, or not answered, is None."""
+    """All that was asked of an engine."""
 
     host: str = ""
     error: str | None = None
     status: int | None = None
     is_unreachable: bool = False
     metrics_error: str | None = None
-    metrics: PrefixCacheMetrics | None = None
-    first: PromptReading | None = None
-    again: PromptReading | None = None
-    half: PromptReading | None = None
-    third: PromptReading | None = None
-    later: PromptReading | None = None
+    metrics: PrefixCacheMetrics = field(default_factory=PrefixCacheMetrics)
+    first: PromptReading = NOT_ASKED
+    again: PromptReading = NOT_ASKED
+    half: PromptReading = NOT_ASKED
+    third: PromptReading = NOT_ASKED
+    later: PromptReading = NOT_ASKED
     quiet: Counters | None = None
     quiet_s: float = 0.0
     shared_part: float = 0.5
@@ -92,19 +96,18 @@ class EngineReadings:
     def sent(self) -> list[PromptReading]:
         """What is known of the prompts that were answered, in order."""
         asked = (self.first, self.again, self.half, self.third, self.later)
-        return [one for one in asked if one is not None]
+        return [one for one in asked if one is not NOT_ASKED]
 
     def shares(self, reading: PromptReading) -> int:
         """Return about how many tokens of a prompt are those of the common half."""
         return int(self.shared_part * (reading.prompt_tokens or 0))
 
-    def found(self, reading: PromptReading | None, part: float = 1.0) -> bool:
+    def found(self, reading: PromptReading, part: float = 1.0) -> bool:
         """Return whether most of a part of a prompt that had come before was cached."""
-        if reading is None or not reading.cached:
-            return False
-        return reading.cached >= _HALF_ENOUGH * part * (reading.prompt_tokens or 0)
+        cached = reading.cached or 0
+        return cached > 0 and cached >= _HALF_ENOUGH * part * (reading.prompt_tokens or 0)
 
-    def found_half(self, reading: PromptReading | None) -> bool:
+    def found_half(self, reading: PromptReading) -> bool:
         """Return whether most of the common half was cached in a prompt with another end."""
         return self.found(reading, self.shared_part)
 
@@ -158,7 +161,7 @@ class _Asking:
         """Send the prompts, and be quiet before the last one."""
         readings = self.readings
         window = await _context_window(client, config.model)
-        tokens = _prompt_tokens(config.tokens, readings.metrics, window)
+        tokens = _prompt_tokens(config.tokens, readings.metrics.block_size or 0, window)
         announce(
             f"sends {PROMPTS} prompts of about {tokens:,} tokens to {readings.host}, about "
             f"{PROMPTS * tokens:,} tokens in all, and asks for the shortest answers; the prompts "
@@ -186,16 +189,16 @@ class _Asking:
         self.readings.quiet_s = quiet_s
         self.readings.quiet = _counted(before, await self.read_metrics())
 
-    async def read_metrics(self) -> PrefixCacheMetrics | None:
-        """Return what the metrics say now; None where they do not answer, now or before."""
-        if self.page is None or self.readings.metrics_error is not None:
-            return None
-        try:
-            text = await self.page.connection.ask("GET", self.page.path)
-        except EngineError as error:
-            self.readings.metrics_error = _words(error)
-            return None
-        return PrefixCacheMetrics.parse(text)
+    async def read_metrics(self) -> PrefixCacheMetrics:
+        """Return what the metrics say now: nothing where they do not answer, now or before."""
+        if self.page is not None and self.readings.metrics_error is None:
+            try:
+                return PrefixCacheMetrics.parse(
+                    await self.page.connection.ask("GET", self.page.path)
+                )
+            except EngineError as error:
+                self.readings.metrics_error = _words(error)
+        return PrefixCacheMetrics()
 
     async def _send(self, client: EngineClient, text: str) -> PromptReading:
         before, faults = await self.read_metrics(), client.faults
@@ -242,11 +245,8 @@ def _passage(opening: str, tokens: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _prompt_tokens(
-    wanted: int | None, metrics: PrefixCacheMetrics | None, window: int | None
-) -> int:
+def _prompt_tokens(wanted: int | None, block: int, window: int | None) -> int:
     """Return how long a prompt is: some of the engine's blocks, but less than its window."""
-    block = (metrics and metrics.block_size) or 0
     tokens = max(DEFAULT_TOKENS, _BLOCKS_A_PROMPT * block) if wanted is None else wanted
     longest = MOST_TOKENS if window is None else int(_PART_OF_A_WINDOW * window)
     return max(_FEWEST_TOKENS, min(tokens, longest, MOST_TOKENS))
@@ -303,12 +303,8 @@ def _connection(config: DoctorConfig, url: str, key: str) -> EngineConnection:
     return EngineConnection(url, key, None, 0, 0.0, config.timeout_s, _MOST_REPLY_BYTES)
 
 
-def _counted(
-    before: PrefixCacheMetrics | None, after: PrefixCacheMetrics | None
-) -> Counters | None:
+def _counted(before: PrefixCacheMetrics, after: PrefixCacheMetrics) -> Counters | None:
     """Return what was counted between two readings; None if that is not known, or was reset."""
-    if before is None or after is None:
-        return None
     earlier = before.prefix_cache_queries, before.prefix_cache_hits
     later = after.prefix_cache_queries, after.prefix_cache_hits
     if None in (*earlier, *later):
