@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count
 from typing import Self
 from uuid import uuid4
 
@@ -114,8 +115,8 @@ class _Sending:
     engine: LiveEngine
     run: Run
     planner: ReusePlanner
-    lines: list[AsyncIterator[None]] = field(init=False)
-    """As many as are asked at a time; each sends a request a step, conversation by conversation."""
+    lines: list[AsyncIterator[bool]] = field(init=False)
+    """As many as are asked at a time; each sends some requests a step, by conversation."""
     salt: str = field(default_factory=lambda: uuid4().hex)
     sent: int = 0
     planning_s: float = 0.0
@@ -128,21 +129,21 @@ class _Sending:
     def __post_init__(self) -> None:
         """Divide the requests."""
         requests, at_once = self.run.trace, self.run.at_once
-        waiting = iter([requests] if at_once == 1 else _conversations(requests))
+        waiting = iter([requests]) if at_once == 1 else _conversations(requests)
         self.lines = [self._send(waiting) for _ in range(at_once)]
 
     async def send_some(self) -> bool:
         """Send some requests, and plan the next ones; return whether there are any."""
-        self.lines = [
-            line for line in await asyncio.gather(*map(_some_steps, self.lines)) if line is not None
-        ]
+        goes_on = await asyncio.gather(*(anext(one, False) for one in self.lines))
+        self.lines = list(compress(self.lines, goes_on))
         if not self.lines:
             for _ in range(2 * (len(self.run.trace) - self.sent)):
                 self.engine.advance()
         return bool(self.lines)
 
-    async def _send(self, waiting: Iterator[Sequence[TraceRequest]]) -> AsyncIterator[None]:
-        """Send what waits, one request after the other."""
+    async def _send(self, waiting: Iterator[Sequence[TraceRequest]]) -> AsyncIterator[bool]:
+        """Send what waits, one request after the other; yield behind some of them."""
+        sent = count(1)
         for trace in waiting:
             plans = replayed(self.run.policy, trace, self.planner, conversations=True)
             step = self._next_step(plans, None)
@@ -155,7 +156,8 @@ class _Sending:
                 self.engine.advance()
                 self.engine.advance()
                 step = self._next_step(plans, answer)
-                yield
+                if not next(sent) % _A_TURN:
+                    yield True
 
     def result(self) -> RunResult:
         """Return what was measured."""
@@ -207,20 +209,10 @@ class _Sending:
         return answer.text
 
 
-async def _some_steps(line: AsyncIterator[None]) -> AsyncIterator[None] | None:
-    """Take some steps; return None where there are no more."""
-    for _ in range(_A_TURN):
-        try:
-            await anext(line)
-        except StopAsyncIteration:
-            return None
-    return line
-
-
-def _conversations(trace: Sequence[TraceRequest]) -> Sequence[Sequence[TraceRequest]]:
+def _conversations(trace: Sequence[TraceRequest]) -> Iterator[Sequence[TraceRequest]]:
     groups: dict[object, list[TraceRequest]] = {}
     for traced in trace:
         independent = ("independent", traced.request_id)
         name = independent if traced.conversation_id is None else traced.conversation_id
         groups.setdefault(name, []).append(traced)
-    return list(groups.values())
+    yield from groups.values()
