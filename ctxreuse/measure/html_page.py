@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -22,23 +23,15 @@ _ILLEGIBLE = re.compile(
 )
 
 
+@dataclass(frozen=True)
 class HtmlPage:
     """A page, rendered from a template that lies in a package."""
 
-    def __init__(
-        self,
-        package: str,
-        template: str,
-        *,
-        feature: str,
-        extra: str,
-        filters: Mapping[str, Callable[..., Any]] | None = None,
-    ) -> None:
-        self._package = package
-        self._name = template
-        self._feature = feature
-        self._extra = extra
-        self._filters = dict(filters or {})
+    package: str
+    template: str
+    feature: str
+    extra: str
+    filters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def render(self, **values: Any) -> str:
         """Return the page for some values, all of which are escaped."""
@@ -49,7 +42,7 @@ class HtmlPage:
         try:
             from jinja2 import Environment, FunctionLoader, StrictUndefined
         except ImportError as error:
-            raise MissingExtraError(self._feature, self._extra) from error
+            raise MissingExtraError(self.feature, self.extra) from error
         environment = Environment(
             loader=FunctionLoader(self._source),
             autoescape=True,
@@ -57,11 +50,11 @@ class HtmlPage:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters |= self._filters
-        return environment.get_template(self._name)
+        environment.filters |= self.filters
+        return environment.get_template(self.template)
 
     def _source(self, name: str) -> str:
-        package = __package__ if name == BASE_TEMPLATE else self._package
+        package = __package__ if name == BASE_TEMPLATE else self.package
         return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
