@@ -35,11 +35,11 @@ class LogWatch:
 
     def begin(self) -> None:
         """Read all that the log holds."""
-        self._attempt()
+        self._read()
 
     def end(self) -> None:
         """Read what has come since."""
-        self.appended = self._attempt()
+        self.appended = self._read()
         writers = list(self._writers())
         self.writers = len(set(writers))
         self.unreadable = len(self._latest) - len(writers)
@@ -48,23 +48,20 @@ class LogWatch:
             if not self.entries and self.error is None:
                 self.error = f"{self._stream!r} holds no entries; no process has written to it"
 
-    def _attempt(self) -> int:
+    def _read(self) -> int:
+        """Read on; return how many entries there were."""
+        before = self.entries
         try:
-            return self._read()
+            log, more = self._opened(), True
+            while more:
+                read = log.read(self._position, _READ_AT_ONCE)
+                self._position = read.position
+                self._latest.extend(read.entries)
+                self.entries += len(read.entries)
+                more = len(read.entries) == _READ_AT_ONCE
         except (sqlite3.Error, OSError, CtxreuseError) as error:
             self.error = str(error)
-            return 0
-
-    def _read(self) -> int:
-        log = self._opened()
-        before = self.entries
-        while True:
-            read = log.read(self._position, _READ_AT_ONCE)
-            self._position = read.position
-            self._latest.extend(read.entries)
-            self.entries += len(read.entries)
-            if len(read.entries) < _READ_AT_ONCE:
-                return self.entries - before
+        return self.entries - before
 
     def _opened(self) -> SharedLog:
         if self._stream is not None:
