@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from ctxreuse.context.checks import checked_kind
@@ -25,7 +25,6 @@ _COUNTS: Final = ("tool_tokens", "system_tokens", "history", "history_tokens")
 _SYSTEM_ROLES = ("system", "developer")
 _MOST_TOOLS = 1_000
 _LONGEST_NAME = 60
-_NO_MARKS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class SentCall:
     system_tokens: int | None = None
     history: int = 0
     history_tokens: int = 0
-    marks: Mapping[str, int] = field(default_factory=lambda: _NO_MARKS)
+    marks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def mark_count(self) -> int:
@@ -108,7 +107,7 @@ def read_call(
     system = "\n\n".join(text for one in told for text in message_texts(one))
     others = [one for one in messages if one.get("role") not in _SYSTEM_ROLES]
     others = [one for one in others if one is not questions[-1]]
-    tools = list(_tools(fields.get("tools")))[:_MOST_TOOLS]
+    tools = list(islice(_tools(fields.get("tools")), _MOST_TOOLS))
     itself = {"cache_control": fields.get("cache_control")}  # Anthropic's API marks the last part
     marked = (fields.get("tools"), told, others, [questions[-1], itself])
     counts = (sum(1 for _ in marks_in(one)) for one in marked)
