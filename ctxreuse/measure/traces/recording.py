@@ -15,9 +15,10 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from hashlib import blake2b
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -155,7 +156,8 @@ class TraceRecorder(OnePerProcess):
                 ),
                 titles,
                 source,
-                _beside(sent, marks),
+                sent,
+                marks,
             ),
             lambda: None,
         )
@@ -249,10 +251,19 @@ class TraceRecorder(OnePerProcess):
         request: ContextRequest,
         titles: Iterable[str],
         source: str,
-        beside: Mapping[str, Any],
+        sent: SentCall | None,
+        marks: Sequence[int] | None,
     ) -> int:
         """Write a request and return its id; hashes and counts its texts first."""
-        arrived_ms = round(1_000 * max(0.0, self._clock() - self._begun_s), 3)
+        told: dict[str, Any] = {
+            "timestamp": round(1_000 * max(0.0, self._clock() - self._begun_s), 3)
+        }
+        if source:
+            told["source"] = source
+        if sent is not None:
+            told["sent"] = checked_kind("sent", sent, SentCall, "a SentCall").as_json()
+        if marks is not None:
+            told["marks"] = checked_each("marks", marks, int, "an integer")
         named = zip(request.blocks, titles, strict=False)
         title_of = {block.key: title for block, title in named if title}
         with self._lock:
@@ -262,13 +273,12 @@ class TraceRecorder(OnePerProcess):
                 if self._names.get(request.tenant, key) is None
             ]
         measured = {block.key: self._measured(block) for block in new}
-        of = {"source": source} if source else {}
         with self._lock:
             ids = [
                 self._name_of(block, measured, request.tenant, title_of.get(key, ""))
                 for key, block in request.unique_blocks.items()
             ]
-            self._append_request(request, ids, {"timestamp": arrived_ms, **of, **beside})
+            self._append_request(request, ids, told)
             self.sources[source] += 1
             return self.requests
 
@@ -388,16 +398,6 @@ def _written(
             is_bare = {"is_bare": True} if len(form.text.strip()) < length else {}
             content.append({"block": name, **is_bare})
     return content
-
-
-def _beside(sent: SentCall | None, marks: Sequence[int] | None) -> dict[str, Any]:
-    """Return the fields of a trace line that say how a request was sent."""
-    told: dict[str, Any] = {}
-    if sent is not None:
-        told["sent"] = checked_kind("sent", sent, SentCall, "a SentCall").as_json()
-    if marks is not None:
-        told["marks"] = checked_each("marks", marks, int, "an integer")
-    return told
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
@@ -565,32 +565,27 @@ def recording_anthropic(recorder: TraceRecorder) -> Iterator[None]:
 @contextmanager
 def _noted(kinds: Sequence[Any], prompts: PromptRecorder, *names: str) -> Iterator[None]:
     """Have methods of some classes note what they are given, and what they answer."""
-    before = [(kind, name, getattr(kind, name)) for kind in kinds for name in names]
-    try:
-        for kind, name, method in before:
+    with ExitStack() as exits:
+        for kind, name in product(kinds, names):
+            method = getattr(kind, name)
+            exits.callback(setattr, kind, name, method)
             setattr(kind, name, _noting(method, prompts))
         yield
-    finally:
-        for kind, name, method in before:
-            setattr(kind, name, method)
 
 
 def _noting(create: Callable[..., Any], prompts: PromptRecorder) -> Callable[..., Any]:
+    async def awaited(request_id: int | None, response: Coroutine[Any, Any, Any]) -> Any:
+        answer = await response
+        prompts.answered(request_id, answer)
+        return answer
+
     @wraps(create)
     def noting(*args: Any, **fields: Any) -> Any:
         request_id = prompts.note(fields.get("messages", fields.get("input")), fields)
         response = create(*args, **fields)
         if isinstance(response, Coroutine):
-            return _noting_answer(response, request_id, prompts)
+            return awaited(request_id, response)
         prompts.answered(request_id, response)
         return response
 
     return noting
-
-
-async def _noting_answer(
-    response: Coroutine[Any, Any, Any], request_id: int | None, prompts: PromptRecorder
-) -> Any:
-    answer = await response
-    prompts.answered(request_id, answer)
-    return answer
