@@ -28,8 +28,8 @@ from ctxreuse.measure.replay.policies import (
     PAPERS_BATCH,
     POLICIES,
     MeasuredPolicy,
-    TriedPolicies,
     check_own_engine,
+    tried_policies,
 )
 from ctxreuse.measure.replay.prompts import Tokenizer
 from ctxreuse.measure.replay.run_result import Run, RunResult
@@ -240,11 +240,11 @@ def run(
     notes += workload.notes
     summary = TraceSummary.of(cut(workload.in_order(), config.k))
     sizes = config.capacity_tokens or summary.cache_sizes()[1:]
-    tried = TriedPolicies.of(cache, [None, *dict.fromkeys(sizes)], _prefill_rate(config))
+    is_simulated = config.base_url is None and not cache.lives  # others tell no sizes
     matrix = RunMatrix(
         workload,
         policies,
-        tried.sizes if config.base_url is None else [None],
+        [None, *dict.fromkeys(sizes)] if is_simulated else [None],
         config.k,
         config.ks_to_try,
         sorted(set(config.at_sessions or SESSIONS)),
@@ -281,7 +281,7 @@ def run(
         settings=tuple(_settings(config, workload, summary)),
         notes=tuple(dict.fromkeys(notes)),
         cache_tokens=next(iter(config.capacity_tokens), None),
-        prefill_tokens_per_s=tried.prefill_tokens_per_s,
+        prefill_tokens_per_s=_prefill_rate(config),
         prices=prices_given(config.prices, cache),
         cache=cache,
     )
@@ -291,7 +291,8 @@ def run(
 def _prefill_rate(config: BenchConfig) -> float | None:
     if config.prefill_rate is not None:
         return checked_positive("prefill_rate", config.prefill_rate)
-    return COMMON_RATES.prefill_tokens_per_s if config.base_url is None else None
+    is_simulated = config.base_url is None and not config.profile.lives
+    return COMMON_RATES.prefill_tokens_per_s if is_simulated else None
 
 
 def read_workload(config: DataConfig, progress: Progress = no_progress) -> Workload:
@@ -326,7 +327,7 @@ def _policies(config: BenchConfig, notes: list[str]) -> Sequence[MeasuredPolicy]
             )
     compared = [one for one in policies if one.name in (known[0], *(config.policy or known))]
     return [
-        *(one for one in TriedPolicies.of(config.profile).policies if not one.is_marked),
+        *(one for one in tried_policies(config.profile) if not one.is_marked),
         *compared,
     ]
 

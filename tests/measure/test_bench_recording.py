@@ -15,7 +15,7 @@ from ctxreuse import ContextBlock
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.measure.bench import live_engine
 from ctxreuse.measure.bench.live_engine import TOO_LONG, LiveEngine
-from ctxreuse.measure.replay.policies import POLICIES, TriedPolicies
+from ctxreuse.measure.replay.policies import POLICIES, tried_policies
 from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.results.tables import first_token_ratio
 from ctxreuse.measure.traces.trace_files import TraceRequest
@@ -276,7 +276,7 @@ def test_an_engine_that_keeps_states_is_sent_primes_and_they_are_paid_for(run, r
 def test_all_that_an_engine_computes_for_primes_is_counted(served):
     emulated = served(answer="yes", states="junctions")
     rules = cache_profile("vllm(states=junctions, prime_tokens=50)")
-    policies = [one for one in TriedPolicies.of(rules).policies if one.strategy == "reuse"]
+    policies = [one for one in tried_policies(rules) if one.strategy == "reuse"]
     trace = [replace(one, conversation_id=None, turn=0) for one in TRACE]
     with LiveEngine(URL, None, "EMPTY", 1, nothing, rules) as engine:
         warm_up = emulated.usage.prefilled_tokens

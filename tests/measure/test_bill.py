@@ -16,7 +16,7 @@ from test_broken_results import VALUES, changed, places, read
 from ctxreuse import ContextBlock, cache_profile
 from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.measure.replay.plan_trace import ANSWER, next_step, replayed
-from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, TODAY, TriedPolicies
+from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, TODAY, tried_policies
 from ctxreuse.measure.replay.prompts import said_tokens
 from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.replay.simulate import Replay, billed_prompts
@@ -73,7 +73,7 @@ def test_the_parts_of_a_bill_are_the_prompts(trace, spec, by_words):
     profile = cache_profile(spec)
     replay = Replay(trace, BLOCKS, Words() if by_words else None, cache=profile)
     lengths = set()
-    for policy in TriedPolicies.of(profile).policies:
+    for policy in tried_policies(profile):
         result = replay.run(policy, deduplicate=False)
         tokens = result.billed
         assert min(tokens.uncached, tokens.read, result.bill.never_read) >= 0

@@ -12,7 +12,7 @@ from ctxreuse.errors import BatchTooLargeError, InputFileError, InvalidRequestEr
 from ctxreuse.measure.bench.live_engine import LiveEngine
 from ctxreuse.measure.options import BESIDE_TRACE, KEEP_BEST, option
 from ctxreuse.measure.replay.estimate import TraceSummary, deduplications
-from ctxreuse.measure.replay.policies import AS_SENT, TraceMode, TriedPolicies, keeping_best
+from ctxreuse.measure.replay.policies import AS_SENT, TraceMode, tried_policies
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.measure.results.results import Results, results_of
@@ -133,10 +133,10 @@ def _check_texts(recording: str, trace: Sequence[TraceRequest]) -> None:
 def _runs(config: BenchConfig, trace: Sequence[TraceRequest], rules: CacheRules) -> Iterator[Run]:
     """Yield the retriever's order, and others, alone and leaving out what a conversation shows."""
     orders = {checked_choice("order", one, _ORDERS) for one in config.order} or {"reuse"}
-    tried = TriedPolicies.of(rules).policies
-    ours = [one for one in tried if one.mode == config.mode and one.order_name in orders]
     yield Run(AS_SENT, trace, deduplicate=False)
-    for policy in keeping_best(ours) if config.keep_best else ours:
+    for policy in tried_policies(rules, keep_best=config.keep_best):
+        if policy.mode != config.mode or policy.order_name not in orders:
+            continue
         for deduplicate in deduplications(trace):
             yield Run(policy, trace, deduplicate)
 

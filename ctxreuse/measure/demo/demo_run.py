@@ -12,7 +12,7 @@ from ctxreuse.context.files import make_folder
 from ctxreuse.measure.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
 from ctxreuse.measure.replay.estimate import TraceSummary, estimate
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, TriedPolicies
+from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, tried_policies
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.measure.report.charts import charts
@@ -45,11 +45,12 @@ def run_demo(
     make_folder(output)
     with progress("retrieving", 1):
         corpus, trace = _retrieve_all()
-    tried = TriedPolicies.of(cache, [None, SMALL_CACHE_TOKENS], COMMON_RATES.prefill_tokens_per_s)
-    steps = 4 * len(tried.policies) * len(tried.sizes) * len(trace)
+    tried = tried_policies(cache)
+    sizes = [None] if cache.lives else [None, SMALL_CACHE_TOKENS]
+    steps = 4 * len(tried) * len(sizes) * len(trace)
     with progress("planning and replaying", steps) as advance:
         replay = Replay(trace, corpus, WordTokenizer(), advance, cache)
-        runs = list(estimate(replay, tried.sizes, tried.policies))
+        runs = list(estimate(replay, sizes, tried))
     results = results_of(
         "demo",
         "tokens",
@@ -57,7 +58,7 @@ def run_demo(
         runs,
         (),
         corpus,
-        prefill_tokens_per_s=tried.prefill_tokens_per_s,
+        prefill_tokens_per_s=None if cache.lives else COMMON_RATES.prefill_tokens_per_s,
         prices=prices,
         cache=cache,
     )

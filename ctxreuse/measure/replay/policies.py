@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
@@ -95,28 +95,12 @@ def _loaded(named: str) -> Policy:
     return made
 
 
-def keeping_best(policies: Sequence[MeasuredPolicy]) -> tuple[MeasuredPolicy, ...]:
-    """Return policies of which our own keep the retriever's best block in front."""
-    return tuple(replace(one, keep_best=one.strategy == "reuse") for one in policies)
-
-
-class TriedPolicies(NamedTuple):
-    """What is measured with a cache: how prompts are sent, its sizes, and an engine's speed."""
-
-    policies: tuple[MeasuredPolicy, ...]
-    sizes: Sequence[int | None] = (None,)
-    prefill_tokens_per_s: float | None = None
-
-    @classmethod
-    def of(
-        cls, cache: CacheRules, sizes: Sequence[int | None] = (None,), speed: float | None = None
-    ) -> TriedPolicies:
-        """Return what is measured; a provider tells neither sizes nor speed."""
-        if not cache.lives:
-            primed = PRIMED if cache.takes_primes else ()
-            return cls((*POLICIES, *primed), sizes, speed)
-        ours = (AS_SENT, OURS_ONLINE, OURS_BATCH)
-        return cls((TODAY, *ours) if cache.marks else ours)
+def tried_policies(cache: CacheRules, *, keep_best: bool = False) -> tuple[MeasuredPolicy, ...]:
+    """Return what is measured with a cache; our own may keep the retriever's best in front."""
+    tried = (*POLICIES, *(PRIMED if cache.takes_primes else ()))
+    if cache.lives:
+        tried = (*((TODAY,) if cache.marks else ()), AS_SENT, OURS_ONLINE, OURS_BATCH)
+    return tuple(replace(one, keep_best=keep_best and one.strategy == "reuse") for one in tried)
 
 
 def check_own_engine(cache: CacheRules, options: str, *given: object) -> None:

@@ -7,25 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ctxreuse.context.checks import (
-    check_function,
-    checked_kind,
-    checked_list,
-    checked_positive,
-)
+from ctxreuse.context.checks import check_function, checked_kind, checked_list, checked_positive
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, PRICES, option
-from ctxreuse.measure.replay.estimate import (
-    TraceSummary,
-    deduplications,
-    estimate,
-    shown,
-)
-from ctxreuse.measure.replay.policies import (
-    TriedPolicies,
-    check_own_engine,
-    keeping_best,
-    own_policies,
-)
+from ctxreuse.measure.replay.estimate import TraceSummary, deduplications, estimate, shown
+from ctxreuse.measure.replay.policies import check_own_engine, own_policies, tried_policies
 from ctxreuse.measure.replay.prompt_ways import measured_ways
 from ctxreuse.measure.replay.simulate import Progress, Replay, load_tokenizer, no_progress
 from ctxreuse.measure.results.prices import Prices, prices_given
@@ -128,11 +113,10 @@ def measure_savings(
     requests = behind_fronts(requests) if different is None else without_fronts(requests)
     summary = TraceSummary.of(requests)
     encoder = None if asked.tokenizer is None else load_tokenizer(str(asked.tokenizer))
-    of_engine = [None, *smaller] if smaller else summary.cache_sizes()
-    tried, sizes, speed = TriedPolicies.of(profile, of_engine, rate)
-    if asked.keep_best:
-        tried = keeping_best(tried)
-    tried = (*tried, *own_policies(checked_list("policy", asked.policy, "a list of names")))
+    sizes: Sequence[int | None] = [None, *smaller] if smaller else summary.cache_sizes()
+    sizes = [None] if profile.lives else sizes  # a provider tells none
+    own = own_policies(checked_list("policy", asked.policy, "a list of names"))
+    tried = (*tried_policies(profile, keep_best=asked.keep_best), *own)
     rounds = len(tried) * len(deduplications(requests)) * len(sizes)
     with progress("replaying", 2 * rounds * len(requests)) as advance:
         replay = Replay(requests, blocks, encoder, advance, profile)
@@ -163,7 +147,7 @@ def measure_savings(
             *(_bill_notes(requests) if runs[0].bill is not None else ()),
         ),
         cache_tokens=next(iter(smaller), None),
-        prefill_tokens_per_s=speed,
+        prefill_tokens_per_s=None if profile.lives else rate,
         prices=prices,
         cache=profile,
         output_tokens=_output_tokens(requests),
