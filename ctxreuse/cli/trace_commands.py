@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import MISSING, dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.cli.command_options import PrintsJson
@@ -24,12 +25,7 @@ from ctxreuse.cli.terminal import (
 )
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import file_errors
-from ctxreuse.errors import (
-    InputFileError,
-    InvalidRequestError,
-    MissingExtraError,
-    describe,
-)
+from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, option
 from ctxreuse.measure.plugins import Recording, installed, registered
 from ctxreuse.measure.replay import simulate as simulation
@@ -258,17 +254,24 @@ class SimulateCommand(PrintsJson):
         lines = read_lines(str(trace_path(self.plan)))
         first = list(islice(lines, 1))
         lines = chain(first, lines)
-        if any(map(is_hashed, first)):
-            self._put_sizes(self._served_hashed(lines), "block")
-            return
-        results = self._served(lines)
-        level = "block" if self.tokenizer is None else "token"
-        if not self.as_json or len(results) > 1:
-            self._put_sizes(results, level)
-            return
-        one = results[0]
-        figures = {"requests": len(one.usages), **_figures(one.total)}
-        put(json.dumps({**figures, "capacity_tokens": one.capacity_tokens, "level": level}))
+        has_hashes = any(map(is_hashed, first))
+        results = (self._served_hashed if has_hashes else self._served)(lines)
+        if not self.as_json:
+            return show(size_output(results))
+        one, level = results[0], "block" if self.tokenizer is None else "token"
+        figures: dict[str, Any] = {"requests": len(one.usages), **_figures(one.total)}
+        figures |= {"capacity_tokens": one.capacity_tokens, "level": level}
+        if has_hashes or len(results) > 1:
+            sizes = [
+                {
+                    "capacity_tokens": each.capacity_tokens,
+                    **_figures(each.total),
+                    "second_half": _figures(each.second_half),
+                }
+                for each in results
+            ]
+            figures = {"requests": len(one.usages), "level": level, "sizes": sizes}
+        return put(json.dumps(figures))
 
     def _served(self, lines: Iterator[JsonLine]) -> list[simulation.SizeResult]:
         planned = planned_requests(lines)
@@ -300,20 +303,6 @@ class SimulateCommand(PrintsJson):
         tried = self.capacity_tokens or USUAL_SIZES
         with progress("simulating", len(requests) * len(tried)) as advance:
             return simulate_hashed(requests, tried, block_tokens, advance)
-
-    def _put_sizes(self, results: Sequence[simulation.SizeResult], level: str) -> None:
-        if not self.as_json:
-            show(size_output(results))
-            return
-        sizes = [
-            {
-                "capacity_tokens": one.capacity_tokens,
-                **_figures(one.total),
-                "second_half": _figures(one.second_half),
-            }
-            for one in results
-        ]
-        put(json.dumps({"requests": len(results[0].usages), "level": level, "sizes": sizes}))
 
 
 def _figures(usage: CacheUsage) -> dict[str, int | float | str | None]:
