@@ -24,9 +24,9 @@ from mem0_stores import FakeMemory  # sets what mem0 reads when it is imported
 from prompt_programs import Asked, AskedLLM, Engine, recorded
 
 from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse.measure.doctor.examination import check_documents, check_fronts
 from ctxreuse.measure.doctor.findings import Verdict
 from ctxreuse.measure.doctor.findings import verdict as summed_up
-from ctxreuse.measure.doctor.front_findings import check_documents, check_fronts
 from ctxreuse.measure.lint import lint
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import SavingsVerdict, verdict

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
+from ctxreuse.measure.doctor.examination import check_fronts
 from ctxreuse.measure.doctor.findings import Finding, Verdict
-from ctxreuse.measure.doctor.front_findings import check_fronts
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.recorded_prompts import read_recording

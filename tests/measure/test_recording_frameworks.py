@@ -28,8 +28,8 @@ from test_recording import recorded
 
 import ctxreuse
 from ctxreuse.errors import MissingExtraError
+from ctxreuse.measure.doctor.examination import check_fronts
 from ctxreuse.measure.doctor.findings import Verdict
-from ctxreuse.measure.doctor.front_findings import check_fronts
 from ctxreuse.measure.plugins import RECORDERS, installed, registered
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
