@@ -120,10 +120,8 @@ class _Sending:
     salt: str = field(default_factory=lambda: uuid4().hex)
     sent: int = 0
     planning_s: float = 0.0
-    planned: list[PlannedRequest] = field(default_factory=list)
-    usages: list[CacheUsage] = field(default_factory=list)
-    first_token_s: list[float] = field(default_factory=list)
-    answers: list[str] = field(default_factory=list)
+    answered: list[tuple[PlannedRequest, CacheUsage, float, str]] = field(default_factory=list)
+    """Each with its usage, the seconds to its first token, and its answer."""
     failures: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -148,10 +146,7 @@ class _Sending:
             plans = replayed(self.run.policy, trace, self.planner, conversations=True)
             step = self._next_step(plans, None)
             while step is not None:
-                planned, plan = step
-                answer = await self._answer(plan)
-                if answer is not None:
-                    self.planned.append(planned)
+                answer = await self._answer(*step)
                 self.sent += 1
                 self.engine.advance()
                 self.engine.advance()
@@ -161,18 +156,20 @@ class _Sending:
 
     def result(self) -> RunResult:
         """Return what was measured."""
+        columns = zip(*self.answered, strict=True) if self.answered else ((),) * 4
+        planned, usages, first_token_s, answers = columns
         return RunResult.of_run(
             self.run,
-            self.planned,
-            self.usages,
+            planned,
+            usages,
             self.planning_s,
             notes=tuple(
                 f"{self.run.policy.name}: {number:,} requests not answered: {reason}"
                 for reason, number in self.failures.items()
             ),
-            request_ids=tuple(str(one.request_id) for one in self.planned),
-            first_token_s=tuple(round(seconds, 6) for seconds in self.first_token_s),
-            answers=tuple(self.answers),
+            request_ids=tuple(str(one.request_id) for one in planned),
+            first_token_s=first_token_s,
+            answers=answers,
             failures=self.failures.total(),
         )
 
@@ -182,7 +179,7 @@ class _Sending:
         self.planning_s += time.perf_counter() - started
         return step
 
-    async def _answer(self, plan: Plan) -> str | None:
+    async def _answer(self, planned: PlannedRequest, plan: Plan) -> str | None:
         """Return the model's answer; None if there is none."""
         client, longest = self.engine.client, self.engine.context_tokens
         most = self.engine.answer_tokens
@@ -202,10 +199,9 @@ class _Sending:
             # the server's cache does not hold it
             self.planner.forget(plan)
             return None
-        usage = CacheUsage(answer.prompt_tokens, answer.cached_tokens)
-        self.usages.append(net_of_primes(usage, primes))
-        self.first_token_s.append(primed_s + answer.time_to_first_token_s)
-        self.answers.append(answer.text)
+        usage = net_of_primes(CacheUsage(answer.prompt_tokens, answer.cached_tokens), primes)
+        seconds = round(primed_s + answer.time_to_first_token_s, 6)
+        self.answered.append((planned, usage, seconds, answer.text))
         return answer.text
 
 

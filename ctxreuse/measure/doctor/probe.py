@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
@@ -120,8 +120,8 @@ async def probe(
     async with AsyncExitStack() as exits:
         page = _page(config)
         if page is not None:
-            exits.push_async_callback(page.connection.aclose)
-            readings.host = page.connection.host
+            exits.push_async_callback(page[0].aclose)
+            readings.host = page[0].host
         client: EngineClient | None = None
         if config.base_url is not None:
             client = await exits.enter_async_context(_client(config, config.base_url))
@@ -139,11 +139,8 @@ async def probe(
     return readings
 
 
-class _Page(NamedTuple):
-    """Where metrics are."""
-
-    connection: EngineConnection
-    path: str
+_Page: TypeAlias = tuple[EngineConnection, str]
+"""Where metrics are: at a server, and a path."""
 
 
 @dataclass(slots=True)
@@ -192,10 +189,9 @@ class _Asking:
     async def read_metrics(self) -> PrefixCacheMetrics:
         """Return what the metrics say now: nothing where they do not answer, now or before."""
         if self.page is not None and self.readings.metrics_error is None:
+            connection, path = self.page
             try:
-                return PrefixCacheMetrics.parse(
-                    await self.page.connection.ask("GET", self.page.path)
-                )
+                return PrefixCacheMetrics.parse(await connection.ask("GET", path))
             except EngineError as error:
                 self.readings.metrics_error = _words(error)
         return PrefixCacheMetrics()
@@ -218,22 +214,13 @@ class _Asking:
         return await client.complete(messages, **self.limit)
 
 
-class MadeUpPrompts(NamedTuple):
-    """Prompts, and what share of the second one the others begin with, too."""
-
-    one: str
-    other: str
-    third: str
-    shared_part: float
-
-
-def made_up_prompts(name: str, tokens: int) -> MadeUpPrompts:
-    """Return prompts of about as many tokens that have their first half in common."""
+def made_up_prompts(name: str, tokens: int) -> tuple[str, str, str, float]:
+    """Return prompts of about as many tokens, and what share of the second they all begin with."""
     common = _passage(f"Probe {name}: a list of places, made up to look at a cache.", tokens // 2)
     rest = tokens - tokens // 2
     ends = ("It goes on in one way.", "Now it takes another turn.", "At last it ends elsewhere.")
     one, other, third = (common + _passage(end, rest) for end in ends)
-    return MadeUpPrompts(one, other, third, len(common) / len(other))
+    return one, other, third, len(common) / len(other)
 
 
 def _passage(opening: str, tokens: int) -> str:
@@ -282,7 +269,7 @@ def _page(config: DoctorConfig) -> _Page | None:
     """Return where metrics are: as given, or else beside the API."""
     given, base = config.metrics_url, config.base_url
     if given is None:
-        return None if base is None else _Page(_connection(config, base, config.api_key), _PATH)
+        return None if base is None else (_connection(config, base, config.api_key), _PATH)
     try:
         parts = urlsplit(given)
         is_same = base is not None and _origin(parts) == _origin(urlsplit(base))
@@ -291,7 +278,7 @@ def _page(config: DoctorConfig) -> _Page | None:
         is_same, root, path = False, given, ""
     # the key is for the API; whoever else serves metrics does not get it
     key = config.api_key if is_same else "EMPTY"
-    return _Page(_connection(config, root, key), path or _PATH)
+    return _connection(config, root, key), path or _PATH
 
 
 def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
