@@ -115,7 +115,7 @@ def test_a_provider_that_gets_the_bodies_charges_the_same(trace, spec, policy):
         if plan.content or plan.request.system:
             usages.append(provider.take(body, now))
         step = next_step(plans, ANSWER)
-    billed = billed_prompts(
+    billed, _ = billed_prompts(
         planned,
         BLOCKS,
         profile,
@@ -123,7 +123,7 @@ def test_a_provider_that_gets_the_bodies_charges_the_same(trace, spec, policy):
         is_marked=policy.is_marked,
         is_timed=policy.mode == "online",
     )
-    assert [(one.uncached, one.read, one.written) for one in billed.prompts] == [
+    assert [(one.uncached, one.read, one.written) for one in billed] == [
         (one.uncached, one.read, one.written) for one in usages
     ]
 

@@ -141,7 +141,7 @@ class Replay(NamedTuple):
         if not self.cache.lives:
             usages = self.served(planned, run.capacity_tokens)
             return RunResult.of_run(run, planned, usages, planning_s)
-        billed = billed_prompts(  # a batch is sent all at once
+        billed, never_read = billed_prompts(  # a batch is sent all at once
             planned,
             self.corpus,
             self.cache,
@@ -150,8 +150,8 @@ class Replay(NamedTuple):
             is_timed=run.policy.mode == "online",
             advance=self.advance,
         )
-        usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed.prompts]
-        bill = RunBill.of(billed.prompts, billed.never_read, self.cache)
+        usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed]
+        bill = RunBill.of(billed, never_read, self.cache)
         return RunResult.of_run(run, planned, usages, planning_s, bill=bill)
 
     def served(
@@ -185,13 +185,6 @@ def no_progress(task: str, steps: int) -> AbstractContextManager[Callable[[], ob
     return nullcontext(lambda: None)
 
 
-class BilledPrompts(NamedTuple):
-    """The prompts of a trace by what is paid for them."""
-
-    prompts: list[BilledTokens]
-    never_read: int
-
-
 def billed_prompts(
     planned: Sequence[PlannedRequest],
     corpus: Corpus,
@@ -201,8 +194,8 @@ def billed_prompts(
     is_marked: bool = True,
     is_timed: bool = True,
     advance: Callable[[], object] = lambda: None,
-) -> BilledPrompts:
-    """Return what is charged for requests sent one after the other, each answered first."""
+) -> tuple[list[BilledTokens], int]:
+    """Return what is charged for requests sent one by one, and what of it is never read."""
     marks_end = not is_marked and profile.marks_end
     cache, billed, now = ProviderCache(profile, marks_end=marks_end), [], 0.0
     for request, prompt in zip(planned, prompt_pieces(planned, corpus, tokenizer), strict=True):
@@ -217,7 +210,7 @@ def billed_prompts(
         ]
         billed.append(cache.serve(pieces, now=now, key=request.tenant))
         advance()
-    return BilledPrompts(billed, cache.never_read)
+    return billed, cache.never_read
 
 
 def _marks(request: PlannedRequest, prompt: CutPrompt) -> set[int]:
