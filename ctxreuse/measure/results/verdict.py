@@ -75,10 +75,8 @@ class SavingsVerdict:
     sentence: str
     next_step: str
     also: tuple[str, ...] = ()
-    saving: Saving | None = None
-    results: Results | None = None
     is_gain: bool = False
-    measured: Mapping[str, Any] = field(default_factory=dict)  # of whole prompts
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
         """Yield what a terminal shows."""
@@ -88,42 +86,13 @@ class SavingsVerdict:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        saving, results = self.saving, self.results
-        fields: dict[str, Any] = {
+        return {
             "sentence": self.sentence,
             "next_step": self.next_step,
             "also": list(self.also),
             "is_gain": self.is_gain,
             **self.measured,
         }
-        if saving is None or results is None:
-            return fields
-        rate, prices = results.prefill_tokens_per_s, results.prices
-        fields |= {
-            "policy": saving.run.policy,
-            "mode": saving.run.mode,
-            "deduplicated": saving.run.deduplicated,
-            "requests": saving.requests,
-            "saved_share": round(saving.share, 6),
-        }
-        if saving.run.bill is not None:
-            fields |= {
-                "cache": profile_spec(saving.cache),
-                "bill_to_uncached_before": round(saving.factor(saving.before), 6),
-                "bill_to_uncached": round(saving.to_uncached, 6),
-            }
-        else:
-            seconds = None if rate is None else round(saving.a_thousand(saving.tokens) / rate, 3)
-            fields |= {
-                "capacity_tokens": saving.run.capacity_tokens,
-                "computed_tokens_as_retrieved": saving.before.uncached,
-                "computed_tokens": saving.after.uncached,
-                "prefill_tokens_per_s": rate,
-                "seconds_per_1000_requests": seconds,
-            }
-        money = None if prices is None else round(saving.money(prices), 6)
-        known = None if prices is None else prices.as_json()
-        return fields | {"prices": known, "money_per_1000_requests": money}
 
 
 def verdict(results: Results) -> SavingsVerdict:
@@ -229,7 +198,37 @@ def _of_order(results: Results) -> SavingsVerdict:
     else:
         said = (_lower_bill if chosen.is_worth_it else _no_lower_bill)(results, bill, chosen)
         also = [*_also_of_bill(bill, chosen, together)]
-    return SavingsVerdict(*said, tuple(also), chosen, results, chosen.is_worth_it)
+    return SavingsVerdict(*said, tuple(also), chosen.is_worth_it, _figures(results, chosen))
+
+
+def _figures(results: Results, saving: Saving) -> dict[str, Any]:
+    """Return what is measured of a saving, for programs."""
+    rate, prices = results.prefill_tokens_per_s, results.prices
+    figures: dict[str, Any] = {
+        "policy": saving.run.policy,
+        "mode": saving.run.mode,
+        "deduplicated": saving.run.deduplicated,
+        "requests": saving.requests,
+        "saved_share": round(saving.share, 6),
+    }
+    if saving.run.bill is not None:
+        figures |= {
+            "cache": profile_spec(saving.cache),
+            "bill_to_uncached_before": round(saving.factor(saving.before), 6),
+            "bill_to_uncached": round(saving.to_uncached, 6),
+        }
+    else:
+        seconds = None if rate is None else round(saving.a_thousand(saving.tokens) / rate, 3)
+        figures |= {
+            "capacity_tokens": saving.run.capacity_tokens,
+            "computed_tokens_as_retrieved": saving.before.uncached,
+            "computed_tokens": saving.after.uncached,
+            "prefill_tokens_per_s": rate,
+            "seconds_per_1000_requests": seconds,
+        }
+    money = None if prices is None else round(saving.money(prices), 6)
+    known = None if prices is None else prices.as_json()
+    return figures | {"prices": known, "money_per_1000_requests": money}
 
 
 def _compared(results: Results) -> list[RunResult]:
