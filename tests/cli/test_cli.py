@@ -53,7 +53,7 @@ TRACE = [
 
 
 @pytest.fixture
-def trace(tmp_path):
+def trace(tmp_path, corpus):
     return write_jsonl(tmp_path / "trace.jsonl", *TRACE)
 
 
@@ -94,13 +94,11 @@ def test_plan_writes_a_line_a_request_to_standard_output(run, trace, corpus):
         "after": None,
         "expected_cached_tokens": 200,
     }
-    assert (
-        run("plan", "--trace", trace, "--corpus", corpus, "--mode", "online", "-o", "-")[1] == out
-    )
+    assert run("plan", trace, "-o", "-")[1] == out
 
 
-def test_plan_offline_writes_the_execution_order(run, trace, corpus):
-    _, out, _ = run("plan", "--trace", trace, "--corpus", corpus, "--mode", "offline")
+def test_plan_offline_writes_the_execution_order(run, trace):
+    _, out, _ = run("plan", trace, "--mode", "offline")
     assert orders(out) == [
         ("a0", [1, 2]),
         ("x", [1, 2, 3]),
@@ -111,8 +109,8 @@ def test_plan_offline_writes_the_execution_order(run, trace, corpus):
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
-def test_plan_takes_other_strategies(run, trace, corpus, mode):
-    arguments = ("plan", "--trace", trace, "--corpus", corpus, "--mode", mode, "--strategy")
+def test_plan_takes_other_strategies(run, trace, mode):
+    arguments = ("plan", trace, "--mode", mode, "--strategy")
     _, out, _ = run(*arguments, "none")
     assert orders(out) == [(line["request_id"], line["blocks"]) for line in TRACE]
     _, out, _ = run(*arguments, "paper")
@@ -123,8 +121,8 @@ def test_plan_takes_other_strategies(run, trace, corpus, mode):
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
-def test_plan_can_keep_the_best_block_in_front(run, trace, corpus, mode):
-    arguments = ("plan", "--trace", trace, "--corpus", corpus, "--mode", mode)
+def test_plan_can_keep_the_best_block_in_front(run, trace, mode):
+    arguments = ("plan", trace, "--mode", mode)
     _, out, _ = run(*arguments, "--keep-best")
     best = {line["request_id"]: line["blocks"][0] for line in TRACE}
     assert {name: ids[0] for name, ids in orders(out)} == best
@@ -133,16 +131,16 @@ def test_plan_can_keep_the_best_block_in_front(run, trace, corpus, mode):
 
 
 @pytest.mark.parametrize("strategy", ["paper", "none"])
-def test_plan_refuses_to_keep_the_best_block_where_that_does_nothing(run, trace, corpus, strategy):
-    arguments = ("plan", "--trace", trace, "--corpus", corpus, "--mode", "online", "--keep-best")
+def test_plan_refuses_to_keep_the_best_block_where_that_does_nothing(run, trace, strategy):
+    arguments = ("plan", trace, "--keep-best")
     code, out, err = run(*arguments, "--strategy", strategy)
     assert (code, out) == (2, "")
     assert f"leave it out with --strategy {strategy}" in words(err)
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])
-def test_plan_dedup_replays_conversations(run, trace, corpus, mode):
-    _, out, _ = run("plan", "--trace", trace, "--corpus", corpus, "--mode", mode, "--dedup")
+def test_plan_dedup_replays_conversations(run, trace, mode):
+    _, out, _ = run("plan", trace, "--mode", mode, "--dedup")
     later = next(line for line in lines(out) if line["request_id"] == "a1")
     assert later == {
         "request_id": "a1",
@@ -165,8 +163,8 @@ def test_plan_dedup_replays_conversations(run, trace, corpus, mode):
     }
 
 
-def test_plan_takes_the_size_of_the_engines_cache(run, trace, corpus):
-    arguments = ("plan", "--trace", trace, "--corpus", corpus, "--mode", "online")
+def test_plan_takes_the_size_of_the_engines_cache(run, trace):
+    arguments = ("plan", trace)
     expected = {
         size: [
             line["expected_cached_tokens"]
@@ -180,19 +178,18 @@ def test_plan_takes_the_size_of_the_engines_cache(run, trace, corpus):
 
 
 def test_plan_reads_the_trace_or_the_corpus_from_standard_input(run, trace, corpus):
-    arguments = ("--mode", "online")
-    _, expected, _ = run("plan", "--trace", trace, "--corpus", corpus, *arguments)
+    _, expected, _ = run("plan", trace)
     for path, option, other in ((trace, "--trace", "--corpus"), (corpus, "--corpus", "--trace")):
         file = trace if other == "--trace" else corpus
         with open(path) as stdin:
-            code, out, _ = run("plan", option, "-", other, file, *arguments, stdin=stdin.read())
+            code, out, _ = run("plan", option, "-", other, file, stdin=stdin.read())
         assert (code, out) == (0, expected)
 
 
 def test_plan_writes_and_replaces_a_file(run, trace, corpus, tmp_path):
     output = tmp_path / "out.jsonl"
     output.write_text("old")
-    arguments = ("plan", "--trace", trace, "--corpus", corpus, "--mode", "online")
+    arguments = ("plan", trace)
     assert run(*arguments, "-o", output) == (0, "", "")
     assert output.read_text() == run(*arguments)[1]
     assert run(*arguments, "--strategy", "none", "--output", output)[0] == 0
@@ -203,7 +200,7 @@ def test_plan_writes_and_replaces_a_file(run, trace, corpus, tmp_path):
 def test_plan_of_an_empty_trace_is_an_empty_file(run, corpus, tmp_path):
     empty, output = write_jsonl(tmp_path / "empty.jsonl"), tmp_path / "out.jsonl"
     for mode in ("online", "offline"):
-        arguments = ("plan", "--trace", empty, "--corpus", corpus, "--mode", mode, "-o", output)
+        arguments = ("plan", empty, "--mode", mode, "-o", output)
         assert run(*arguments) == (0, "", "")
         assert output.read_bytes() == b""
 
@@ -224,9 +221,7 @@ def test_plan_of_a_broken_trace_exits_with_2_and_writes_nothing(
     output = tmp_path / "out.jsonl"
     if existing is not None:
         output.write_text(existing)
-    code, out, err = run(
-        "plan", "--trace", trace, "--corpus", corpus, "--mode", "online", "-o", output
-    )
+    code, out, err = run("plan", trace, "-o", output)
     assert (code, out) == (2, "")
     assert err.startswith(f"ctxreuse: {trace}:6: {problem}")
     assert err.count("\n") == 1
@@ -235,17 +230,16 @@ def test_plan_of_a_broken_trace_exits_with_2_and_writes_nothing(
 
 
 def test_plan_names_standard_input_and_files_that_are_missing(run, trace, corpus, tmp_path):
-    arguments = ("--mode", "offline")
-    code, _, err = run("plan", "--trace", "-", "--corpus", corpus, *arguments, stdin="\n{}\n")
+    code, _, err = run("plan", "-", "--corpus", corpus, stdin="\n{}\n")
     assert (code, err) == (
         2,
         "ctxreuse: standard input:2: field 'request_id' is missing; it must be str or int\n",
     )
     missing = tmp_path / "missing.jsonl"
-    code, _, err = run("plan", "--trace", missing, "--corpus", corpus, *arguments)
+    code, _, err = run("plan", missing)
     assert (code, err) == (2, f"ctxreuse: {missing}: there is no such file or folder\n")
     output = tmp_path / "no" / "out.jsonl"
-    code, out, err = run("plan", "--trace", trace, "--corpus", corpus, *arguments, "-o", output)
+    code, out, err = run("plan", trace, "-o", output)
     assert (code, out, err) == (
         2,
         "",
@@ -274,14 +268,14 @@ def test_only_one_file_comes_from_standard_input(run, arguments):
 
 
 @pytest.fixture
-def plan(run, trace, corpus, tmp_path):
+def plan(run, trace, tmp_path):
     path = tmp_path / "plan.jsonl"
-    run("plan", "--trace", trace, "--corpus", corpus, "--mode", "online", "-o", path)
+    run("plan", trace, "-o", path)
     return str(path)
 
 
-def test_simulate_prints_the_hit_ratio_as_json_and_a_table_for_people(run, plan, corpus):
-    code, out, err = run("simulate", "--plan", plan, "--corpus", corpus, "--json")
+def test_simulate_prints_the_hit_ratio_as_json_and_a_table_for_people(run, plan):
+    code, out, err = run("simulate", plan, "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == {
         "requests": 5,
@@ -293,18 +287,17 @@ def test_simulate_prints_the_hit_ratio_as_json_and_a_table_for_people(run, plan,
         "level": "block",
     }
 
-    code, out, err = run("simulate", "--plan", plan, "--corpus", corpus)
+    code, out, err = run("simulate", plan)
     assert (code, err) == (0, "")
     assert words(out).startswith("5 requests with 1,300 prompt tokens Hit ratio by cache size")
     assert "unlimited 0.462" in words(out)
 
 
-def test_simulate_takes_several_capacities(run, plan, corpus):
+def test_simulate_takes_several_capacities(run, plan):
     sizes = ("--capacity-tokens", 100, "--capacity-tokens", 10_000)
-    _, out, _ = run("simulate", "--plan", plan, "--corpus", corpus, "--json", *sizes)
+    _, out, _ = run("simulate", plan, "--json", *sizes)
     one_by_one = [
-        json.loads(run("simulate", "--plan", plan, "--corpus", corpus, "--json", sizes[0], size)[1])
-        for size in (100, 10_000)
+        json.loads(run("simulate", plan, "--json", sizes[0], size)[1]) for size in (100, 10_000)
     ]
     result = json.loads(out)
     assert (result["requests"], result["level"]) == (5, "block")
@@ -331,7 +324,7 @@ def test_simulate_of_plans_without_their_corpus_or_from_standard_input(run, plan
     assert json.loads(out)["hit_ratio"] == 0
 
 
-def test_simulate_with_a_tokenizer_counts_whole_prompts(run, plan, corpus, tmp_path):
+def test_simulate_with_a_tokenizer_counts_whole_prompts(run, plan, tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     text = "<|im_start|>user <|im_start|>assistant text of in : >"
     numbers = range(10)
@@ -345,7 +338,7 @@ def test_simulate_with_a_tokenizer_counts_whole_prompts(run, plan, corpus, tmp_p
     path = str(tmp_path / "tokenizer.json")
     tokenizer.save(path)
 
-    arguments = ("simulate", "--plan", plan, "--corpus", corpus, "--json", "--tokenizer", path)
+    arguments = ("simulate", plan, "--json", "--tokenizer", path)
     result = json.loads(run(*arguments, "--block-size", "1")[1])
     # user 1, blocks of 4, question 1, assistant 1; x, a1 and 4 have an annotation of 18 words
     prompts = [11, 15 + 18, 11, 15 + 18, 15 + 18]
@@ -368,7 +361,7 @@ def test_a_conversation_in_a_file_has_ten_thousand_turns_at_most(
     monkeypatch.setattr(plan_trace, "MOST_TURNS", 2)
     lines = [{"request_id": n, "blocks": [1], "after": n - 1 if n else None} for n in range(3)]
     plan = write_jsonl(tmp_path / "plan.jsonl", *lines)
-    code, out, err = run("simulate", "--plan", plan, "--corpus", corpus, "--json")
+    code, out, err = run("simulate", plan, "--json")
     assert (code, out) == (2, "")
     assert err == (
         f"ctxreuse: {plan}:3: it continues a conversation of 2 turns; end the conversation before "
@@ -376,7 +369,7 @@ def test_a_conversation_in_a_file_has_ten_thousand_turns_at_most(
     )
     turns = [{"request_id": n, "blocks": [1], "conversation_id": "c"} for n in range(3)]
     trace = write_jsonl(tmp_path / "trace.jsonl", *turns)
-    options = ("--trace", trace, "--corpus", corpus, "--mode", "online", "-o", "-")
+    options = (trace, "-o", "-")
     assert run("plan", *options)[0] == 0
     code, out, err = run("plan", *options, "--dedup")
     assert (code, out) == (2, "")
@@ -385,7 +378,7 @@ def test_a_conversation_in_a_file_has_ten_thousand_turns_at_most(
 
 def test_a_file_that_is_no_tokenizer_or_plan_exits_with_2(run, plan, corpus):
     pytest.importorskip("tokenizers")
-    code, out, err = run("simulate", "--plan", plan, "--corpus", corpus, "--tokenizer", corpus)
+    code, out, err = run("simulate", plan, "--tokenizer", corpus)
     assert (code, out) == (2, "")
     assert err.startswith(f"ctxreuse: {corpus}: not a tokenizer.json (")
     for command in ("simulate", "explain"):
@@ -517,7 +510,7 @@ def test_without_its_extra_python_m_ctxreuse_says_what_to_install():
 def test_python_m_ctxreuse_is_the_command_and_its_parts_can_be_piped(trace, corpus):
     command = [sys.executable, "-W", "error", "-m", "ctxreuse"]
     plan = subprocess.run(
-        [*command, "plan", "--trace", trace, "--corpus", corpus, "--mode", "offline"],
+        [*command, "plan", trace, "--mode", "offline"],
         capture_output=True,
         check=True,
     )
