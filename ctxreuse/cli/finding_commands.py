@@ -79,7 +79,7 @@ class LintCommand(PrintsJson):
         """Look, and say what was found."""
         profile = cache_profile(self.cache)
         known = prices_given(self.prices, profile)
-        blocks, trace = read_recording(self.recording, self.corpus)
+        blocks, trace, _ = read_recording(self.recording, self.corpus)
         report = replace(lint(trace, blocks, profile, progress), prices=known)
         if self.as_json:
             put(json.dumps(report.as_json()))

@@ -193,7 +193,7 @@ class PlanCommand:
                 f"{self.strategy}"
             )
         check_outputs(None if self.output == STANDARD_STREAM else self.output)
-        _, requests, _ = read_requests(self.trace, self.corpus)
+        _, requests = read_requests(self.trace, self.corpus)
         planner = as_given(
             ReusePlanner,
             capacity_tokens=self.capacity_tokens,

@@ -233,7 +233,7 @@ def test_what_changes_in_documents_is_named_and_what_it_costs_is_what_the_engine
     assert not line or f"behind “{line}" in said.also[0]
     share = said.measured["saved_share"]
     assert share == pytest.approx(1 - changed.computed / plain, abs=0.05)
-    blocks, trace = read_recording(str(tmp_path))
+    blocks, trace, _ = read_recording(str(tmp_path))
     found, *others = lint(trace, blocks).findings
     assert found.check == "documents whose text changes"
     assert "volatile text in front" not in [one.check for one in others]

@@ -77,7 +77,7 @@ def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> Re
         raise InvalidRequestError(
             f"cache must be that of an engine of your own, such as vllm, not {config.cache!r}"
         )
-    blocks, trace = read_recording(config.recording, config.corpus)
+    blocks, trace, _ = read_recording(config.recording, config.corpus)
     trace = trace[: config.requests]
     if config.independent:
         trace = [replace(one, conversation_id=None, turn=0) for one in trace]
@@ -110,8 +110,6 @@ def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> Re
         "engine",
         summary,
         results + simulated,
-        (),
-        blocks,
         notes=tuple(notes),
         keep_best=config.keep_best,
         cache=rules,

@@ -56,8 +56,6 @@ def run_demo(
         "tokens",
         TraceSummary.of(trace),
         runs,
-        (),
-        corpus,
         prefill_tokens_per_s=None if cache.lives else COMMON_RATES.prefill_tokens_per_s,
         prices=prices,
         cache=cache,

@@ -206,15 +206,13 @@ class TreeNode:
     label: str = ""
 
 
-def sent_tree(
-    planned: Sequence[PlannedRequest], corpus: Corpus, titles: Titles | None = None
-) -> TreeNode:
+def sent_tree(planned: Sequence[PlannedRequest], corpus: Corpus, titles: Titles) -> TreeNode:
     """Return the top of the tree of the prompts' blocks; a later turn begins at the root."""
     sent = []
     for request in planned:
         blocks = sent_blocks(request, corpus)
         sent.append((blocks, sum(map(block_tokens, blocks))))
-    return _node(sent, 0, _LEAST_SHARE * sum(tokens for _, tokens in sent), titles or {})
+    return _node(sent, 0, _LEAST_SHARE * sum(tokens for _, tokens in sent), titles)
 
 
 def _node(

@@ -16,13 +16,8 @@ from ctxreuse.measure.replay.simulate import Progress, Replay, load_tokenizer, n
 from ctxreuse.measure.results.prices import Prices, prices_given
 from ctxreuse.measure.results.results import FirstCause, Results, results_of
 from ctxreuse.measure.traces.changing_documents import changing_documents, hides_texts
-from ctxreuse.measure.traces.recorded_prompts import read_prompts, with_prompts
-from ctxreuse.measure.traces.trace_files import (
-    TraceRequest,
-    corpus_path,
-    read_requests,
-    read_titles,
-)
+from ctxreuse.measure.traces.recorded_prompts import read_recording
+from ctxreuse.measure.traces.trace_files import TraceRequest, corpus_path, read_titles
 from ctxreuse.measure.traces.varying_fronts import behind_fronts, fronts_that_differ, without_fronts
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.cache_rules import CacheRules, cache_profile
@@ -100,9 +95,7 @@ def measure_savings(
     if asked.prefill_rate is not None:
         rate = checked_positive("prefill_rate", asked.prefill_rate)
     check_own_engine(profile, "capacity_tokens and prefill_rate", smaller, asked.prefill_rate)
-    blocks, requests, path = read_requests(asked.trace, asked.corpus)
-    prompts = read_prompts(path, blocks)
-    requests = with_prompts(requests, prompts)
+    blocks, requests, prompts = read_recording(asked.trace, asked.corpus)
     if asked.independent:
         requests = [replace(one, conversation_id=None, turn=0) for one in requests]
     recorded, changing, causes = requests, changing_documents(requests), list[FirstCause]()

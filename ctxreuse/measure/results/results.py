@@ -98,18 +98,19 @@ def results_of(
     level: Level,
     trace: TraceSummary,
     runs: Sequence[RunResult],
-    shown: Sequence[PlannedRequest],
-    corpus: Corpus,
+    shown: Sequence[PlannedRequest] = (),
+    corpus: Corpus | None = None,
     titles: Titles | None = None,
     *,
     cache: CacheRules = DEFAULT_CACHE,
     **more: Any,
 ) -> Results:
     """Return results, with the tree and the misses of one policy's prompts."""
+    corpus, titles = corpus or {}, titles or {}
     told = explain_plan(shown, corpus, cache=cache)
     explained = sorted(told, key=lambda one: -one.lost_tokens)
     questions = {one.request_id: " ".join((one.query or "").split()) for one in shown}
-    named = _Names(questions, corpus, titles or {})
+    named = _Names(questions, corpus, titles)
     return Results(
         title=title,
         level=level,

@@ -21,7 +21,7 @@ from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.files import file_errors
 from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
 from ctxreuse.measure.traces.recording import PROMPTS
-from ctxreuse.measure.traces.trace_files import TraceRequest, read_requests
+from ctxreuse.measure.traces.trace_files import TraceRequest, read_requests, trace_path
 from ctxreuse.pipeline.known_texts import STARTS, KnownSpan, KnownTexts, words_at
 from ctxreuse.pipeline.memory_planner import lasting_text
 from ctxreuse.pipeline.prompt_turn import PromptPart
@@ -220,10 +220,11 @@ def with_prompts(
 
 def read_recording(
     trace: str, corpus: str | None = None
-) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest]]:
-    """Read a trace and its blocks; of a recording also what stands before them in prompts."""
-    blocks, requests, path = read_requests(trace, corpus)
-    return blocks, with_prompts(requests, read_prompts(path, blocks))
+) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], list[RecordedPrompt]]:
+    """Read a trace, its blocks and, of a recording, its prompts and what they say of requests."""
+    blocks, requests = read_requests(trace, corpus)
+    prompts = read_prompts(trace_path(trace), blocks)
+    return blocks, with_prompts(requests, prompts), prompts
 
 
 def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> list[RecordedPrompt]:

@@ -146,16 +146,15 @@ def _requests(lines: Iterable[JsonLine], corpus: Corpus) -> list[TraceRequest]:
 
 def read_requests(
     trace: str, corpus: str | None = None
-) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], Path]:
-    """Read a trace and its blocks, and return its path, too."""
-    path = trace_path(trace)
-    lines = read_lines(str(path))
+) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest]]:
+    """Read a trace and its blocks."""
+    lines = read_lines(str(trace_path(trace)))
     first = list(islice(lines, 1))
     for line in first:  # which says what the file is, before its corpus is missed
         line.get("request_id", (str, int))
         line.ids("blocks")
     blocks = read_corpus(corpus_path(trace) if corpus is None else corpus)
-    return blocks, _requests(chain(first, lines), blocks), path
+    return blocks, _requests(chain(first, lines), blocks)
 
 
 def trace_path(trace: str) -> Path:
