@@ -139,11 +139,6 @@ class Bill(NamedTuple):
         return known or [self.cache.time_to_live.name]
 
     @property
-    def has_paid_writes(self) -> bool:
-        """Whether a written token costs more than an uncached one."""
-        return self.cache.write_factor > 1
-
-    @property
     def least_reads(self) -> float:
         """How often a written token has to be read on average, for writing to pay; 0 where free."""
         saving = 1 - self.cache.read_factor
@@ -157,7 +152,7 @@ class Bill(NamedTuple):
     def break_even(self) -> Iterator[str]:
         """Yield in words when writing pays, and from which request on it did."""
         least, cache = self.least_reads, self.cache
-        if not self.has_paid_writes:
+        if cache.write_factor <= 1:
             yield (
                 f"Reading costs {cache.read_factor:g} times an uncached token, writing nothing "
                 "extra."
@@ -241,7 +236,7 @@ def price_lines(bill: Bill) -> Iterator[str]:
         read, write = (
             one / prices.input for one in (prices.cached_input, prices.written_input[life])
         )
-        pays_to_write = bill.has_paid_writes and abs(write - cache.write_factor) > _ALIKE
+        pays_to_write = abs(write - cache.write_factor) > _ALIKE and cache.write_factor > 1
         if abs(read - cache.read_factor) > _ALIKE or pays_to_write:
             yield (
                 f"By these prices reading costs {read:.3g} times the input and writing "

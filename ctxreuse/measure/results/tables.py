@@ -190,7 +190,7 @@ def bill_table(bill: Bill) -> Table:
         "un-\ncached": lambda row: tokens(row.after.uncached),
         "read": lambda row: tokens(row.after.read),
     }
-    if bill.has_paid_writes:
+    if bill.cache.write_factor > 1:
         for life in bill.lives:
             name = f"written\n{life}" if len(bill.cache.times_to_live) > 1 else "written"
             columns[name] = partial(lambda life, row: tokens(row.after.written.get(life, 0)), life)
