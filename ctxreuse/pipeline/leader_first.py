@@ -171,26 +171,20 @@ class CallInFlight:
             self._followers.places = math.inf
         self._followers.release()
 
-    def wait(self) -> None:
-        """Wait in this thread until the leader has begun; not for long, nor in an event loop."""
-        leader = None if in_event_loop() else self._waits_for(get_ident())
+    async def wait(self, *, blocks: bool = False) -> None:
+        """Wait until the leader has begun; not for long, nor does it block event loops."""
+        owner = get_ident() if blocks else asyncio.current_task()
+        leader = None if blocks and in_event_loop() else self._waits_for(owner)
         if leader is None:
             return
-        slot, woken = leader._line_up(), Event()
+        slot = Slot(leader._followers, None)
+        leader._followers.line_up([slot])
         try:
-            slot.attach(woken.set)
-            woken.wait(leader._seconds_left)
-        finally:
-            slot.leave()
-
-    async def await_(self) -> None:
-        """Wait in this task as `wait` does."""
-        leader = self._waits_for(asyncio.current_task())
-        if leader is None:
-            return
-        slot = leader._line_up()
-        try:
-            await TaskWaiter(slot).wait(leader._seconds_left)
+            if blocks:
+                slot.attach((woken := Event()).set)
+                woken.wait(leader._seconds_left)
+            else:
+                await TaskWaiter(slot).wait(leader._seconds_left)
         finally:
             slot.leave()
 
@@ -201,11 +195,6 @@ class CallInFlight:
         if leader is None or leader.is_over or leader._owner == owner:
             return None
         return leader
-
-    def _line_up(self) -> Slot[None, None]:
-        slot = Slot(self._followers, None)
-        self._followers.line_up([slot])
-        return slot
 
 
 def calls_of_batch(plans: Sequence[Plan]) -> list[CallInFlight]:

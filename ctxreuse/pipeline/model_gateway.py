@@ -13,6 +13,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.reported_usage import ReportedTokens
 from ctxreuse.pipeline.leader_first import CallsInFlight, calls_of_batch
 from ctxreuse.pipeline.micro_batch import MicroBatcher, Scheduled
+from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import (
     OpenPrompt,
     PlannedPrompt,
@@ -30,11 +31,8 @@ _Piece = TypeVar("_Piece")
 class EngineBeside(Protocol):
     """The engine of a wrapped model, for the calls of the wrapper's own; none of them raises."""
 
-    def prime(self, planned: PlannedPrompt, wire: Wire, /) -> Sequence[Any]:
-        """Send a prompt's primes; return what was answered."""
-
-    async def aprime(self, planned: PlannedPrompt, wire: Wire, /) -> Sequence[Any]:
-        """Send a prompt's primes; return what was answered."""
+    async def prime(self, planned: PlannedPrompt, wire: Wire, /, *, blocks: bool) -> Sequence[Any]:
+        """Send a prompt's primes; return what was answered. `blocks` awaits nothing."""
 
     def follow(self, planned: PlannedPrompt, follower: PromptFollower, /) -> None:
         """Find out in the background which tokens a prompt had, and tell a follower."""
@@ -77,67 +75,46 @@ class ModelGateway:
         """How often planning has failed and prompts were sent as given."""
         return self._fail_open.faults
 
-    def plan(self, prompt: ScopedPrompt | PlannedPrompt) -> PlannedPrompt:
-        """Wait in this thread until a prompt is released; return it planned.
+    def plan(self, prompt: ScopedPrompt | PlannedPrompt, wire: Wire | None = None) -> PlannedPrompt:
+        """Wait in this thread as `aplan` does."""
+        return run_here(self.aplan(prompt, wire, blocks=True))
 
-        One that a batch has planned waits for its leader alone.
+    async def aplan(
+        self,
+        prompt: ScopedPrompt | PlannedPrompt,
+        wire: Wire | None = None,
+        *,
+        blocks: bool = False,
+    ) -> PlannedPrompt:
+        """Wait until a prompt is to be sent; return it planned, its primes sent.
+
+        One that a batch has planned waits for its leader alone. `wire` says how it goes over the
+        wire; None is unknown. `blocks` waits in this thread.
         """
         if isinstance(prompt, PlannedPrompt):
-            return prompt if prompt.use is None else self._in_turn(self._entered(prompt))
-        opened = self._opened(prompt)
-        if not opened.contexts:  # it gains nothing by waiting for others
-            return self._scheduled([opened])[0].result
-        return self._in_turn(self._batcher.submit(opened))
-
-    async def aplan(self, prompt: ScopedPrompt | PlannedPrompt) -> PlannedPrompt:
-        """Wait in this task as `plan` does."""
-        if isinstance(prompt, PlannedPrompt):
-            return await self._ain_turn(self._entered(prompt))
-        opened = self._opened(prompt)
-        if not opened.contexts:
-            return self._scheduled([opened])[0].result
-        return await self._ain_turn(await self._batcher.asubmit(opened))
-
-    def _in_turn(self, planned: PlannedPrompt) -> PlannedPrompt:
-        """Wait until a prompt's leader has begun to be answered, if it has one."""
-        if planned.in_flight is not None:
-            with self._taking_back(planned):
-                planned.in_flight.wait()
-        return planned
-
-    async def _ain_turn(self, planned: PlannedPrompt) -> PlannedPrompt:
-        if planned.in_flight is not None:
-            with self._taking_back(planned):
-                await planned.in_flight.await_()
-        return planned
-
-    def sending(self, planned: PlannedPrompt, wire: Wire | None) -> PlannedPrompt:
-        """Send the primes of a prompt that is about to be sent; its followers go on.
-
-        `wire` says how it goes over the wire; None is unknown.
-        """
-        beside = self._asked
-        if beside is None or wire is None:
+            planned = self._entered(prompt)
+        elif not (opened := self._opened(prompt)).contexts:  # it gains nothing by waiting
+            planned = self._scheduled([opened])[0].result
+        elif blocks:
+            planned = self._batcher.submit(opened)
+        else:
+            planned = await self._batcher.asubmit(opened)
+        beside = self._beside if self._primes or self._reuse.prompt_follower is not None else None
+        if planned.in_flight is None and beside is None:
             return planned
-        with self._taking_back(planned):
-            primes = beside.prime(planned, wire) if planned.forks else ()
-        return self._primed(planned, wire, primes)
-
-    async def asending(self, planned: PlannedPrompt, wire: Wire | None) -> PlannedPrompt:
-        """`sending`, awaited."""
-        beside = self._asked
-        if beside is None or wire is None:
-            return planned
-        with self._taking_back(planned):
-            primes = await beside.aprime(planned, wire) if planned.forks else ()
-        return self._primed(planned, wire, primes)
-
-    @property
-    def _asked(self) -> EngineBeside | None:
-        """The engine, if there is anything to ask it."""
-        return self._beside if self._primes or self._reuse.prompt_follower is not None else None
+        try:
+            if planned.in_flight is not None:
+                await planned.in_flight.wait(blocks=blocks)
+            if beside is not None and wire is not None:
+                primes = await beside.prime(planned, wire, blocks=blocks) if planned.forks else ()
+                return self._primed(planned, wire, primes)
+        except BaseException:  # its wait is interrupted
+            self.forget(planned)
+            raise
+        return planned
 
     def _primed(self, planned: PlannedPrompt, wire: Wire, primes: Sequence[Any]) -> PlannedPrompt:
+        """Let the followers of a prompt go on that is about to be sent."""
         if (follower := self._reuse.prompt_follower) is not None:
             follower.expect()
         if planned.in_flight is not None and self._primes:
@@ -147,15 +124,6 @@ class ModelGateway:
             plan, note = planned.plans[0], self._reuse.report_primes
             self.attempt(lambda: note(plan, len(primes), computed), lambda: None)
         return replace(planned, wire=wire)
-
-    @contextmanager
-    def _taking_back(self, planned: PlannedPrompt) -> Iterator[None]:
-        """Forget a prompt whose wait is interrupted."""
-        try:
-            yield
-        except BaseException:
-            self.forget(planned)
-            raise
 
     def plan_batch(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
         """Return prompts that are known together in the order in which to send them, each once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from enum import Enum
 from heapq import heappop, heappush
 from itertools import count
@@ -279,6 +279,16 @@ async def as_they_end(
         for one in tasks:
             one.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run_here(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Return what a coroutine returns that awaits nothing: it blocks this thread instead."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+    raise AssertionError("it has awaited something")
 
 
 def in_event_loop() -> bool:

@@ -61,13 +61,13 @@ def test_what_was_not_answered_is_written_by_the_next():
 async def test_calls_made_by_the_leader_itself_or_in_its_task_do_not_wait_for_it():
     calls = CallsInFlight()
     leader = calls.enter(use("a", "b"))
-    leader.wait()
+    await leader.wait(blocks=True)
     inside = calls.enter(use("a", "b"))
-    inside.wait()  # in the same thread: it would wait for a minute
+    await inside.wait(blocks=True)  # in the same thread: it would wait for a minute
     assert waits(calls.enter(use("a", "b")))
     calls = CallsInFlight()
-    await calls.enter(use("a", "b")).await_()
-    await calls.enter(use("a", "b")).await_()
+    await calls.enter(use("a", "b")).wait()
+    await calls.enter(use("a", "b")).wait()
 
 
 def test_nobody_waits_for_a_leader_that_has_not_begun_for_long(monkeypatch):

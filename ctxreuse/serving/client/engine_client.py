@@ -388,7 +388,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         use = call.use
         if use is not None:
             call.in_flight = self._in_flight.enter(use)
-            await call.in_flight.await_()
+            await call.in_flight.wait()
 
     def _session(self, plan: Plan) -> str | None:
         """Return by what routers keep a plan's request in one place."""

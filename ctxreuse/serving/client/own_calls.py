@@ -71,12 +71,12 @@ class OwnCalls:
             )
         return cls(address, key, rules) if address else None
 
-    def prime(self, planned: PlannedPrompt, wire: Wire) -> Sequence[CacheUsage]:
+    async def prime(
+        self, planned: PlannedPrompt, wire: Wire, *, blocks: bool
+    ) -> Sequence[CacheUsage]:
         """Send a prompt's primes; return the tokens of those that were answered."""
-        return sync_bridge.run(lambda: self._prime(planned, wire), lasting=True)
-
-    async def aprime(self, planned: PlannedPrompt, wire: Wire) -> Sequence[CacheUsage]:
-        """`prime`, awaited in any event loop."""
+        if blocks:
+            return sync_bridge.run(lambda: self._prime(planned, wire), lasting=True)
         return await asyncio.wrap_future(sync_bridge.started(lambda: self._prime(planned, wire)))
 
     async def _prime(self, planned: PlannedPrompt, wire: Wire) -> Sequence[CacheUsage]:

@@ -34,6 +34,7 @@ from ctxreuse.pipeline.ordered_release import (
     as_they_end,
     checked_window,
     planned_aside,
+    run_here,
 )
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import (
@@ -281,14 +282,8 @@ class ReuseChatModel(DelegatingChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
-        with self._gateway.calling(planned) as read, serving(self._carried.scope):
-            if _takes_run_manager(type(self.inner)._generate):  # as LangChain does it
-                arguments["run_manager"] = run_manager
-            result = self.inner._generate(sent, stop=stop, **arguments)
-            for generation in result.generations[:1]:  # each has the usage of all
-                read(generation)
-            return result
+        answered = self._answered("_generate", messages, stop, run_manager, kwargs, blocks=True)
+        return run_here(answered)
 
     async def _agenerate(
         self,
@@ -297,11 +292,24 @@ class ReuseChatModel(DelegatingChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
+        return await self._answered("_agenerate", messages, stop, run_manager, kwargs)
+
+    async def _answered(
+        self,
+        method: str,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        run_manager: BaseRunManager | None,
+        given: Mapping[str, Any],
+        *,
+        blocks: bool = False,
+    ) -> ChatResult:
+        planned, sent, arguments = await self._outgoing(messages, given, run_manager, blocks=blocks)
         with self._gateway.calling(planned) as read, serving(self._carried.scope):
-            if _takes_run_manager(type(self.inner)._agenerate):
+            if _takes_run_manager(getattr(type(self.inner), method)):  # as LangChain does it
                 arguments["run_manager"] = run_manager
-            result = await self.inner._agenerate(sent, stop=stop, **arguments)
+            answer = getattr(self.inner, method)(sent, stop=stop, **arguments)
+            result: ChatResult = answer if blocks else await answer
             for generation in result.generations[:1]:  # each has the usage of all
                 read(generation)
             return result
@@ -349,7 +357,8 @@ class ReuseChatModel(DelegatingChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[_Step]:
-        planned, sent, arguments = self._outgoing(messages, kwargs, run_manager)
+        outgoing = self._outgoing(messages, kwargs, run_manager, blocks=True)
+        planned, sent, arguments = run_here(outgoing)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
         steps = self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
@@ -364,7 +373,7 @@ class ReuseChatModel(DelegatingChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[_Step]:
-        planned, sent, arguments = await self._aoutgoing(messages, kwargs, run_manager)
+        planned, sent, arguments = await self._outgoing(messages, kwargs, run_manager)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
         steps = self._gateway.astream(planned, partial(stream, sent, stop=stop, **arguments))
@@ -386,41 +395,32 @@ class ReuseChatModel(DelegatingChatModel):
         given = ScopedPrompt(texts.parts, request.scope, root, rendered_only, texts.beside)
         return texts, given
 
-    def _outgoing(
-        self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
+    async def _outgoing(
+        self,
+        messages: list[BaseMessage],
+        arguments: Mapping[str, Any],
+        run: BaseRunManager | None,
+        *,
+        blocks: bool = False,
     ) -> _Outgoing:
-        """Wait in this thread until a prompt is to be sent; return it planned."""
+        """Wait until a prompt is to be sent, in this thread if it blocks; return it planned."""
         read = partial(self._read, messages, arguments, self._carried, run)
         texts, prompt = self._gateway.attempt(read, lambda: None) or (None, None)
         planned = self._batch.take(texts) if self._batch and texts else None
         if prompt is not None:
-            planned = self._gateway.plan(planned or prompt)
-        outgoing = self._with_plan(messages, arguments, texts, planned)
-        if planned is None or (self.planner.prompt_follower is None and not self.prime):
-            return outgoing
-        wire = partial(self._on_the_wire, outgoing, texts)
-        return (self._gateway.sending(planned, wire), *outgoing[1:])
-
-    async def _aoutgoing(
-        self, messages: list[BaseMessage], arguments: Mapping[str, Any], run: BaseRunManager | None
-    ) -> _Outgoing:
-        """Wait in this task as `_outgoing` does."""
-        read = partial(self._read, messages, arguments, self._carried, run)
-        texts, prompt = self._gateway.attempt(read, lambda: None) or (None, None)
-        planned = self._batch.take(texts) if self._batch and texts else None
-        if prompt is not None:
-            planned = await self._gateway.aplan(planned or prompt)
-        outgoing = self._with_plan(messages, arguments, texts, planned)
-        if planned is None or (self.planner.prompt_follower is None and not self.prime):
-            return outgoing
-        wire = partial(self._on_the_wire, outgoing, texts)
-        return (await self._gateway.asending(planned, wire), *outgoing[1:])
+            wire = partial(self._on_the_wire, messages, arguments, texts)
+            planned = await self._gateway.aplan(planned or prompt, wire, blocks=blocks)
+        return self._with_plan(messages, arguments, texts, planned)
 
     def _on_the_wire(
-        self, outgoing: _Outgoing, texts: PromptTexts | None, planned: PlannedPrompt
+        self,
+        messages: list[BaseMessage],
+        arguments: Mapping[str, Any],
+        texts: PromptTexts | None,
+        planned: PlannedPrompt,
     ) -> WirePrompt:
         """Return a prompt as it goes over the wire."""
-        _, sent, arguments = outgoing
+        _, sent, arguments = self._with_plan(messages, arguments, texts, planned)
         at_model = {name: getattr(self.inner, name, None) for name in ("extra_body", "tools")}
         given = {name: arguments.get(name) or one for name, one in at_model.items()}
         model = arguments.get("model") or getattr(self.inner, "model_name", None)
@@ -428,8 +428,8 @@ class ReuseChatModel(DelegatingChatModel):
         fields |= {"tools": given["tools"]} if given["tools"] else {}
         positions = () if texts is None else texts.positions
         places = [position and position.message for position in positions]
-        messages: Any = convert_to_openai_messages(sent)
-        return WirePrompt(messages, places, fields, arguments.get("extra_headers") or {})
+        wired: Any = convert_to_openai_messages(sent)
+        return WirePrompt(wired, places, fields, arguments.get("extra_headers") or {})
 
     def _with_plan(
         self,

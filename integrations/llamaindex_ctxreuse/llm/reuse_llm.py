@@ -443,13 +443,12 @@ class ReuseLLM(DelegatingLLM):
         return {**given, **{name: one for name, one in sent.items() if one}}
 
     def _planned(self, call: _ModelCall[Any]) -> PlannedPrompt:
-        return self._gateway.sending(self._gateway.plan(call.prompt), call.wire)
+        return self._gateway.plan(call.prompt, call.wire)
 
     async def _aplanned(
         self, call: _ModelCall[Any], planned: PlannedPrompt | None = None
     ) -> PlannedPrompt:
-        released = await self._gateway.aplan(planned or call.prompt)
-        return await self._gateway.asending(released, call.wire)
+        return await self._gateway.aplan(planned or call.prompt, call.wire)
 
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
         planned = self._planned(call)
