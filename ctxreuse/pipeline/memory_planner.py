@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -18,7 +18,7 @@ from ctxreuse.context.blocks import (
     texts_to_show,
 )
 from ctxreuse.context.checks import checked_id, checked_kind, checked_list
-from ctxreuse.context.content_parts import ContentPart
+from ctxreuse.context.content_parts import ContentPart, joined, separated
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
@@ -43,6 +43,7 @@ from ctxreuse.pipeline.memories import (
     tenant_of,
     without_memories,
 )
+from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
@@ -88,32 +89,46 @@ class MemoryContext:
 
     def messages(self) -> list[OpenAIMessage]:
         """Return OpenAI chat messages: system text, history, question, and memories."""
-        request = self.request
-        if not self.opens:
-            return self._turn(request.history or (), request.query)
-        first, *behind = self._said
-        turn = self._turn((), first["content"])
-        return [*turn[:-1], {**first, "content": turn[-1]["content"]}, *behind]
+        messages = self._laid_out()
+        for message in messages:
+            if isinstance(message.get("content"), tuple):
+                message["content"] = joined(message["content"])
+        return messages
 
-    def _turn(self, history: Sequence[Message], query: str) -> list[OpenAIMessage]:
-        """Return the messages of a turn that asks something behind a history."""
-        system, memories = self.request.system, str(self)
-        if not memories:
-            return render_messages(system, history, query)
-        if self.placement == "before_question":
-            content = self._joined(self.text, query)
-            if self.plan is not None:
-                content = self.plan.content
-            return render_messages(system, history, content)
-        if self.placement == "system":
-            return render_messages(self._joined(system or "", memories), history, query)
-        own = {"role": "user", "content": memories}
-        return render_messages(system, [*history, own], query)
+    def _laid_out(self) -> list[dict[str, Any]]:
+        """Return the messages; the system text, and what shows memories, as tuples of parts."""
+        plan, system, has_memories = self.plan, self.request.system, str(self) != ""
+        *before, asking = render_messages(None, self.request.history, self.request.query)
+        behind: list[dict[str, Any]] = []
+        if self.opens:
+            asking, *behind = *before, asking
+            before = []
+        is_marked = plan is not None and 0 in plan.marks
+        opening = [ContentPart(system, is_marked=is_marked)] if system else []
+        if has_memories and self.placement == "before_question":
+            asking["content"] = self._parts(asks=True)
+        elif has_memories and self.placement == "after_history":
+            before.append({"role": "user", "content": self._parts(asks=False)})
+        elif has_memories:
+            own = self._parts(asks=False)
+            separator = self._templates.separator if opening else ""
+            opening += [own[0]._replace(text=separator + own[0].text), *own[1:]]
+        if behind and plan is not None and plan.cache.marks:  # the next turn begins with this one
+            behind[-1]["content"] = (ContentPart(self.request.query, is_marked=True),)
+        if opening or system is not None:
+            before.insert(0, {"role": "system", "content": tuple(opening)})
+        return [*before, asking, *behind]
+
+    def _parts(self, *, asks: bool) -> tuple[ContentPart, ...]:
+        """Return the memories, and the question if it is asked there, in parts."""
+        if self.plan is not None:
+            return self.plan.content_parts(None if asks else "")
+        pieces = [self.text, self.request.query if asks else ""]
+        return tuple(separated(pieces, self._templates.separator))
 
     @property
-    def _said(self) -> list[dict[str, Any]]:
-        """What is said in the conversation: the messages before this turn, and its question."""
-        return render_messages(None, self.request.history, self.request.query)
+    def _templates(self) -> Templates:
+        return DEFAULT_TEMPLATES if self.plan is None else self.plan.templates
 
     def body(
         self, form: PromptForm = "openai", *, citations: bool = False, tools: Sequence[Any] = ()
@@ -122,42 +137,14 @@ class MemoryContext:
 
         They say what `messages` says; see `Plan.body`. Without a plan nothing is cut.
         """
-        plan, request = self.plan, self.request
+        plan = self.plan
         if plan is None:
             return prompt_body(self.messages(), DEFAULT_CACHE, form, tools, citations=citations)
-        history: list[Any] = list(request.history or ())
-        query: Any = request.query
-        behind: list[dict[str, Any]] = []
-        if self.opens:
-            first, *behind = self._said
-            history, query = [], first["content"]
-        elif self.placement == "before_question" or not str(self):
+        if not self.opens and (self.placement == "before_question" or not str(self)):
             return plan.body(form, citations=citations, tools=tools)
-        if behind and plan.cache.marks:  # the next turn begins with this one
-            behind[-1] = {**behind[-1], "content": [ContentPart(request.query, is_marked=True)]}
-        system, separator = request.system, plan.templates.separator
-        opening = [] if not system else [ContentPart(system, is_marked=0 in plan.marks)]
-        if self.placement == "system":
-            parts = list(plan.content_parts(""))
-            if opening:
-                parts[0] = parts[0]._replace(text=separator + parts[0].text)
-            before = [{"role": "system", "content": [*opening, *parts]}, *history]
-        else:
-            before = [{"role": "system", "content": opening}] if opening else []
-            before += history
-            if self.placement == "after_history":
-                before.append({"role": "user", "content": list(plan.content_parts(""))})
-        content: Any = query
-        if self.placement == "before_question":
-            content = list(plan.content_parts())
-        asking = self._said[0] if self.opens else {"role": "user"}
-        messages = [*before, {**asking, "content": content}, *behind]
+        messages = [one for one in self._laid_out() if one.get("content") != ()]
         key = plan.prompt_cache_key
         return prompt_body(messages, plan.cache, form, tools, citations=citations, key=key)
-
-    def _joined(self, *texts: str) -> str:
-        templates = DEFAULT_TEMPLATES if self.plan is None else self.plan.templates
-        return _joined(texts, templates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +192,7 @@ class MemoryPlanner:
         growth_limit: float | None = 2.0,
         placement: Placement = "before_question",
         store: object = None,
+        kind: ItemKind[Any] | None = None,  # of what a search finds; None: mem0's memories
     ) -> None:
         self.planner = planner_for(planner)
         self._labels = checked_kind("labels", labels, bool, "True or False")
@@ -215,42 +203,15 @@ class MemoryPlanner:
         self._fail_open = FailOpen(
             component, "memories go through as retrieved", tell=self.planner.note_failure
         )
-        self._component, self._store = component, store_name(store)
-        self._searches = self.searches_of(_MEMORIES)
-
-    def searches_of(self, kind: ItemKind[Any]) -> DocumentPlanner[Any]:
-        """Return what puts items that a search found into planned order."""
-        return DocumentPlanner(self.planner, kind, self._component, fail_open=self._fail_open)
+        self._store = store_name(store)
+        self._searches = DocumentPlanner(
+            self.planner, kind or _MEMORIES, component, fail_open=self._fail_open
+        )
 
     @property
     def faults(self) -> int:
         """How often planning, or looking up what is shown, has failed."""
         return self._fail_open.faults
-
-    def look_up(self, shown: ShownMemories, get: Callable[[Any], Any] | None) -> None:
-        """Look up what earlier messages show and the search has not found."""
-        if not callable(get):
-            return
-        for memory_id in shown.to_look_up:
-            try:
-                shown.note(memory_id, get(memory_id))
-            except Exception as error:
-                shown.note_error(memory_id, error, self._fail_open)
-
-    async def alook_up(
-        self, shown: ShownMemories, get: Callable[[Any], Awaitable[Any]] | None
-    ) -> None:
-        """Do what `look_up` does, all at once."""
-
-        async def look_up_one(get: Callable[[Any], Any], memory_id: Any) -> None:
-            try:
-                stored = get(memory_id)
-                shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
-            except Exception as error:
-                shown.note_error(memory_id, error, self._fail_open)
-
-        if callable(get):
-            await asyncio.gather(*(look_up_one(get, one) for one in shown.to_look_up))
 
     def reordered(self, result: Any, search: MemorySearch) -> Any:
         """Return a search's result with its memories in planned order, none left out."""
@@ -267,9 +228,43 @@ class MemoryPlanner:
 
         return self._fail_open.attempt(reordered, lambda: result)
 
-    def shown_memories(
-        self, result: Any, search: MemorySearch, asked: ContextRequest
-    ) -> ShownMemories:
+    def context(
+        self,
+        found: Any,
+        search: MemorySearch,
+        asked: ContextRequest,
+        get: Callable[[Any], Any] | None,
+    ) -> MemoryContext:
+        """Return what a search found as text; `get` finds what earlier messages show by its id."""
+        shown = self._shown(found, search, asked)
+        for memory_id in shown.to_look_up if callable(get) else ():
+            run_here(self._look_up(shown, get, memory_id, awaits=False))
+        return self._as_text(found, search, asked, shown)
+
+    async def acontext(
+        self,
+        found: Any,
+        search: MemorySearch,
+        asked: ContextRequest,
+        get: Callable[[Any], Any] | None,
+    ) -> MemoryContext:
+        """Do what `context` does, with a `get` that may be awaited, all at once."""
+        shown = self._shown(found, search, asked)
+        ids = shown.to_look_up if callable(get) else ()
+        await asyncio.gather(*(self._look_up(shown, get, one) for one in ids))
+        return self._as_text(found, search, asked, shown)
+
+    async def _look_up(
+        self, shown: ShownMemories, get: Any, memory_id: Any, *, awaits: bool = True
+    ) -> None:
+        try:
+            stored = get(memory_id)
+            is_awaited = awaits and inspect.isawaitable(stored)
+            shown.note(memory_id, await stored if is_awaited else stored)
+        except Exception as error:
+            shown.note_error(memory_id, error, self._fail_open)
+
+    def _shown(self, result: Any, search: MemorySearch, asked: ContextRequest) -> ShownMemories:
         """Return the memories that earlier messages show and that have not been found now."""
         if not asked.history:
             return ShownMemories()
@@ -281,20 +276,15 @@ class MemoryPlanner:
 
         return self._fail_open.attempt(shown, ShownMemories)
 
-    def context(
-        self,
-        result: Any,
-        search: MemorySearch,
-        asked: ContextRequest,
-        shown: ShownMemories,
+    def _as_text(
+        self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
     ) -> MemoryContext:
-        """Return a search's memories as text."""
         opened = self._opened(asked)
         return self._fail_open.attempt(
             lambda: self._context(result, search, opened, shown),
             # without labels, because earlier turns may use these
             lambda: MemoryContext(
-                _joined(texts_as_found(result)),
+                DEFAULT_TEMPLATES.separator.join(filter(None, texts_as_found(result))),
                 None,
                 opened,
                 placement=self._placement_in(opened),
@@ -517,10 +507,6 @@ def relation_blocks(result: Any) -> list[ContextBlock]:
             if all(isinstance(word, str) and word for word in words):
                 lines.add(" -- ".join(map(str, words)))
     return [ContextBlock(text="\n".join(sorted(lines)))] if lines else []
-
-
-def _joined(texts: Iterable[str], templates: Templates = DEFAULT_TEMPLATES) -> str:
-    return templates.separator.join(text for text in texts if text)
 
 
 def _found_block(memory: MemoryRecord) -> ContextBlock:

@@ -24,9 +24,9 @@ from ctxreuse.context.checks import (
     checked_list,
     refuse_wrapped,
 )
-from ctxreuse.context.scope import RequestScope, serving
+from ctxreuse.context.scope import serving
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
-from ctxreuse.pipeline.document_turn import ItemKind, RetrievedItems
+from ctxreuse.pipeline.document_turn import ItemKind
 from ctxreuse.pipeline.memories import Placement
 from ctxreuse.pipeline.memory_planner import (
     MemoryContext,
@@ -114,12 +114,10 @@ class ReuseStore(PlansMemories, BaseStore):
             growth_limit=growth_limit,
             placement=placement,
             store=store,
-        )
-        self._items = self._memory_planner.searches_of(
-            ItemKind(
+            kind=ItemKind(
                 lambda item: ContextBlock(text=self._text_of(item.value)),
                 lambda items: [[self._text_of(item.value) for item in items]],
-            )
+            ),
         )
         self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
 
@@ -165,11 +163,10 @@ class ReuseStore(PlansMemories, BaseStore):
         query = options.get("query")
         if not query:  # it is a list, not a ranking
             return found
-        with serving(scope_from_config(None)) as scope:
-            search = _StoreSearch(self.search, query, (), options, tuple(namespace))
-            tenant = RequestScope(self._memory_planner.tenant_of(search))
-        retrieved = RetrievedItems(found, query, tenant, shown_to=scope.tenant or "")
-        return self._items.plan_batch([retrieved])[0]
+        search = _StoreSearch(self.search, query, (), options, tuple(namespace))
+        with serving(scope_from_config(None)):
+            ordered: list[SearchItem] = self._memory_planner.reordered(found, search)
+        return ordered
 
     def messages(
         self,
@@ -191,13 +188,11 @@ class ReuseStore(PlansMemories, BaseStore):
         Raises:
             InvalidRequestError: no question.
         """
-        turn = _OpenTurn.of(messages)
-        search = self._search_of(self._store.search, namespace, turn, options)
+        turn, search = self._opened(namespace, messages, options)
         with serving(scope_from_config(None)):
-            request, found = turn.request(), self._found(search.run())
-            shown = self._memory_planner.shown_memories(found, search, request)
-            self._memory_planner.look_up(shown, self._get)
-            return turn.prompt(self._memory_planner.context(found, search, request, shown))
+            found = self._store.search(search.namespace, query=search.query, **options)
+            memories, request = self._found(found), turn.request()
+            return turn.prompt(self._memory_planner.context(memories, search, request, self._get))
 
     async def amessages(
         self,
@@ -206,27 +201,19 @@ class ReuseStore(PlansMemories, BaseStore):
         **options: Any,
     ) -> list[BaseMessage]:
         """`messages`, awaited."""
-        turn = _OpenTurn.of(messages)
-        search = self._search_of(self._store.asearch, namespace, turn, options)
+        turn, search = self._opened(namespace, messages, options)
         with serving(scope_from_config(None)):
-            request, found = turn.request(), self._found(await search.run())
-            shown = self._memory_planner.shown_memories(found, search, request)
-            await self._memory_planner.alook_up(shown, self._aget)
-            return turn.prompt(self._memory_planner.context(found, search, request, shown))
+            found = await self._store.asearch(search.namespace, query=search.query, **options)
+            memories, request = self._found(found), turn.request()
+            return turn.prompt(
+                await self._memory_planner.acontext(memories, search, request, self._aget)
+            )
 
-    @staticmethod
-    def _search_of(
-        method: Callable[..., Any],
-        namespace: Sequence[str],
-        turn: _OpenTurn,
-        options: Mapping[str, Any],
-    ) -> _StoreSearch:
-        prefix = tuple(checked_each("namespace", namespace, str, "a string"))
-
-        def search(asked_for: str, **kwargs: Any) -> Any:
-            return method(prefix, query=asked_for, **kwargs)
-
-        return _StoreSearch(search, turn.question, (), options, prefix)
+    def _opened(
+        self, namespace: Any, messages: Any, options: Mapping[str, Any]
+    ) -> tuple[_OpenTurn, _StoreSearch]:
+        turn, names = _OpenTurn.of(messages), checked_each("namespace", namespace, str, "a string")
+        return turn, _StoreSearch(self.search, turn.question, (), options, tuple(names))
 
     def _found(self, items: Iterable[Item]) -> list[dict[str, Any]]:
         """Return what a search found as memories; their ids say the namespace, too."""

@@ -236,13 +236,10 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
                 `ctxreuse.request_context`.
             kwargs: As `search` takes them: `filters`, `top_k`, ...
         """
-        planner, get = self._memory_planner, getattr(self._memory, "get", None)
         request = asked(query, system, history, conversation_id)
+        get = getattr(self._memory, "get", None)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        found = search.run()
-        shown = planner.shown_memories(found, search, request)
-        planner.look_up(shown, get)
-        return planner.context(found, search, request, shown)
+        return self._memory_planner.context(search.run(), search, request, get)
 
     def messages(
         self,
@@ -296,13 +293,10 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         **kwargs: Any,
     ) -> MemoryContext:
         """`ReuseMemory.context`, awaited."""
-        planner, get = self._memory_planner, getattr(self._memory, "get", None)
         request = asked(query, system, history, conversation_id)
+        get = getattr(self._memory, "get", None)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        found = await search.run()
-        shown = planner.shown_memories(found, search, request)
-        await planner.alook_up(shown, get)
-        return planner.context(found, search, request, shown)
+        return await self._memory_planner.acontext(await search.run(), search, request, get)
 
     async def messages(
         self,
