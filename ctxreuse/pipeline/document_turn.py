@@ -14,7 +14,7 @@ from ctxreuse.context.scope import RequestScope
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.context_finder import is_sequence
 from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
-from ctxreuse.pipeline.micro_batch import CallsToCome, MicroBatcher, Scheduled
+from ctxreuse.pipeline.micro_batch import CallsToCome, MicroBatcher
 from ctxreuse.pipeline.prompt_turn import plans_together
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -53,7 +53,8 @@ class ItemKind(Generic[_Item]):
     followed: Callable[[Sequence[_Item]], Sequence[Form]] | None = None
 
 
-class _Ordered(NamedTuple, Generic[_Item]):
+class _Ordered(NamedTuple):
+    position: int
     items: Any
     plan: Plan | None = None
 
@@ -106,40 +107,43 @@ class DocumentPlanner(Generic[_Item]):
         """Return what several queries retrieved, planned together, each in its planned order."""
         return [one.items for one in self._planned_or_given(list(map(_read, batch)))]
 
-    def _scheduled(self, batch: list[RetrievedItems[_Item]]) -> list[Scheduled[_Ordered[_Item]]]:
+    def _scheduled(self, batch: list[RetrievedItems[_Item]]) -> list[_Ordered]:
         """Return what is planned together, in the order in which to send it."""
         planned = self._planned_or_given(batch)
         plans = [one.plan for one in planned]
         blocks = [() if one is None else tuple(block.key for block in one.blocks) for one in plans]
-        return [Scheduled(position, planned[position]) for position in depth_first_order(blocks)]
+        return [planned[position] for position in depth_first_order(blocks)]
 
-    def _forget(self, ordered: _Ordered[_Item]) -> None:
+    def _forget(self, ordered: _Ordered) -> None:
         """Take back the plan of a query that was given up before it was sent."""
         plan = ordered.plan
         if plan is not None:
             self._fail_open.attempt(lambda: self._planner.provisional.forget(plan), lambda: False)
 
-    def _planned_or_given(self, batch: Sequence[RetrievedItems[_Item]]) -> list[_Ordered[_Item]]:
-        given = [_Ordered[_Item](_as_they_came(one.items)) for one in batch]
+    def _planned_or_given(self, batch: Sequence[RetrievedItems[_Item]]) -> list[_Ordered]:
+        given = [_Ordered(n, _as_they_came(one.items)) for n, one in enumerate(batch)]
         if self._planner.mode == "shadow":
             return given
         return self._fail_open.attempt(lambda: self._planned(batch, given), lambda: given)
 
     def _planned(
-        self, batch: Sequence[RetrievedItems[_Item]], given: Sequence[_Ordered[_Item]]
-    ) -> list[_Ordered[_Item]]:
+        self, batch: Sequence[RetrievedItems[_Item]], given: Sequence[_Ordered]
+    ) -> list[_Ordered]:
         followed = self._kind.followed
-        stays = [followed is not None and is_sequence(followed(one.items)) for one in batch]
-        batch = [one for one, is_one in zip(batch, stays, strict=True) if not is_one]
-        ranked = [self._kind.ranked(retrieved.items) for retrieved in batch]
+        moving = [
+            place
+            for place, one in enumerate(batch)
+            if followed is None or not is_sequence(followed(one.items))
+        ]
+        ranked = [self._kind.ranked(batch[place].items) for place in moving]
         requests = [
             ContextRequest(
                 list(map(self._kind.block_of, items)),
-                retrieved.query,
-                tenant=retrieved.scope.tenant or "",
+                batch[place].query,
+                tenant=batch[place].scope.tenant or "",
                 labels=False,
             )
-            for items, retrieved in zip(ranked, batch, strict=True)
+            for items, place in zip(ranked, moving, strict=True)
         ]
         plans, _ = plans_together(
             self._planner.provisional,
@@ -147,10 +151,10 @@ class DocumentPlanner(Generic[_Item]):
             deduplicate=False,
             **planning_time(self._planner),
         )
-        planned = (
-            _Ordered(self._ordered(*one), one[2]) for one in zip(batch, ranked, plans, strict=True)
-        )
-        return [one if is_one else next(planned) for one, is_one in zip(given, stays, strict=True)]
+        ordered = list(given)
+        for place, items, plan in zip(moving, ranked, plans, strict=True):
+            ordered[place] = _Ordered(place, self._ordered(batch[place], items, plan), plan)
+        return ordered
 
     def _ordered(
         self, retrieved: RetrievedItems[_Item], items: Sequence[_Item], plan: Plan

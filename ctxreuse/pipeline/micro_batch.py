@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from threading import Event
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.pipeline.ordered_release import (
@@ -28,8 +28,17 @@ _PASSES = 8
 """In so many passes of an event loop all come that were started together; frameworks start tasks
 from queues, which takes some."""
 
+
+class Placed(Protocol):
+    """What came out of planning."""
+
+    @property
+    def position(self) -> int:
+        """As which one its item arrived."""
+
+
 _Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
+_Result = TypeVar("_Result", bound=Placed)
 
 
 class CallsToCome:
@@ -66,13 +75,6 @@ class CallsToCome:
         return group in list(self._groups.values())
 
 
-class Scheduled(NamedTuple, Generic[_Result]):
-    """What came out of planning for the item that arrived as the `position`-th."""
-
-    position: int
-    result: _Result
-
-
 class MicroBatcher(Generic[_Item, _Result]):
     """Collects concurrent calls, plans them together, and releases them in planned order.
 
@@ -84,7 +86,7 @@ class MicroBatcher(Generic[_Item, _Result]):
 
     def __init__(
         self,
-        schedule: Callable[[list[_Item]], Sequence[Scheduled[_Result]]],
+        schedule: Callable[[list[_Item]], Sequence[_Result]],
         window_s: float = DEFAULT_WINDOW_S,
         dropped: Callable[[_Result], object] = lambda result: None,
         group_of: Callable[[_Item], Hashable] = lambda item: None,
@@ -115,7 +117,7 @@ class MicroBatcher(Generic[_Item, _Result]):
     def submit(self, item: _Item) -> _Result:
         """Wait in this thread until the item is released; return what was planned for it."""
         if not self._window_s or in_event_loop():
-            return self._schedule([item])[0].result
+            return self._schedule([item])[0]
         batch, slot = self._join(item)
         woken = Event()
         slot.attach(woken.set)
@@ -131,19 +133,20 @@ class MicroBatcher(Generic[_Item, _Result]):
     async def asubmit(self, item: _Item) -> _Result:
         """Wait in this task until the item is released; return what was planned for it."""
         if not self._window_s:
-            return self._schedule([item])[0].result
+            return self._schedule([item])[0]
         batch, slot = self._join(item)
-        waiter = TaskWaiter(slot)
+        waiter, loop = TaskWaiter(slot), asyncio.get_running_loop()
         # a wait that ends for the window would resume its task out of turn
-        close, go_on = (partial(one, batch) for one in (self._close_aside, self._go_on))
-        timer = _Timer(self._window_s, close, go_on)
+        closing = loop.call_later(self._window_s, self._close_aside, batch)
         if self._others_come is not None:
-            self._close_unless_grown(batch, timer, len(batch.arrived))
+            self._close_unless_grown(batch, len(batch.arrived))
         try:
-            await waiter.wait()
+            while not await waiter.wait(self._window_s + _STALL_TIMEOUT_S):
+                self._close(batch)  # all threads may be busy with other work
+                batch.release_if_stalled(_STALL_TIMEOUT_S)
             return slot.take()  # type: ignore[return-value]  # it is released, so it is planned
         finally:
-            timer.cancel()
+            closing.cancel()
             self._leave(slot, batch)
 
     def _join(self, item: _Item) -> tuple[_Batch[_Item, _Result], Slot[_Item, _Result]]:
@@ -165,21 +168,16 @@ class MicroBatcher(Generic[_Item, _Result]):
         return self._others_come is not None and not self._others_come(batch.group)
 
     def _close_unless_grown(
-        self, batch: _Batch[_Item, _Result], timer: _Timer, calls: int, passes: int = _PASSES
+        self, batch: _Batch[_Item, _Result], calls: int, passes: int = _PASSES
     ) -> None:
         """Close a batch of so many calls if no further one comes in some passes of the loop."""
         if len(batch.arrived) > calls:
             return
         if passes:
-            again = partial(self._close_unless_grown, batch, timer, calls, passes - 1)
-            timer.call_soon(again)
+            again = partial(self._close_unless_grown, batch, calls, passes - 1)
+            asyncio.get_running_loop().call_soon(again)
         elif self._is_complete(batch):
             self._close_aside(batch)
-
-    def _go_on(self, batch: _Batch[_Item, _Result]) -> None:
-        """Close a batch that is still open, and release all of it if it stalls."""
-        self._close(batch)  # all threads may be busy with other work
-        batch.release_if_stalled(_STALL_TIMEOUT_S)
 
     def _close_aside(self, batch: _Batch[_Item, _Result]) -> None:
         """Close a batch; a large one in a thread."""
@@ -204,11 +202,11 @@ class MicroBatcher(Generic[_Item, _Result]):
             batch.plan(slots, self._planned)
 
     def _planned(self, slots: list[Slot[_Item, _Result]]) -> list[Slot[_Item, _Result]]:
-        scheduled = self._schedule([slot.item for slot in slots])
-        assert sorted(position for position, _ in scheduled) == list(range(len(slots)))
-        for position, result in scheduled:
-            slots[position].set_result(result)
-        return [slots[position] for position, _ in scheduled]
+        results = self._schedule([slot.item for slot in slots])
+        assert sorted(one.position for one in results) == list(range(len(slots)))
+        for result in results:
+            slots[result.position].set_result(result)
+        return [slots[one.position] for one in results]
 
 
 class _Batch(OrderedQueue[_Item, _Result]):
@@ -217,29 +215,3 @@ class _Batch(OrderedQueue[_Item, _Result]):
     def __init__(self, group: Hashable, unused: Callable[[_Result], object]) -> None:
         super().__init__(unused=unused, by_loop=True)
         self.group = group
-
-
-class _Timer:
-    """Calls functions in the running event loop until it is cancelled."""
-
-    def __init__(
-        self, window_s: float, close: Callable[[], object], go_on: Callable[[], object]
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._go_on = go_on
-        self._soon: asyncio.Handle | None = None
-        self._next = self._loop.call_later(window_s, self._call, close)
-
-    def _call(self, work: Callable[[], object]) -> None:
-        self._next = self._loop.call_later(_STALL_TIMEOUT_S, self._call, self._go_on)
-        work()
-
-    def call_soon(self, work: Callable[[], object]) -> None:
-        """Call a function, too, when all tasks that are ready now have run."""
-        self._soon = self._loop.call_soon(work)
-
-    def cancel(self) -> None:
-        """Call nothing any more."""
-        self._next.cancel()
-        if self._soon is not None:
-            self._soon.cancel()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import isawaitable
 from typing import Any, Protocol, TypeVar
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.reported_usage import ReportedTokens
 from ctxreuse.pipeline.leader_first import CallsInFlight, calls_of_batch
-from ctxreuse.pipeline.micro_batch import MicroBatcher, Scheduled
+from ctxreuse.pipeline.micro_batch import MicroBatcher
 from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import (
     OpenPrompt,
@@ -94,7 +94,7 @@ class ModelGateway:
         if isinstance(prompt, PlannedPrompt):
             planned = self._entered(prompt)
         elif not (opened := self._opened(prompt)).contexts:  # it gains nothing by waiting
-            planned = self._scheduled([opened])[0].result
+            planned = self._scheduled([opened])[0]
         elif blocks:
             planned = self._batcher.submit(opened)
         else:
@@ -128,7 +128,7 @@ class ModelGateway:
     def plan_batch(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
         """Return prompts that are known together in the order in which to send them, each once."""
         opened = [self._opened(one) for one in prompts]
-        return [one.result for one in self._scheduled(opened, in_batch=True)]
+        return self._scheduled(opened, in_batch=True)
 
     def _opened(self, prompt: ScopedPrompt) -> OpenPrompt:
         return self.attempt(lambda: self._planner.open(prompt), lambda: OpenPrompt.failed(prompt))
@@ -148,28 +148,30 @@ class ModelGateway:
 
         What the pieces say of usage is reported at the end.
         """
-        began, answer = time.perf_counter(), _Answer()
+        began, is_begun = time.perf_counter(), False  # it is kept once its answer is begun
+        told: ReportedTokens | None = None
 
         def read(piece: _Piece) -> _Piece:
-            if not answer.is_begun and planned is not None and planned.in_flight is not None:
+            nonlocal is_begun, told
+            if not is_begun and planned is not None and planned.in_flight is not None:
                 planned.in_flight.begin()
-            answer.is_begun = True
+            is_begun = True
             usage = self.attempt(lambda: self._usage_of(piece), lambda: None)
-            if usage is not None and answer.usage is not None:
-                usage = answer.usage.with_more(usage, adds_up=self._adds_up)
-            answer.usage = usage or answer.usage
+            if usage is not None and told is not None:
+                usage = told.with_more(usage, adds_up=self._adds_up)
+            told = usage or told
             return piece
 
         try:
             yield read
         finally:
-            if not answer.is_begun:
+            if not is_begun:
                 self.forget(planned)
-        if planned is None or not answer.is_begun:
+        if planned is None or not is_begun:
             return
         seconds = time.perf_counter() - began
-        if answer.usage is not None:
-            self._report(planned, answer.usage, seconds)
+        if told is not None:
+            self._report(planned, told, seconds)
         else:
             call = AnsweredCall(plans=planned.plans, seconds=seconds, through=self._through)
             self._reuse.note_unreported(call, planned.tenant)
@@ -222,9 +224,7 @@ class ModelGateway:
                 if close is not None:
                     await close()
 
-    def _scheduled(
-        self, prompts: list[OpenPrompt], in_batch: bool = False
-    ) -> list[Scheduled[PlannedPrompt]]:
+    def _scheduled(self, prompts: list[OpenPrompt], in_batch: bool = False) -> list[PlannedPrompt]:
         """Return prompts planned together; those of a batch enter when they are sent."""
         planned = self.attempt(
             lambda: self._planner.plan_open(prompts),
@@ -234,7 +234,7 @@ class ModelGateway:
             planned = self.attempt(lambda: _in_batch(planned), lambda: planned)
         elif self._lets_wait and not in_batch:
             planned = [self._entered(one) for one in planned]
-        return [Scheduled(one.position, one) for one in planned]
+        return planned
 
     def _entered(self, planned: PlannedPrompt) -> PlannedPrompt:
         """Return a prompt that is to be sent next; those behind it may have to wait for it."""
@@ -250,9 +250,3 @@ def _in_batch(prompts: Sequence[PlannedPrompt]) -> list[PlannedPrompt]:
     """Return prompts of a batch that know for whose primes to wait."""
     calls = iter(calls_of_batch([one.plans[0] for one in prompts if one.plans]))
     return [replace(one, in_flight=next(calls)) if one.plans else one for one in prompts]
-
-
-@dataclass(slots=True)
-class _Answer:
-    is_begun: bool = False  # the engine has read the prompt, and probably keeps it
-    usage: ReportedTokens | None = None

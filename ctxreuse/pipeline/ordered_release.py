@@ -302,13 +302,10 @@ def in_event_loop() -> bool:
 
 def checked_window(window_s: object) -> float:
     """Return the window if it is valid."""
-    if isinstance(window_s, bool) or not isinstance(window_s, (int, float)):
-        raise InvalidRequestError(
-            f"the micro-batch window must be a number of seconds, not {describe(window_s)}"
-        )
-    if not 0 <= window_s <= _LONGEST_WINDOW_S:
+    is_number = isinstance(window_s, (int, float)) and not isinstance(window_s, bool)
+    if not is_number or not 0 <= window_s <= _LONGEST_WINDOW_S:  # type: ignore[operator]
         raise InvalidRequestError(
             f"the micro-batch window is {describe(window_s)}; give seconds from 0 (off) to "
             f"{_LONGEST_WINDOW_S}, such as {DEFAULT_WINDOW_S}"
         )
-    return float(window_s)
+    return float(window_s)  # type: ignore[arg-type]

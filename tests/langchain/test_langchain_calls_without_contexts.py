@@ -20,7 +20,7 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[ReuseChatModel, list[str]]
 
     def submit(batcher: MicroBatcher[Any, Any], prompt: Any) -> Any:
         waited.append(prompt.given.parts[-1].text.rsplit("\n", 1)[-1])
-        return batcher._schedule([prompt])[0].result
+        return batcher._schedule([prompt])[0]
 
     monkeypatch.setattr(MicroBatcher, "submit", submit)
     return model(RecordingModel(), window_s=LONGEST_WINDOW_S), waited

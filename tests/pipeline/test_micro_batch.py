@@ -3,6 +3,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import pytest
 from example_counts import examples
@@ -12,7 +13,7 @@ from pool_helpers import until
 
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline import micro_batch
-from ctxreuse.pipeline.micro_batch import MicroBatcher, Scheduled
+from ctxreuse.pipeline.micro_batch import MicroBatcher
 from ctxreuse.pipeline.ordered_release import checked_window
 from virtual_clock import run_in_virtual_time
 
@@ -26,6 +27,17 @@ def no_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 1_000.0)
 
 
+class Scheduled(NamedTuple):
+    """What was planned for an item."""
+
+    position: int
+    result: Any
+
+
+def as_they_came(items: list[Any]) -> list[Scheduled]:
+    return [Scheduled(position, item) for position, item in enumerate(items)]
+
+
 class Planner:
     """Plans letters into alphabetical order, and keeps what it was given and what was dropped."""
 
@@ -33,22 +45,24 @@ class Planner:
         self.batches: list[list[str]] = []
         self.dropped: list[str] = []
         self.gone: list[str] = []
-        self.window = MicroBatcher(self.schedule, window_s, self.dropped.append)
+        self.window = MicroBatcher(
+            self.schedule, window_s, lambda one: self.dropped.append(one.result)
+        )
 
-    def schedule(self, items: list[str]) -> Sequence[Scheduled[str]]:
+    def schedule(self, items: list[str]) -> Sequence[Scheduled]:
         self.batches.append(items)
         order = sorted(range(len(items)), key=lambda position: items[position])
         return [Scheduled(position, f"plan of {items[position]}") for position in order]
 
     def call(self, item: str) -> str:
-        result = self.window.submit(item)
+        result = self.window.submit(item).result
         self.gone.append(item)
-        return result
+        return str(result)
 
     async def acall(self, item: str) -> str:
-        result = await self.window.asubmit(item)
+        result = (await self.window.asubmit(item)).result
         self.gone.append(item)
-        return result
+        return str(result)
 
     def waiting(self) -> int:
         return sum(len(batch.arrived) for batch in self.window._open.values())
@@ -139,9 +153,7 @@ async def test_a_busy_event_loop_lets_all_of_a_batch_go_on_at_once(number):
         await batcher.asubmit(item)
         released.append((item, turns))
 
-    batcher: MicroBatcher[int, int] = MicroBatcher(
-        lambda items: [Scheduled(n, items[n]) for n in reversed(range(len(items)))], 0.01
-    )
+    batcher = MicroBatcher[int, Scheduled](lambda items: as_they_came(items)[::-1], 0.01)
     busy = asyncio.create_task(others())
     await asyncio.gather(*map(call, range(number)))
     over.set()
@@ -153,13 +165,13 @@ async def test_a_busy_event_loop_lets_all_of_a_batch_go_on_at_once(number):
 async def test_large_batches_are_planned_off_the_event_loop():
     threads: list[str] = []
 
-    def schedule(items: list[int]) -> list[Scheduled[int]]:
+    def schedule(items: list[int]) -> list[Scheduled]:
         threads.append(threading.current_thread().name)
-        return [Scheduled(position, item) for position, item in enumerate(items)]
+        return as_they_came(items)
 
     window = MicroBatcher(schedule, 0.005)
-    assert await asyncio.gather(*map(window.asubmit, range(3))) == [0, 1, 2]
-    assert await asyncio.gather(*map(window.asubmit, range(200))) == list(range(200))
+    for calls in (range(3), range(200)):
+        assert await asyncio.gather(*map(window.asubmit, calls)) == as_they_came([*calls])
     assert threads[0] == threading.current_thread().name
     assert threads[1] != threading.current_thread().name
     assert len(threads) == 2
@@ -185,16 +197,14 @@ async def test_a_large_batch_is_planned_where_no_thread_is_free(executor, monkey
     loop, faults = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _, fault: faults.append(fault))
     loop.set_default_executor(executor())
-    window = MicroBatcher(
-        lambda items: [Scheduled(at, item) for at, item in enumerate(items)], 0.005
-    )
+    window = MicroBatcher(as_they_came, 0.005)
     calls = asyncio.gather(*map(window.asubmit, range(200)))
-    assert await asyncio.wait_for(calls, LONG_S) == list(range(200))
+    assert await asyncio.wait_for(calls, LONG_S) == as_they_came([*range(200)])
     assert not faults
 
 
 async def test_exceptions_of_the_planner_and_calls_that_it_loses_reach_the_callers():
-    def fails(items: list[str]) -> list[Scheduled[str]]:
+    def fails(items: list[str]) -> list[Scheduled]:
         raise ValueError("no plan")
 
     window = MicroBatcher(fails, 0.005)
