@@ -76,7 +76,7 @@ class RequestCarrier(BaseModel):
 
     def _carrying(self, config: RunnableConfig | None) -> Self:
         """Return a copy for one call."""
-        copy = self.model_copy()
+        copy = super().model_copy()  # past what checks and rebuilds
         # a stream without chunks invokes its copy when it is read, maybe in another context
         request = self._request
         with nullcontext() if request is None else serving(request.scope):

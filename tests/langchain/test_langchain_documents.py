@@ -8,7 +8,7 @@ from python_processes import python
 import langchain_ctxreuse
 from ctxreuse.errors import MissingExtraError
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
-from langchain_ctxreuse.documents.document_plans import document_block
+from langchain_ctxreuse.documents.document_plans import DOCUMENTS
 
 __all__ = ["no_sockets"]
 
@@ -40,5 +40,6 @@ def test_what_is_missing_is_named_with_the_pip_command(missing, works, fails, na
 
 
 def test_a_document_is_to_the_index_what_its_text_is():
-    assert document_block(Document("text", id="d")).key == document_block(Document("text")).key
-    assert document_block(Document("text")).key != document_block(Document("new")).key
+    named, same, new = (Document("text", id="d"), Document("text"), Document("new"))
+    keys = [DOCUMENTS.block_of(one).key for one in (named, same, new)]
+    assert keys[0] == keys[1] != keys[2]

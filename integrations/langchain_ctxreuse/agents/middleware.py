@@ -194,12 +194,6 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         planned = self._planned_results(state["messages"])
         return {"messages": list(planned.values())} if planned else None
 
-    async def abefore_model(
-        self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
-    ) -> dict[str, Any] | None:
-        """`before_model`, awaited."""
-        return self.before_model(state, runtime)
-
     def wrap_model_call(
         self,
         request: ModelRequest[ContextT],

@@ -76,9 +76,7 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; fields of the inner model change in a copy of that."""
-        if not update:  # as each call is made on one
-            return super().model_copy(deep=deep)
-        copy: Self = copy_around(self, "inner", super().model_copy, update, deep)
+        copy: Self = copy_around(self, "inner", super().model_copy, update or {}, deep)
         return copy
 
     def _carrying(self, config: RunnableConfig | None) -> Self:

@@ -60,7 +60,7 @@ from langchain_ctxreuse.messages import (
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
 _log = logging.getLogger("ctxreuse")
-_GATEWAY_FIELDS = ("planner", "window_s", "strategy", "prime")
+_BUILT_FROM = ("planner", "window_s", "strategy", "prime", "find_retrieved")
 
 _Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
@@ -128,17 +128,13 @@ class ReuseChatModel(DelegatingChatModel):
         """Build what plans the calls, and take over the inner model's settings."""
         super().model_post_init(context)
         self._build()
-        if self.find_retrieved:
-            follow_runs()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy, in which other values of the fields take effect."""
         copy = super().model_copy(update=update, deep=deep)
-        fields = (*_GATEWAY_FIELDS, "inner") if copy.prime else _GATEWAY_FIELDS
+        fields = (*_BUILT_FROM, "inner") if copy.prime else _BUILT_FROM
         if update and not update.keys().isdisjoint(fields):
             copy._build()
-        if copy.find_retrieved:
-            follow_runs()
         return copy
 
     def _build(self) -> None:
@@ -146,7 +142,7 @@ class ReuseChatModel(DelegatingChatModel):
         self._gateway = ModelGateway(
             planner_for(self.planner),
             self.strategy,
-            checked_window(self.window_s),
+            self.window_s,
             type(self).__name__,
             classes_of(self.inner),
             reported_usage,
@@ -154,6 +150,8 @@ class ReuseChatModel(DelegatingChatModel):
             self.prime,
             adds_up=True,
         )
+        if self.find_retrieved:
+            follow_runs()
 
     @property
     def faults(self) -> int:
@@ -213,10 +211,8 @@ class ReuseChatModel(DelegatingChatModel):
         """Yield input positions and answers as they come; the calls are started as in `batch`."""
         with self._planned_batch(inputs, config, kwargs) as batch:
             options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
-            calling = self.model_copy()
-            calling._batch = batch
-            ask = DelegatingChatModel.batch_as_completed  # this class's plans again
-            found: Any = ask(calling, batch.inputs, batch.configs, **options)
+            ask = super(ReuseChatModel, self._calling(batch)).batch_as_completed
+            found: Any = ask(batch.inputs, batch.configs, **options)
             for number, answer in found:
                 yield batch.positions[number], answer
 
@@ -231,8 +227,7 @@ class ReuseChatModel(DelegatingChatModel):
         """`batch_as_completed`, awaited; who stops listening ends the calls."""
         work = partial(self._planned_batch, inputs, config, kwargs)
         with await planned_aside(work, len(inputs)) as batch:
-            calling = self.model_copy()
-            calling._batch = batch
+            calling = self._calling(batch)
 
             async def answer(at: int, one: Any, its: RunnableConfig) -> tuple[int, Any]:
                 try:
@@ -247,6 +242,12 @@ class ReuseChatModel(DelegatingChatModel):
             async with aclosing(as_they_end(works, batch.at_a_time)) as answers:
                 async for pair in answers:
                     yield pair
+
+    def _calling(self, batch: PlannedBatch) -> Self:
+        """Return a copy that makes the calls of a batch."""
+        copy = self.model_copy()
+        copy._batch = batch
+        return copy
 
     def _planned_batch(
         self,
@@ -410,7 +411,10 @@ class ReuseChatModel(DelegatingChatModel):
         if prompt is not None:
             wire = partial(self._on_the_wire, messages, arguments, texts)
             planned = await self._gateway.aplan(planned or prompt, wire, blocks=blocks)
-        return self._with_plan(messages, arguments, texts, planned)
+        return self._gateway.attempt(
+            lambda: self._sent(messages, arguments, texts, planned),
+            lambda: (planned, messages, dict(arguments)),
+        )
 
     def _on_the_wire(
         self,
@@ -420,9 +424,8 @@ class ReuseChatModel(DelegatingChatModel):
         planned: PlannedPrompt,
     ) -> WirePrompt:
         """Return a prompt as it goes over the wire."""
-        _, sent, arguments = self._with_plan(messages, arguments, texts, planned)
-        at_model = {name: getattr(self.inner, name, None) for name in ("extra_body", "tools")}
-        given = {name: arguments.get(name) or one for name, one in at_model.items()}
+        _, sent, arguments = self._sent(messages, arguments, texts, planned)
+        given = self._given(arguments, ("extra_body", "tools"))
         model = arguments.get("model") or getattr(self.inner, "model_name", None)
         fields = {"model": model, **(given["extra_body"] or {})}
         fields |= {"tools": given["tools"]} if given["tools"] else {}
@@ -431,41 +434,25 @@ class ReuseChatModel(DelegatingChatModel):
         wired: Any = convert_to_openai_messages(sent)
         return WirePrompt(wired, places, fields, arguments.get("extra_headers") or {})
 
-    def _with_plan(
-        self,
-        messages: list[BaseMessage],
-        arguments: Mapping[str, Any],
-        texts: PromptTexts | None,
-        planned: PlannedPrompt | None,
-    ) -> _Outgoing:
-        """Return what to call the inner model with: planned texts, and the request options."""
-        request = self._carried
-        metadata = request.config.get("metadata") or {}
-        if "langgraph_node" in metadata and not self.planner.cache.marks:
-            _warn_of_lost_marks(type(self.inner), type(self).__name__)
-        return self._gateway.attempt(
-            lambda: self._sent(messages, arguments, texts, planned, request.scope),
-            lambda: (planned, messages, dict(arguments)),
-        )
-
     def _sent(
         self,
         messages: list[BaseMessage],
         arguments: Mapping[str, Any],
         texts: PromptTexts | None,
         planned: PlannedPrompt | None,
-        scope: RequestScope,
     ) -> _Outgoing:
         """Return planned texts, in parts with marks where the cache has any, and options."""
+        request, profile = self._carried, self.planner.cache
+        if not profile.marks and "langgraph_node" in (request.config.get("metadata") or {}):
+            _warn_of_lost_marks(type(self.inner), type(self).__name__)
         options = dict(arguments)
-        if self.send_cache_salt or self.send_session_id or self.planner.cache.is_routed:
-            options |= self._request_options(arguments, scope, planned)
+        if self.send_cache_salt or self.send_session_id or profile.is_routed:
+            options |= self._request_options(arguments, request.scope, planned)
         if texts is None or planned is None:
             return planned, messages, options
         sent = texts.with_texts(planned.texts)
         if planned.parts:
             body = self._given(arguments, ("prompt_cache_options", "cache_control"))
-            profile = self.planner.cache
             sent, tools = with_marks(
                 sent,
                 texts,

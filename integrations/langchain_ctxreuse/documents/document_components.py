@@ -108,9 +108,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; fields of the retriever inside change in a copy of that."""
-        if not update:  # as each call is made on one
-            return super().model_copy(deep=deep)
-        copy: Self = copy_around(self, "retriever", super().model_copy, update, deep)
+        copy: Self = copy_around(self, "retriever", super().model_copy, update or {}, deep)
         return copy
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[str, list[Document]]:
@@ -198,9 +196,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         """Return what a batch retrieved in planned order; exceptions stay in their positions."""
         runs = run_documents()
         batch = {
-            position: RetrievedItems(
-                documents, query, scope_from_config(config), runs.root_of(config)
-            )
+            position: _retrieved_items(documents, query, config)
             for position, (documents, query, config) in enumerate(
                 zip(retrieved, queries, configs, strict=True)
             )
@@ -231,15 +227,17 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
         """Return the documents in their planned order."""
-        return self._documents.plan(_for_compressor(documents, query))
+        return self._documents.plan(_retrieved_items(documents, query))
 
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
         """`compress_documents`, awaited."""
-        return await self._documents.aplan(_for_compressor(documents, query))
+        return await self._documents.aplan(_retrieved_items(documents, query))
 
 
-def _for_compressor(documents: Sequence[Document], query: str) -> RetrievedItems[Document]:
-    root = run_documents().root_of(None)
-    return RetrievedItems(documents, query, scope_from_config(None), root)
+def _retrieved_items(
+    documents: Sequence[Document], query: str, config: RunnableConfig | None = None
+) -> RetrievedItems[Document]:
+    root = run_documents().root_of(config)
+    return RetrievedItems(documents, query, scope_from_config(config), root)

@@ -55,7 +55,7 @@ class DocumentPlanningFields(RebuiltCopies, BaseModel):
     def _build(self) -> None:
         self._documents = DocumentPlanner(
             self.planner,
-            _DOCUMENTS,
+            DOCUMENTS,
             type(self).__name__,
             annotation=self.annotation,
             drop_repeats=self.drop_repeats,
@@ -154,11 +154,6 @@ def cited_documents(
     return [given[n] for n in cited_positions(text, own)]
 
 
-def document_block(document: Document) -> ContextBlock:
-    """Return what a document is to the index."""
-    return ContextBlock(text=document.page_content)
-
-
 def document_forms(documents: Sequence[Document], texts: Sequence[str]) -> list[Form]:
     """Return documents as they are shown, those that follow each other in a source known as such.
 
@@ -214,8 +209,9 @@ def _annotation_document(text: str, documents: Sequence[Document]) -> Document:
     return Document(page_content=text, metadata=shared)
 
 
-def _all_forms(documents: Sequence[Document]) -> list[list[Form]]:
-    return [seen_forms(documents)]
-
-
-_DOCUMENTS = ItemKind(document_block, _all_forms, _annotation_document, followed=seen_forms)
+DOCUMENTS = ItemKind(
+    lambda document: ContextBlock(text=document.page_content),
+    lambda documents: [seen_forms(documents)],
+    _annotation_document,
+    followed=seen_forms,
+)
