@@ -18,11 +18,10 @@ from ctxreuse.context.blocks import (
     texts_to_show,
 )
 from ctxreuse.context.checks import checked_id, checked_kind, checked_list
-from ctxreuse.context.content_parts import ContentPart, joined, separated
+from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
-    Templates,
     message_texts,
     render_messages,
 )
@@ -89,46 +88,28 @@ class MemoryContext:
 
     def messages(self) -> list[OpenAIMessage]:
         """Return OpenAI chat messages: system text, history, question, and memories."""
-        messages = self._laid_out()
-        for message in messages:
-            if isinstance(message.get("content"), tuple):
-                message["content"] = joined(message["content"])
-        return messages
+        shown, system, separator = str(self), self.request.system, DEFAULT_TEMPLATES.separator
+        turn = separator.join(filter(None, (self.text, self.request.query)))
+        if self.plan is not None:
+            turn, separator = self.plan.content, self.plan.templates.separator
+        if shown and self.placement == "system":
+            system = separator.join(filter(None, (system, shown)))
+        return self._laid_out(shown, turn, system)
 
-    def _laid_out(self) -> list[dict[str, Any]]:
-        """Return the messages; the system text, and what shows memories, as tuples of parts."""
-        plan, system, has_memories = self.plan, self.request.system, str(self) != ""
+    def _laid_out(self, shown: Any, turn: Any, system: Any) -> list[dict[str, Any]]:
+        """Return the messages with contents that show memories, and these and the question."""
         *before, asking = render_messages(None, self.request.history, self.request.query)
         behind: list[dict[str, Any]] = []
         if self.opens:
             asking, *behind = *before, asking
             before = []
-        is_marked = plan is not None and 0 in plan.marks
-        opening = [ContentPart(system, is_marked=is_marked)] if system else []
-        if has_memories and self.placement == "before_question":
-            asking["content"] = self._parts(asks=True)
-        elif has_memories and self.placement == "after_history":
-            before.append({"role": "user", "content": self._parts(asks=False)})
-        elif has_memories:
-            own = self._parts(asks=False)
-            separator = self._templates.separator if opening else ""
-            opening += [own[0]._replace(text=separator + own[0].text), *own[1:]]
-        if behind and plan is not None and plan.cache.marks:  # the next turn begins with this one
-            behind[-1]["content"] = (ContentPart(self.request.query, is_marked=True),)
-        if opening or system is not None:
-            before.insert(0, {"role": "system", "content": tuple(opening)})
+        if shown and self.placement == "before_question":
+            asking["content"] = turn
+        elif shown and self.placement == "after_history":
+            before.append({"role": "user", "content": shown})
+        if system is not None:
+            before.insert(0, {"role": "system", "content": system})
         return [*before, asking, *behind]
-
-    def _parts(self, *, asks: bool) -> tuple[ContentPart, ...]:
-        """Return the memories, and the question if it is asked there, in parts."""
-        if self.plan is not None:
-            return self.plan.content_parts(None if asks else "")
-        pieces = [self.text, self.request.query if asks else ""]
-        return tuple(separated(pieces, self._templates.separator))
-
-    @property
-    def _templates(self) -> Templates:
-        return DEFAULT_TEMPLATES if self.plan is None else self.plan.templates
 
     def body(
         self, form: PromptForm = "openai", *, citations: bool = False, tools: Sequence[Any] = ()
@@ -142,7 +123,14 @@ class MemoryContext:
             return prompt_body(self.messages(), DEFAULT_CACHE, form, tools, citations=citations)
         if not self.opens and (self.placement == "before_question" or not str(self)):
             return plan.body(form, citations=citations, tools=tools)
-        messages = [one for one in self._laid_out() if one.get("content") != ()]
+        system, shown = self.request.system, plan.content_parts("")
+        opening = [ContentPart(system, is_marked=0 in plan.marks)] if system else []
+        if shown and self.placement == "system":
+            between = plan.templates.separator if opening else ""
+            opening += [shown[0]._replace(text=between + shown[0].text), *shown[1:]]
+        messages = self._laid_out(shown, plan.content_parts(), opening or None)
+        if self.opens and plan.cache.marks:  # the next turn begins with this one
+            messages[-1]["content"] = [ContentPart(self.request.query, is_marked=True)]
         key = plan.prompt_cache_key
         return prompt_body(messages, plan.cache, form, tools, citations=citations, key=key)
 
@@ -236,10 +224,7 @@ class MemoryPlanner:
         get: Callable[[Any], Any] | None,
     ) -> MemoryContext:
         """Return what a search found as text; `get` finds what earlier messages show by its id."""
-        shown = self._shown(found, search, asked)
-        for memory_id in shown.to_look_up if callable(get) else ():
-            run_here(self._look_up(shown, get, memory_id, awaits=False))
-        return self._as_text(found, search, asked, shown)
+        return run_here(self.acontext(found, search, asked, get, awaits=False))
 
     async def acontext(
         self,
@@ -247,15 +232,31 @@ class MemoryPlanner:
         search: MemorySearch,
         asked: ContextRequest,
         get: Callable[[Any], Any] | None,
+        *,
+        awaits: bool = True,
     ) -> MemoryContext:
         """Do what `context` does, with a `get` that may be awaited, all at once."""
-        shown = self._shown(found, search, asked)
+        shown, opened = self._shown(found, search, asked), self._opened(asked)
         ids = shown.to_look_up if callable(get) else ()
-        await asyncio.gather(*(self._look_up(shown, get, one) for one in ids))
-        return self._as_text(found, search, asked, shown)
+        looked_up = [self._look_up(shown, get, one, awaits=awaits) for one in ids]
+        if awaits:
+            await asyncio.gather(*looked_up)
+        else:
+            for one in looked_up:
+                await one
+        return self._fail_open.attempt(
+            lambda: self._context(found, search, opened, shown),
+            # without labels, because earlier turns may use these
+            lambda: MemoryContext(
+                DEFAULT_TEMPLATES.separator.join(filter(None, texts_as_found(found))),
+                None,
+                opened,
+                placement=self._placement_in(opened),
+            ),
+        )
 
     async def _look_up(
-        self, shown: ShownMemories, get: Any, memory_id: Any, *, awaits: bool = True
+        self, shown: ShownMemories, get: Any, memory_id: Any, *, awaits: bool
     ) -> None:
         try:
             stored = get(memory_id)
@@ -275,21 +276,6 @@ class MemoryPlanner:
             return ShownMemories.of(self._store, self.planner, request, found)
 
         return self._fail_open.attempt(shown, ShownMemories)
-
-    def _as_text(
-        self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
-    ) -> MemoryContext:
-        opened = self._opened(asked)
-        return self._fail_open.attempt(
-            lambda: self._context(result, search, opened, shown),
-            # without labels, because earlier turns may use these
-            lambda: MemoryContext(
-                DEFAULT_TEMPLATES.separator.join(filter(None, texts_as_found(result))),
-                None,
-                opened,
-                placement=self._placement_in(opened),
-            ),
-        )
 
     def _opened(self, asked: ContextRequest) -> ContextRequest:
         """Return a request whose system text stands once: as `system`, or in the history."""
@@ -509,12 +495,6 @@ def relation_blocks(result: Any) -> list[ContextBlock]:
     return [ContextBlock(text="\n".join(sorted(lines)))] if lines else []
 
 
-def _found_block(memory: MemoryRecord) -> ContextBlock:
-    return ContextBlock(text=memory["memory"])
-
-
-def _found_forms(memories: Sequence[MemoryRecord]) -> list[list[str]]:
-    return [texts_as_found(memories)]
-
-
-_MEMORIES: ItemKind[Any] = ItemKind(_found_block, _found_forms)
+_MEMORIES: ItemKind[Any] = ItemKind(
+    lambda memory: ContextBlock(text=memory["memory"]), lambda found: [texts_as_found(found)]
+)

@@ -35,6 +35,7 @@ from ctxreuse.pipeline.memory_planner import (
     PlansMemories,
     asked,
 )
+from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.messages import role_of, text_parts
 from langchain_ctxreuse.scope import scope_from_config
@@ -188,11 +189,7 @@ class ReuseStore(PlansMemories, BaseStore):
         Raises:
             InvalidRequestError: no question.
         """
-        turn, search = self._opened(namespace, messages, options)
-        with serving(scope_from_config(None)):
-            found = self._store.search(search.namespace, query=search.query, **options)
-            memories, request = self._found(found), turn.request()
-            return turn.prompt(self._memory_planner.context(memories, search, request, self._get))
+        return run_here(self._messages(namespace, messages, options, awaits=False))
 
     async def amessages(
         self,
@@ -201,19 +198,21 @@ class ReuseStore(PlansMemories, BaseStore):
         **options: Any,
     ) -> list[BaseMessage]:
         """`messages`, awaited."""
-        turn, search = self._opened(namespace, messages, options)
-        with serving(scope_from_config(None)):
-            found = await self._store.asearch(search.namespace, query=search.query, **options)
-            memories, request = self._found(found), turn.request()
-            return turn.prompt(
-                await self._memory_planner.acontext(memories, search, request, self._aget)
-            )
+        return await self._messages(namespace, messages, options, awaits=True)
 
-    def _opened(
-        self, namespace: Any, messages: Any, options: Mapping[str, Any]
-    ) -> tuple[_OpenTurn, _StoreSearch]:
+    async def _messages(
+        self, namespace: Any, messages: Any, options: Mapping[str, Any], *, awaits: bool
+    ) -> list[BaseMessage]:
         turn, names = _OpenTurn.of(messages), checked_each("namespace", namespace, str, "a string")
-        return turn, _StoreSearch(self.search, turn.question, (), options, tuple(names))
+        search = _StoreSearch(self.search, turn.question, (), options, tuple(names))
+        ask, get = (self._store.asearch, self._aget) if awaits else (self._store.search, self._get)
+        with serving(scope_from_config(None)):
+            found: Any = ask(search.namespace, query=search.query, **options)
+            memories, request = self._found(await found if awaits else found), turn.request()
+            planner = self._memory_planner
+            return turn.prompt(
+                await planner.acontext(memories, search, request, get, awaits=awaits)
+            )
 
     def _found(self, items: Iterable[Item]) -> list[dict[str, Any]]:
         """Return what a search found as memories; their ids say the namespace, too."""
