@@ -20,7 +20,6 @@ from ctxreuse.pipeline.prompt_turn import (
     PromptPlanner,
     ScopedPrompt,
     Wire,
-    as_given,
 )
 from ctxreuse.planner import PromptFollower, ReusePlanner, Strategy
 from ctxreuse.planning.tracing import AnsweredCall
@@ -92,7 +91,7 @@ class ModelGateway:
         wire; None is unknown. `blocks` waits in this thread.
         """
         if isinstance(prompt, PlannedPrompt):
-            planned = self._entered(prompt)
+            planned = prompt if prompt.use is None else self._entered(prompt)
         elif not (opened := self._opened(prompt)).contexts:  # it gains nothing by waiting
             planned = self._scheduled([opened])[0]
         elif blocks:
@@ -228,7 +227,10 @@ class ModelGateway:
         """Return prompts planned together; those of a batch enter when they are sent."""
         planned = self.attempt(
             lambda: self._planner.plan_open(prompts),
-            lambda: as_given([one.given for one in prompts]),
+            lambda: [
+                self._planner.closed(position, OpenPrompt.failed(one.given))
+                for position, one in enumerate(prompts)
+            ],
         )
         if in_batch and self._primes:
             planned = self.attempt(lambda: _in_batch(planned), lambda: planned)

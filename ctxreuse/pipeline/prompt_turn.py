@@ -249,7 +249,7 @@ class PromptPlanner:
             for number in one.changed:  # a system message also where nothing moves in it
                 if (edit := one.edits[number]) is not None:
                     self._planner.note_edit(one.tenant, one.keys[number], edit.encoded())
-        planned = [self._planned(position, one) for position, one in enumerate(prompts)]
+        planned = [self.closed(position, one) for position, one in enumerate(prompts)]
         if len(planned) < 2:
             return planned
         if self._primes:  # each one ends in the first of its group
@@ -352,7 +352,8 @@ class PromptPlanner:
         one.plans.append(plan)
         one.changed.add(number)
 
-    def _planned(self, position: int, one: OpenPrompt) -> PlannedPrompt:
+    def closed(self, position: int, one: OpenPrompt) -> PlannedPrompt:
+        """Return a prompt as it is to be sent."""
         named = tuple(edit.group for edit in one.edits if edit is not None and edit.group)
         parts: tuple[tuple[ContentPart, ...], ...] = ()
         if self._planner.cache.marks and any(one.edits):
@@ -409,16 +410,6 @@ def result_edit(
         groups.append(_Group((separator, plan.order_annotation)))
     groups.append(_Group((Slice(last, len(text)),)))
     return _edit_of(text, groups, plan)
-
-
-def as_given(prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
-    """Return the prompts as they are, in the order of arrival: what to do where planning failed."""
-    return [
-        PlannedPrompt(
-            position, tuple(part.text for part in prompt.parts), tenant=prompt.scope.tenant or ""
-        )
-        for position, prompt in enumerate(prompts)
-    ]
 
 
 def plans_together(

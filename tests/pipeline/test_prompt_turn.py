@@ -22,11 +22,11 @@ from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.prompt_turn import (
+    OpenPrompt,
     PlannedPrompt,
     PromptPart,
     PromptPlanner,
     ScopedPrompt,
-    as_given,
     note_planned,
 )
 
@@ -390,7 +390,9 @@ def test_in_shadow_mode_all_is_sent_as_given():
 
 def test_a_prompt_that_cannot_be_planned_is_sent_as_given():
     calls = [ScopedPrompt((PromptPart("system", "s"), PromptPart("user", "u"))), ScopedPrompt(())]
-    assert as_given(calls) == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
+    closed = PromptPlanner(ReusePlanner()).closed
+    sent = [closed(number, OpenPrompt.failed(one)) for number, one in enumerate(calls)]
+    assert sent == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
 
 
 @pytest.mark.parametrize(
