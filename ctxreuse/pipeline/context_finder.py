@@ -61,9 +61,10 @@ class Context(NamedTuple):
 class FoundContexts(NamedTuple):
     """What a message shows of known texts."""
 
-    contexts: tuple[Context, ...] = ()
-    has_others: bool = False  # several other known texts, with words between them
-    words: tuple[str, ...] = ()  # outside of known texts
+    contexts: tuple[Context, ...]
+    has_others: bool  # several other known texts, with words between them
+    words: tuple[str, ...]  # outside of known texts
+    spans: tuple[KnownSpan, ...]
 
 
 def is_sequence(forms: Sequence[Form]) -> bool:
@@ -99,7 +100,7 @@ def contexts_in(
     starts = [*(one.start for one in spans), len(message)]
     words = tuple([message[end:start] for end, start in zip(ends, starts, strict=True)])
     if len(spans) < 2:
-        return FoundContexts(words=words)
+        return FoundContexts((), False, words, tuple(spans))
     runs = list(_runs(message, spans))
     if spans[0].known.form.kind not in EXACT_KINDS:
         bare = [KnownSpan(*words_at(one.start, one.known.form.text), one.known) for one in spans]
@@ -121,7 +122,7 @@ def contexts_in(
             contexts.append(Context.of(message, run, next(common, None)))
         else:
             others |= texts
-    return FoundContexts(tuple(contexts), len(others) > 1, words)
+    return FoundContexts(tuple(contexts), len(others) > 1, words, tuple(spans))
 
 
 def _runs(message: str, spans: Sequence[KnownSpan]) -> Iterator[list[KnownSpan]]:

@@ -24,6 +24,7 @@ from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.measure.traces.recording import TraceRecorder, document_title
 from ctxreuse.pipeline.document_turn import best_first
+from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import PromptPart
 from langchain_ctxreuse.documents.run_documents import OpenRuns
 from langchain_ctxreuse.messages import prompt_texts
@@ -112,43 +113,27 @@ class TraceCallbackHandler(OpenRuns):
     on_chain_end = on_chain_error = on_tool_end = on_tool_error = on_retriever_error = _on_end
 
     def on_chat_model_start(
-        self,
-        serialized: dict[str, Any],
-        messages: Sequence[Sequence[BaseMessage]],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: dict[str, Any], messages: Sequence[Sequence[BaseMessage]], **run: Any
     ) -> None:
         """Record the prompts."""
-        options = kwargs.get("invocation_params") or {}
         for prompt in messages:
-            read = prompt_texts(prompt, options)
-            self._record_prompt(read.parts, read.beside, run_id, parent_run_id, metadata)
+            read = prompt_texts(prompt, run.get("invocation_params") or {})
+            self._record_prompt(read.parts, read.beside, **run)
 
-    def on_llm_start(
-        self,
-        serialized: dict[str, Any],
-        prompts: Sequence[str],
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_llm_start(self, serialized: dict[str, Any], prompts: Sequence[str], **run: Any) -> None:
         """Record the prompts."""
         for prompt in prompts:
-            parts = [PromptPart("user", prompt)]
-            self._record_prompt(parts, "", run_id, parent_run_id, metadata)
+            self._record_prompt([PromptPart("user", prompt)], "", **run)
 
     def _record_prompt(
         self,
         parts: Sequence[PromptPart],
         beside: str,
+        *,
         run_id: UUID,
-        parent_run_id: UUID | None,
-        metadata: Mapping[str, Any] | None,
+        parent_run_id: UUID | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **_: Any,
     ) -> None:
         run = None if parent_run_id is None else self._runs.get(parent_run_id)
         root = (parent_run_id or run_id) if run is None else run.root
@@ -265,50 +250,33 @@ def _subclasses(kind: type) -> Iterator[type]:
         yield from _subclasses(one)
 
 
-@contextmanager
-def _searching() -> Iterator[bool]:
-    """Say whether a search is inside of no other one."""
-    token = None if _is_inside.get() else _is_inside.set(True)
-    try:
-        yield token is not None
-    finally:
-        if token is not None:
-            _is_inside.reset(token)
-
-
 def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Callable[..., Any]:
     """Return a method that records what it returns, unless it is called inside another one."""
+    is_awaited = iscoroutinefunction(method)
 
-    def note(arguments: tuple[Any, ...], fields: Mapping[str, Any], found: object) -> None:
-        if recorder is None or not isinstance(found, list):
-            return
-        documents = [hit[0] if isinstance(hit, tuple) and hit else hit for hit in found]
-        if all(isinstance(document, Document) for document in documents):
-            query = arguments[0] if arguments else fields.get("query")
-            config = ensure_config()
-            told = {**(config.get("configurable") or {}), **(config.get("metadata") or {})}
-            # the documents of a store belong to no run, wherever it is asked
-            asked = _Asked(query if isinstance(query, str) else "", _scope(told))
-            _record(recorder, asked, documents, "LangChain vector stores")
-
-    if iscoroutinefunction(method):
-
-        @wraps(method)
-        async def aoutermost(self: Any, *arguments: Any, **fields: Any) -> Any:
-            with _searching() as is_outermost:
-                found = await method(self, *arguments, **fields)
-            if is_outermost:
-                note(arguments, fields, found)
-            return found
-
-        return aoutermost
-
-    @wraps(method)
-    def outermost(self: Any, *arguments: Any, **fields: Any) -> Any:
-        with _searching() as is_outermost:
-            found = method(self, *arguments, **fields)
-        if is_outermost:
-            note(arguments, fields, found)
+    async def search(*arguments: Any, **fields: Any) -> Any:
+        is_outermost, token = not _is_inside.get(), _is_inside.set(True)
+        try:
+            found = method(*arguments, **fields)
+            found = await found if is_awaited else found
+        finally:
+            _is_inside.reset(token)
+        if is_outermost and recorder is not None and isinstance(found, list):
+            _record_search(recorder, found, arguments[1] if arguments[1:] else fields.get("query"))
         return found
 
-    return outermost
+    @wraps(method)
+    def outermost(*arguments: Any, **fields: Any) -> Any:
+        return run_here(search(*arguments, **fields))
+
+    return wraps(method)(search) if is_awaited else outermost
+
+
+def _record_search(recorder: TraceRecorder, found: Sequence[Any], query: object) -> None:
+    documents = [hit[0] if isinstance(hit, tuple) and hit else hit for hit in found]
+    if all(isinstance(document, Document) for document in documents):
+        config = ensure_config()
+        told = {**(config.get("configurable") or {}), **(config.get("metadata") or {})}
+        # the documents of a store belong to no run, wherever it is asked
+        asked = _Asked(query if isinstance(query, str) else "", _scope(told))
+        _record(recorder, asked, documents, "LangChain vector stores")

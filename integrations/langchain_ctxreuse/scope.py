@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
-from contextlib import aclosing, closing, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from copy import copy
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from langchain_core.messages import (
     MessageLikeRepresentation,
@@ -24,7 +24,6 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope, current_scope, serving
 from langchain_ctxreuse.messages import text_parts
 
-_Step = TypeVar("_Step")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _fail_open = FailOpen(
@@ -34,35 +33,11 @@ _fail_open = FailOpen(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CarriedRequest:
+class CarriedRequest(NamedTuple):
     """The request that a component serves."""
 
     config: RunnableConfig
     scope: RequestScope
-
-    def steps(self, steps: Generator[_Step, None, None]) -> Generator[_Step, None, None]:
-        """Yield what a generator yields; it runs in this request's context, not the reader's."""
-        with closing(steps):
-            with serving(self.scope):
-                try:
-                    first = next(steps)
-                except StopIteration:
-                    return
-            yield first
-            yield from steps
-
-    async def asteps(self, steps: AsyncGenerator[_Step, None]) -> AsyncGenerator[_Step, None]:
-        """Yield what an asynchronous generator yields, as `steps` does."""
-        async with aclosing(steps):
-            with serving(self.scope):
-                try:
-                    first = await anext(steps)
-                except StopAsyncIteration:
-                    return
-            yield first
-            async for step in steps:
-                yield step
 
 
 class RequestCarrier(BaseModel):
@@ -76,13 +51,13 @@ class RequestCarrier(BaseModel):
 
     def _carrying(self, config: RunnableConfig | None) -> Self:
         """Return a copy for one call."""
-        copy = super().model_copy()  # past what checks and rebuilds
+        call = copy(self)
         # a stream without chunks invokes its copy when it is read, maybe in another context
         request = self._request
         with nullcontext() if request is None else serving(request.scope):
             whole = ensure_config(config)
-            copy._request = CarriedRequest(whole, scope_from_config(whole))
-        return copy
+            call._request = CarriedRequest(whole, scope_from_config(whole))
+        return call
 
     @property
     def _carried(self) -> CarriedRequest:

@@ -153,7 +153,7 @@ def test_ids_of_runs_may_be_of_any_type(run_id, inner):
     handler = run_documents()
     handler.on_chain_start(None, None, run_id="outer")
     handler.on_retriever_start(None, "", run_id="inner", parent_run_id="outer")
-    assert handler.root_of("inner") == "outer"
+    assert handler.run_of("inner").root == "outer"
     handler.on_retriever_end(documents("xy"), run_id="inner")
     handler.on_chain_end(None, run_id="outer")
     assert known_texts().known("", text_of("x"))
@@ -352,7 +352,7 @@ def test_a_fault_of_the_handler_reaches_nobody_and_shows_no_text(monkeypatch, ca
         raise RuntimeError(text_of("a"))
 
     chain = with_lcel(wrapped(inner), LetterRetriever())
-    for name in ("_start", "_see", "root_of"):
+    for name in ("_start", "_see", "run_of"):
         monkeypatch.setattr(run_documents(), name, broken)
     chain.invoke("abc")
     assert letters_in(inner.calls[0].text) == "abc"

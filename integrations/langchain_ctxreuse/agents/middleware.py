@@ -31,6 +31,7 @@ from ctxreuse.pipeline.engine_options import added_cache_fields, marks_the_end
 from ctxreuse.pipeline.formatting import labelled_block
 from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import with_breakpoints
+from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_sent, result_edit
 from ctxreuse.planner import ReusePlanner
@@ -170,21 +171,13 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
     ) -> dict[str, Any] | None:
         """Put retrieved context before the question of the newest user message, once."""
-        question = newest_question(state["messages"])
-        if self._retriever is None or question is None:
-            return None
-        documents = self._retriever.invoke(question.query)
-        return self._with_context(state["messages"], question, documents)
+        return run_here(self._with_context(state["messages"], "invoke"))
 
     async def abefore_agent(
         self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
     ) -> dict[str, Any] | None:
         """`before_agent`, awaited."""
-        question = newest_question(state["messages"])
-        if self._retriever is None or question is None:
-            return None
-        documents = await self._retriever.ainvoke(question.query)
-        return self._with_context(state["messages"], question, documents)
+        return await self._with_context(state["messages"], "ainvoke")
 
     def before_model(
         self, state: AgentState[ResponseT], runtime: Runtime[ContextT]
@@ -210,10 +203,14 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         """`wrap_model_call`, awaited."""
         return await handler(self._as_sent(request))
 
-    def _with_context(
-        self, messages: Sequence[AnyMessage], question: UserQuestion, retrieved: object
+    async def _with_context(
+        self, messages: Sequence[AnyMessage], method: str
     ) -> dict[str, Any] | None:
-        documents = retrieved_documents(retrieved)
+        question = newest_question(messages)
+        if self._retriever is None or question is None:
+            return None
+        found = getattr(self._retriever, method)(question.query)
+        documents = retrieved_documents(found if method == "invoke" else await found)
         if not documents:
             return None
         # a tool result that ended the last run stands before the question, so it is planned first
@@ -313,19 +310,17 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         if len(parts) != 1:  # which of them shows the artifact is not known
             return None
         text, tenant = parts[0].text, tenant_from_config() or ""
-        root = run_documents().root_of(None)
+        root = run_documents().run_of(None).root
         found = contexts_in(
             known_texts(), tenant, text, root, rendered_only=not self._finds_retrieved
         )
-        contexts = () if found is None else found.contexts
+        contexts, spans = ((), ()) if found is None else (found.contexts, found.spans)
         whole = next((c for c in contexts if c.start == 0 and c.end == len(text)), None)
         if whole is not None and whole.is_labelled:
             return [ResultPiece(one, one.text) for one in whole.blocks]
         splits = message.name in self._split_tools
         pieces = result_pieces(message.artifact, text, self._separator, splits)
         if pieces is None:  # what a retriever returned may stand there without an artifact
-            spans = known_texts().standing_at(tenant, text) or ()
-            spans = [one for one in spans if self._finds_retrieved or one.known.is_ours]
             pieces = pieces_between(text, [(one.start, one.end) for one in spans], self._separator)
         return pieces
 

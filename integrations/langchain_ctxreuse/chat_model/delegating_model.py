@@ -81,10 +81,7 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
 
     def _carrying(self, config: RunnableConfig | None) -> Self:
         _ = self._serialized  # kept by the model, or each copy would make it anew
-        call = super()._carrying(config)
-        if isinstance(call.inner, RequestCarrier):
-            call.inner = call.inner._carrying(config)
-        return call
+        return super()._carrying(config)
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[Any, AIMessage]:
         """Return a model whose fields a config can set, as LangChain's models do."""

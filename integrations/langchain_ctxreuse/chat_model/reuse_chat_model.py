@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
+from copy import copy
 from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
@@ -131,11 +132,11 @@ class ReuseChatModel(DelegatingChatModel):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy, in which other values of the fields take effect."""
-        copy = super().model_copy(update=update, deep=deep)
-        fields = (*_BUILT_FROM, "inner") if copy.prime else _BUILT_FROM
+        made = super().model_copy(update=update, deep=deep)
+        fields = (*_BUILT_FROM, "inner") if made.prime else _BUILT_FROM
         if update and not update.keys().isdisjoint(fields):
-            copy._build()
-        return copy
+            made._build()
+        return made
 
     def _build(self) -> None:
         check_strategy(self.strategy)
@@ -183,9 +184,10 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any | None,
     ) -> list[AIMessage]:
         """Return the answers in the caller's order; the calls are started in the planned order."""
-        options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
-        answers = sorted(self.batch_as_completed(inputs, config, **options), key=itemgetter(0))
-        return [answer for _, answer in answers]
+        answers = self.batch_as_completed(
+            inputs, config, return_exceptions=return_exceptions, **kwargs
+        )
+        return [answer for _, answer in sorted(answers, key=itemgetter(0))]
 
     async def abatch(
         self,
@@ -196,9 +198,11 @@ class ReuseChatModel(DelegatingChatModel):
         **kwargs: Any | None,
     ) -> list[AIMessage]:
         """`batch`, awaited."""
-        options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
-        answers = [pair async for pair in self.abatch_as_completed(inputs, config, **options)]
-        return [answer for _, answer in sorted(answers, key=itemgetter(0))]
+        answers = self.abatch_as_completed(
+            inputs, config, return_exceptions=return_exceptions, **kwargs
+        )
+        pairs = [pair async for pair in answers]
+        return [answer for _, answer in sorted(pairs, key=itemgetter(0))]
 
     def batch_as_completed(
         self,
@@ -211,7 +215,9 @@ class ReuseChatModel(DelegatingChatModel):
         """Yield input positions and answers as they come; the calls are started as in `batch`."""
         with self._planned_batch(inputs, config, kwargs) as batch:
             options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
-            ask = super(ReuseChatModel, self._calling(batch)).batch_as_completed
+            calling = copy(self)
+            calling._batch = batch
+            ask = super(ReuseChatModel, calling).batch_as_completed
             found: Any = ask(batch.inputs, batch.configs, **options)
             for number, answer in found:
                 yield batch.positions[number], answer
@@ -227,7 +233,8 @@ class ReuseChatModel(DelegatingChatModel):
         """`batch_as_completed`, awaited; who stops listening ends the calls."""
         work = partial(self._planned_batch, inputs, config, kwargs)
         with await planned_aside(work, len(inputs)) as batch:
-            calling = self._calling(batch)
+            calling = copy(self)
+            calling._batch = batch
 
             async def answer(at: int, one: Any, its: RunnableConfig) -> tuple[int, Any]:
                 try:
@@ -242,12 +249,6 @@ class ReuseChatModel(DelegatingChatModel):
             async with aclosing(as_they_end(works, batch.at_a_time)) as answers:
                 async for pair in answers:
                     yield pair
-
-    def _calling(self, batch: PlannedBatch) -> Self:
-        """Return a copy that makes the calls of a batch."""
-        copy = self.model_copy()
-        copy._batch = batch
-        return copy
 
     def _planned_batch(
         self,
@@ -362,8 +363,13 @@ class ReuseChatModel(DelegatingChatModel):
         planned, sent, arguments = run_here(outgoing)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        steps = self._gateway.stream(planned, partial(stream, sent, stop=stop, **arguments))
-        yield from self._carried.steps(steps)
+        start = partial(stream, sent, stop=stop, **arguments)
+        with closing(self._gateway.stream(planned, start)) as steps:
+            with serving(self._carried.scope):  # not in the reader's
+                first = next(steps, None)
+            if first is not None:
+                yield first
+            yield from steps
 
     async def _astreamed(
         self,
@@ -377,9 +383,13 @@ class ReuseChatModel(DelegatingChatModel):
         planned, sent, arguments = await self._outgoing(messages, kwargs, run_manager)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        steps = self._gateway.astream(planned, partial(stream, sent, stop=stop, **arguments))
-        async with aclosing(self._carried.asteps(steps)) as within:
-            async for step in within:
+        start = partial(stream, sent, stop=stop, **arguments)
+        async with aclosing(self._gateway.astream(planned, start)) as steps:
+            with serving(self._carried.scope):
+                first = await anext(steps, None)
+            if first is not None:
+                yield first
+            async for step in steps:
                 yield step
 
     def _read(
@@ -391,7 +401,7 @@ class ReuseChatModel(DelegatingChatModel):
     ) -> tuple[PromptTexts, ScopedPrompt]:
         """Return a prompt's texts, and what is to be planned."""
         texts = prompt_texts(messages, arguments)
-        root = run_documents().root_of((run and run.parent_run_id) or request.config)
+        root = run_documents().run_of((run and run.parent_run_id) or request.config).root
         rendered_only = not self.find_retrieved
         given = ScopedPrompt(texts.parts, request.scope, root, rendered_only, texts.beside)
         return texts, given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Self
 
 from langchain_core.callbacks import (
@@ -20,6 +21,7 @@ from ctxreuse.context.checks import refuse_wrapped
 from ctxreuse.context.fixed_settings import copy_around
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import RETRIEVALS, RetrievedItems
+from ctxreuse.pipeline.ordered_release import run_here
 from langchain_ctxreuse.configurable import configurable_around, without_bindings
 from langchain_ctxreuse.documents.document_plans import DocumentPlanningFields
 from langchain_ctxreuse.documents.run_documents import follow_runs, log_nested, run_documents
@@ -44,17 +46,12 @@ def checked_retriever(retriever: object) -> object:
 
 def retrieved_documents(documents: object) -> list[Document]:
     """Return what a retriever returned as a list."""
-    found = list(documents) if isinstance(documents, (list, tuple, Iterator)) else None
-    if found is None:
-        raise InvalidRequestError(
-            f"the retriever must return a list of Document, not {type(documents).__name__}"
-        )
-    for one in found:
-        if not isinstance(one, Document):
-            raise InvalidRequestError(
-                f"the retriever must return a list of Document, not one with {type(one).__name__} "
-                "in it"
-            )
+    is_list = isinstance(documents, (list, tuple, Iterator))
+    found: list[Any] = list(documents) if is_list else []  # type: ignore[call-overload]
+    others = [type(one).__name__ for one in found if not isinstance(one, Document)]
+    if others or not is_list:
+        wrong = f"one with {others[0]} in it" if others else type(documents).__name__
+        raise InvalidRequestError(f"the retriever must return a list of Document, not {wrong}")
     return found
 
 
@@ -108,8 +105,8 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; fields of the retriever inside change in a copy of that."""
-        copy: Self = copy_around(self, "retriever", super().model_copy, update or {}, deep)
-        return copy
+        made: Self = copy_around(self, "retriever", super().model_copy, update or {}, deep)
+        return made
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[str, list[Document]]:
         """Return a retriever whose fields a config can set, as LangChain's retrievers do."""
@@ -149,43 +146,36 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        inside = patch_config(self._carried.config, callbacks=run_manager.get_child())
-        with RETRIEVALS.under_way(self._carried.scope.tenant or ""):
-            documents = self.retriever.invoke(query, inside, **kwargs)
-        if self._is_planned_elsewhere(run_manager.run_id):
-            return documents
-        return self._documents.plan(self._retrieved(documents, query))
+        return run_here(self._found("invoke", query, run_manager, kwargs))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        inside = patch_config(self._carried.config, callbacks=run_manager.get_child())
-        with RETRIEVALS.under_way(self._carried.scope.tenant or ""):
-            documents = await self.retriever.ainvoke(query, inside, **kwargs)
-        if self._is_planned_elsewhere(run_manager.run_id):
-            return documents
-        return await self._documents.aplan(self._retrieved(documents, query))
+        return await self._found("ainvoke", query, run_manager, kwargs)
 
-    def _retrieved(self, documents: list[Document], query: str) -> RetrievedItems[Document]:
-        root = run_documents().root_of(self._carried.config)
-        return RetrievedItems(documents, query, self._carried.scope, root)
+    async def _found(
+        self, method: str, query: str, run: Any, arguments: Mapping[str, Any]
+    ) -> list[Document]:
+        config, scope, blocks = self._carried.config, self._carried.scope, method == "invoke"
+        inside = patch_config(config, callbacks=run.get_child())
+        with RETRIEVALS.under_way(scope.tenant or ""):
+            found = getattr(self.retriever, method)(query, inside, **arguments)
+            documents: list[Document] = found if blocks else await found
+        runs = run_documents()
+        if self._is_in_batch or runs.run_of(run.run_id).is_nested:
+            if not self._is_in_batch:
+                log_nested()
+            return documents
+        retrieved = RetrievedItems(documents, query, scope, runs.run_of(config).root)
+        if blocks:
+            return self._documents.plan(retrieved)
+        return await self._documents.aplan(retrieved)
 
     def _in_batch(self) -> Self:
         """Return a copy whose calls leave the planning to the batch."""
-        copy = self.model_copy()
-        copy._is_in_batch = True
-        return copy
-
-    def _is_planned_elsewhere(self, run_id: object) -> bool:
-        """Return whether the batch plans what a run returns, or the retriever around it."""
-        runs = run_documents()
-        if self._is_in_batch:
-            runs.note_planned(run_id)
-            return True
-        is_nested = runs.is_nested(run_id)
-        if is_nested:
-            log_nested()
-        return is_nested
+        calling = copy(self)
+        calling._is_in_batch = True
+        return calling
 
     def _planned_batch(
         self,
@@ -200,7 +190,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
             for position, (documents, query, config) in enumerate(
                 zip(retrieved, queries, configs, strict=True)
             )
-            if not isinstance(documents, Exception) and not runs.is_in_retriever(config)
+            if not isinstance(documents, Exception) and not runs.run_of(config).is_retriever
         }
         if len(batch) < sum(not isinstance(one, Exception) for one in retrieved):
             log_nested()
@@ -239,5 +229,5 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
 def _retrieved_items(
     documents: Sequence[Document], query: str, config: RunnableConfig | None = None
 ) -> RetrievedItems[Document]:
-    root = run_documents().root_of(config)
+    root = run_documents().run_of(config).root
     return RetrievedItems(documents, query, scope_from_config(config), root)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.documents import Document
-from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
@@ -32,7 +31,9 @@ class _OpenRun(NamedTuple):
     root: Hashable
     is_retriever: bool
     is_nested: bool
-    is_planned: bool = False
+
+
+_NO_RUN = _OpenRun(None, is_retriever=False, is_nested=False)
 
 
 class OpenRuns(BaseCallbackHandler):
@@ -107,7 +108,7 @@ class RunDocuments(OpenRuns):
     ) -> None:
         """Have what a retriever returned known, and forget its run."""
         run = self._runs.pop(run_id, None)
-        if run is not None and not run.is_nested and not run.is_planned:
+        if run is not None and not run.is_nested:
             self._fail_open.attempt(lambda: self._see(run, documents), lambda: None)
 
     on_retriever_start: Any = partialmethod(OpenRuns._on_start, is_retriever=True)
@@ -115,34 +116,14 @@ class RunDocuments(OpenRuns):
 
     # What components ask.
 
-    def root_of(self, around: RunnableConfig | Hashable | None) -> Hashable:
-        """Return the outermost run of a run, or of that in which a call is made; None outside."""
-        run = self._run(around)
-        return None if run is None else run.root
-
-    def is_nested(self, run_id: Hashable) -> bool:
-        """Return whether a retriever's run is inside of another retriever's."""
-        run = self._runs.get(run_id)
-        return run is not None and run.is_nested
-
-    def is_in_retriever(self, config: RunnableConfig | None) -> bool:
-        """Return whether a call is made by a retriever."""
-        run = self._run(config)
-        return run is not None and run.is_retriever
-
-    def note_planned(self, run_id: Hashable) -> None:
-        """Take note that what a run returns is planned by the batch around it."""
-        run = self._runs.get(run_id)
-        if run is not None:
-            self._runs[run_id] = run._replace(is_planned=True)
-
-    def _run(self, around: Any) -> _OpenRun | None:
+    def run_of(self, around: Any) -> _OpenRun:
+        """Return a run by its id, or that in which a call with a config is made; else no run."""
         if around is None or isinstance(around, dict):
             callbacks = (around or ensure_config()).get("callbacks")
             around = None
             if isinstance(callbacks, BaseCallbackManager):
                 around = callbacks.parent_run_id
-        return self._runs.get(around)
+        return self._runs.get(around, _NO_RUN)
 
     def _see(self, run: _OpenRun, documents: Sequence[Document]) -> None:
         if isinstance(documents, (list, tuple)):  # what can be read only once is not ours to read
