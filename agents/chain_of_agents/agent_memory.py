@@ -62,11 +62,10 @@ class _AgentHistories:
         # of two turns at the same time, the later one cannot be replayed as it was sent
         if turn.before not in (now, ()):
             return self
-        began_anew = bool(now) and not turn.before
         shown_to = {
             key: agent
             for key, agent in self.shown_to.items()
-            if not (began_anew and agent == turn.agent)
+            if turn.before or agent != turn.agent  # else it begins anew
         }
         history = (
             *turn.before,

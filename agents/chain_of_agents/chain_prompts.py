@@ -6,9 +6,12 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from ctxreuse.context.checks import checked_each, checked_integer, checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
+
+Note: TypeAlias = tuple[int, str]
+"""A worker's number, counted from 1, and its note."""
 
 NOTE_SEPARATOR = "\n\n"
 """Separates the notes that the manager reads."""
@@ -80,53 +83,35 @@ class ChainPrompts:
                     f"the chain's prompt {name} is {describe(getattr(self, name))}; it must be text"
                 )
 
-    def note_after(self, note: str, reply: str, question: str = "") -> str | None:
-        """Return the note behind a worker; None where the reply adds nothing to the note before.
 
-        A reply takes the place of those lines of the note that it repeats. A line is repeated by
-        half of what it says beyond the question, in groups of letters, if none of its numbers,
-        names and longer words is missing.
+def note_after(prompts: ChainPrompts, note: str, reply: str, question: str) -> str | None:
+    """Return the note behind a worker; None where the reply adds nothing to the note before.
 
-        Args:
-            note: The note before; empty where there is none.
-            reply: What the worker wrote.
-            question: The question; a reply that repeats its words repeats nothing of the note.
-        """
-        checked_kind("note", note, str, "a string")
-        said = _words(checked_kind("reply", reply, str, "a string"))
-        checked_kind("question", question, str, "a string")
-        nothing = _words(self.nothing)
-        if (said and said == nothing[: len(said)]) or (note and reply in note and reply != note):
-            return None
-        lines = [line for line in note.splitlines() if line.strip()]
-        again = _Repetition(reply, question)
-        return "\n".join([*[line for line in lines if not again.holds(line)], reply])
+    A reply takes the place of those lines of the note that it repeats. A line is repeated by half
+    of what it says beyond the question, in groups of letters, if none of its numbers, names and
+    longer words is missing.
+    """
+    said, nothing = _words(reply), _words(prompts.nothing)
+    if (said and said == nothing[: len(said)]) or (note and reply in note and reply != note):
+        return None
+    lines = [line for line in note.splitlines() if line.strip()]
+    again = _Repetition(reply, question)
+    return "\n".join([*[line for line in lines if not again.holds(line)], reply])
 
-    def worker_query(self, question: str, note: str = "") -> str:
-        """Return what follows a worker's segment."""
-        checked_kind("question", question, str, "a string")
-        if not checked_kind("note", note, str, "a string"):
-            return self.first.format(question=question)
-        return self.next.format(note=note, question=question)
 
-    def manager_query(self, question: str, notes: Sequence[tuple[int, str]]) -> str:
-        """Return the manager's question, with (worker, note) in the order of the segments."""
-        checked_kind("question", question, str, "a string")
-        listed = checked_each("notes", notes, tuple, "a pair of a worker's number and its note")
-        for pair in listed:
-            if len(pair) != 2:
-                raise InvalidRequestError(
-                    "each of notes must be a pair of a worker's number and its note, not "
-                    f"{len(pair)} values"
-                )
-        shown = NOTE_SEPARATOR.join(self.note_shown(number, note) for number, note in listed)
-        return self.final.format(notes=shown or self.no_notes, question=question)
+def worker_query(prompts: ChainPrompts, question: str, note: str) -> str:
+    """Return what follows a worker's segment."""
+    if not note:
+        return prompts.first.format(question=question)
+    return prompts.next.format(note=note, question=question)
 
-    def note_shown(self, worker: int, note: str) -> str:
-        """Return a worker's note as the manager is shown it."""
-        checked_integer("worker", worker)
-        checked_kind("note", note, str, "a string")
-        return self.note.format(worker=worker, note=note)
+
+def manager_query(prompts: ChainPrompts, question: str, notes: Sequence[Note]) -> str:
+    """Return the manager's question, with notes in the order of the segments."""
+    shown = [prompts.note.format(worker=number, note=note) for number, note in notes]
+    return prompts.final.format(
+        notes=NOTE_SEPARATOR.join(shown) or prompts.no_notes, question=question
+    )
 
 
 def _words(text: str) -> list[str]:

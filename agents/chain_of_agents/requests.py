@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from chain_of_agents.agent_memory import MANAGER, AgentMemory
-from chain_of_agents.chain_prompts import NOTE_SEPARATOR
+from chain_of_agents.chain_prompts import (
+    NOTE_SEPARATOR,
+    Note,
+    manager_query,
+    note_after,
+    worker_query,
+)
 from chain_of_agents.models import AgentRequest
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.segments import Segment
@@ -80,7 +86,7 @@ def budget_of(
             f"a question of {count_tokens(question)} tokens, notes of {note_tokens} and an answer "
             f"of {answer_tokens}; ask a shorter question, or lower note_tokens or answer_tokens"
         )
-    note = count_tokens(prompts.note_shown(_HIGH_NUMBER, "") + NOTE_SEPARATOR)
+    note = count_tokens(prompts.note.format(worker=_HIGH_NUMBER, note="") + NOTE_SEPARATOR)
     return Budget(
         window=usable,
         cut=min(cut, settings.segment_tokens or cut),
@@ -132,10 +138,6 @@ def clipped_together(
     return [clipped(text, most, count_tokens) for text in texts]
 
 
-Note = tuple[int, str]
-"""A worker's number, counted from 1, and its note."""
-
-
 @dataclass(frozen=True, slots=True)
 class AgentRequests:
     """Makes the requests of one question, within the budget of its prompts."""
@@ -157,7 +159,7 @@ class AgentRequests:
             context=self._context(
                 f"agent {segment.agent}",
                 segment.blocks,
-                settings.prompts.worker_query(self.question.text, note),
+                worker_query(settings.prompts, self.question.text, note),
                 settings.prompts.worker,
                 history,
             ),
@@ -189,7 +191,7 @@ class AgentRequests:
         cut = clipped_together([note for _, note in kept], room, count_tokens)
         shown = [(number, note) for (number, _), note in zip(kept, cut, strict=True)]
         remark = "" if shown == notes else "notes were cut to fit the model's context"
-        query = settings.prompts.manager_query(question.text, shown)
+        query = manager_query(settings.prompts, question.text, shown)
         history = self.memory.history(question.conversation, MANAGER)
         if history and history_tokens(history, count_tokens) + count_tokens(query) > most:
             history, remark = (), "the conversation was left out to fit the model's context"
@@ -209,8 +211,7 @@ class AgentRequests:
         if step.outcome != "answered":
             return step, ""
         settings, count_tokens = self.settings, self.planner.count_tokens
-        question = self.question.text
-        note = settings.prompts.note_after(before, step.note.strip(), question)
+        note = note_after(settings.prompts, before, step.note.strip(), self.question.text)
         if note is None:
             stands = "; the note before it stands" if before else ""
             return remarked(step, f"it found nothing{stands}"), ""

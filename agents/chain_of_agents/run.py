@@ -12,9 +12,10 @@ from langchain_core.runnables.config import patch_config
 
 from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn
 from chain_of_agents.agent_placement import AgentPlacement
+from chain_of_agents.chain_prompts import Note
 from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import ChainQuestion, Settings
-from chain_of_agents.requests import AgentRequests, Budget, Note, budget_of
+from chain_of_agents.requests import AgentRequests, Budget, budget_of
 from chain_of_agents.segments import Segment, parcels_of, pieces_of, segments_of
 from chain_of_agents.trace.answer import ManagerError, Trace, UnreadError
 from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_of, remarked
@@ -229,31 +230,27 @@ class ChainRun:
     async def _reply(
         self, agent: str, request: AgentRequest, on_piece: OnPiece | None
     ) -> AgentReply:
-        """Send a request; LangChain's callbacks see it as a run inside the chain's."""
+        """Send a request; LangChain's callbacks see it as a run inside the chain's.
+
+        A reasoning model's thoughts are no part of the answer.
+        """
         run = await self.run_manager.get_child().on_chain_start(
             None, {"question": request.context.query}, name=agent
         )
         config = patch_config(self.config, callbacks=run.get_child())
+        said, say = ThoughtFilter(), on_piece
+        on_said = None if say is None else lambda piece: say(said.take(piece))
         try:
-            reply = await self._answered(request, config, on_piece)
+            reply = await self.model.ask(request, config, on_said)
         except BaseException as error:
             await run.on_chain_error(error)
             raise
-        await run.on_chain_end({"note": reply.text})
-        return reply
-
-    async def _answered(
-        self, request: AgentRequest, config: RunnableConfig, on_piece: OnPiece | None
-    ) -> AgentReply:
-        """Ask the model; a reasoning model's thoughts are no part of the answer."""
-        said, say = ThoughtFilter(), on_piece
-        on_said = None if say is None else lambda piece: say(said.take(piece))
-        reply = await self.model.ask(request, config, on_said)
-        if reply.text is None:
-            return reply
-        text = without_thoughts(reply.text)
-        if say is not None and not said.has_begun:
-            say(text)
+        text = reply.text
+        if text is not None:
+            text = without_thoughts(text)
+            if say is not None and not said.has_begun:
+                say(text)
+        await run.on_chain_end({"note": text})
         return replace(reply, text=text)
 
     def _manager_error(self, reason: str) -> ManagerError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chain_of_agents import ChainOfAgents, ManagerError, UnreadError
+from chain_of_agents.chain_prompts import worker_query
 from ctxreuse import PAPER_TEMPLATES, ReusePlanner, request_context
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.serving import EmulatedEngine
@@ -40,7 +42,7 @@ def test_a_document_shown_before_is_pointed_to_behind_the_agent_s_own_history(mo
     trace = agents.run(["pears", "apples", "plums"], "Second?", conversation_id="c")
     second = agents.model.prompts
 
-    asked = agents.settings.prompts.worker_query
+    asked = partial(worker_query, agents.settings.prompts)
     notes = ["", "Note 4."] if mode == "sequential" else ["", ""]
     assert [prompt[1:] for prompt in second[:-1]] == [
         [

@@ -16,6 +16,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from chain_of_agents import Answer, ChainPrompts, ManagerError, Step, Trace, agent_placement
 from chain_of_agents.agent_memory import AgentMemory, AgentTurn, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, placed
+from chain_of_agents.chain_prompts import note_after
 from chain_of_agents.requests import budget_of, clipped, clipped_together, history_tokens
 from chain_of_agents.segments import as_blocks, pieces_of, segments_of
 from chain_of_agents.trace.steps import failure_of, outcome_of
@@ -448,7 +449,7 @@ def test_a_word_of_any_length_in_a_reply_takes_no_more_memory_than_it_is_long():
     reply = "x" * 20_000
 
     tracemalloc.start()
-    note = ChainPrompts().note_after("k1 is v1.", reply, "What are the values?")
+    note = note_after(ChainPrompts(), "k1 is v1.", reply, "What are the values?")
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

@@ -13,6 +13,7 @@ from planning_helpers import ODD_TEXTS
 from python_processes import python
 
 from chain_of_agents import Trace, UnreadError
+from chain_of_agents.chain_prompts import manager_query, note_after, worker_query
 from chain_of_agents.segments import as_blocks
 from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, Templates
 
@@ -207,13 +208,13 @@ def test_in_sequence_each_worker_gets_the_note_so_far_and_so_does_the_manager(
     prompts, note, last = agents.settings.prompts, "", 0
     for place, reply in enumerate(script.given, 1):
         prompt = agents.model.prompts[place - 1]
-        assert prompt[-1]["content"].endswith("\n\n" + prompts.worker_query("Why?", note))
+        assert prompt[-1]["content"].endswith("\n\n" + worker_query(prompts, "Why?", note))
         assert ("Note of the readers before you:" in prompt[-1]["content"]) == bool(note)
         if reply and is_note(reply):
-            after = prompts.note_after(note, reply.strip(), "Why?")
+            after = note_after(prompts, note, reply.strip(), "Why?")
             note, last = (note, last) if after is None else (after, place)
             assert reply.strip() in note
-    query = prompts.manager_query("Why?", [(last, note)] if note else [])
+    query = manager_query(prompts, "Why?", [(last, note)] if note else [])
     assert agents.model.prompts[-1][-1]["content"] == query
 
 
@@ -228,14 +229,15 @@ def test_in_parallel_the_manager_gets_exactly_the_answered_notes_in_the_order_of
     if trace is None:
         return
 
+    prompts = agents.settings.prompts
     for prompt in agents.model.prompts[:-1]:
-        assert prompt[-1]["content"].endswith(agents.settings.prompts.worker_query("Why?"))
+        assert prompt[-1]["content"].endswith(worker_query(prompts, "Why?", ""))
     notes = [
         (place, reply.strip())
         for place, reply in enumerate(script.given, 1)
         if reply and is_note(reply)
     ]
-    query = agents.settings.prompts.manager_query("Why?", notes)
+    query = manager_query(prompts, "Why?", notes)
     assert agents.model.prompts[-1][-1]["content"] == query
     assert [step.position for step in trace.workers] == list(range(len(script.given)))
     assert [step.outcome == "answered" for step in trace.workers] == list(
