@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any
 
-from llama_index.core.base.llms.generic_utils import (
-    messages_to_prompt as default_messages_to_prompt,
-)
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ContentBlock,
@@ -18,8 +15,8 @@ from llama_index.core.base.llms.types import (
     TextBlock,
     ToolCallBlock,
 )
-from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
-from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 
 from ctxreuse.context.blocks import Message
 from ctxreuse.context.reported_usage import reported_field
@@ -142,39 +139,11 @@ def _with_texts(message: ChatMessage, texts: Iterator[str]) -> ChatMessage:
     return message
 
 
-class FilledTemplate(BasePromptTemplate):
-    """A template that is filled in: its messages, or all of them as one text."""
-
-    _messages: list[ChatMessage] = PrivateAttr()
-    _is_text: bool = PrivateAttr()
-
-    def __init__(
-        self, template: BasePromptTemplate, messages: list[ChatMessage], *, is_text: bool
-    ) -> None:
-        parser = template.output_parser
-        super().__init__(
-            metadata=template.metadata, template_vars=[], kwargs={}, output_parser=parser
-        )
-        self._messages, self._is_text = messages, is_text
-
-    def partial_format(self, **kwargs: Any) -> FilledTemplate:
-        """Return it as it is."""
-        return self
-
-    def format(self, llm: Any = None, **kwargs: Any) -> str:
-        """Return the prompt as a text."""
-        if not self._is_text:
-            return default_messages_to_prompt(self.format_messages())
-        text = self.get_template()
-        return text if self.output_parser is None else self.output_parser.format(text)
-
-    def format_messages(self, llm: Any = None, **kwargs: Any) -> list[ChatMessage]:
-        """Return the prompt as chat messages, which parsers write into."""
-        messages = list(map(copied_message, self._messages))
-        if self.output_parser is None:
-            return messages
-        return self.output_parser.format_messages(messages)
-
-    def get_template(self, llm: Any = None) -> str:
-        """Return the prompt's words."""
-        return message_text(self._messages[0])
+def filled_template(
+    template: BasePromptTemplate, messages: Sequence[ChatMessage], *, is_text: bool
+) -> BasePromptTemplate:
+    """Return a template whose messages are filled in, or are all of them one text."""
+    parser, metadata = template.output_parser, {**template.metadata}
+    if is_text:
+        return PromptTemplate(message_text(messages[0]), output_parser=parser, metadata=metadata)
+    return ChatPromptTemplate(messages, output_parser=parser, metadata=metadata)

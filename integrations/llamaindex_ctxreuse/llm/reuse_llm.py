@@ -54,7 +54,7 @@ from ctxreuse.serving.client.own_calls import OwnCalls
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
 from llamaindex_ctxreuse.llm.planned_prompts import (
-    FilledTemplate,
+    filled_template,
     message_text,
     messages_with,
     prompt_parts,
@@ -395,7 +395,7 @@ class ReuseLLM(DelegatingLLM):
 
         def send(planned: PlannedPrompt) -> _Answer:
             sent = messages_with(messages, planned.texts) if planned.texts else messages
-            filled = FilledTemplate(template, sent, is_text=is_text)
+            filled = filled_template(template, sent, is_text=is_text)
             return method(output_cls, filled, self._options(llm_kwargs or {}, planned, scope))
 
         return _ModelCall(prompt, send)
