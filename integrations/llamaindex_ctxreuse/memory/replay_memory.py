@@ -33,7 +33,6 @@ class _Addition(NamedTuple):
     messages: tuple[ChatMessage, ...] = ()  # before the user's
     content: tuple[ContentBlock, ...] = ()  # the beginning of the user's
     texts: tuple[str, ...] = ()
-    is_alone: bool = False  # in messages of its own: the user's was not there yet
 
     def with_texts(self, texts: Sequence[str]) -> _Addition:
         """Return it with other texts in place of `texts`, wherever they stand."""
@@ -51,15 +50,7 @@ class _Addition(NamedTuple):
             for one in self.messages
         ]
         system, content = tuple(map(replaced, self.system)), tuple(map(replaced, self.content))
-        return _Addition(system, tuple(messages), content, tuple(texts), self.is_alone)
-
-    def before(self) -> list[ChatMessage]:
-        """Return the messages that stand before the user's."""
-        messages = list(map(copied_message, self.messages))
-        if self.is_alone and self.content:
-            own = copied_blocks(self.content)
-            messages.append(ChatMessage(role=MessageRole.USER, blocks=own))
-        return messages
+        return _Addition(system, tuple(messages), content, tuple(texts))
 
 
 _Insertions: TypeAlias = Mapping[bytes, _Addition]
@@ -230,13 +221,12 @@ class ReplayMemory(Memory):
             texts = [one.text for one in shown if isinstance(one, TextBlock)]
             for block in blocks:  # a wrapped model leaves alone what is planned
                 block.note_shown(content.get(block.name, ""), role, texts)
-        if own := rendered.get("after_history"):
-            messages = [*messages, ChatMessage(role=MessageRole.USER, blocks=list(own))]
+        own, within = [rendered.get("after_history", ())], rendered.get("before_question", ())
+        if is_alone:  # the user's message is not there yet
+            own, within = [*own, within], ()
+        alone = [ChatMessage(role=MessageRole.USER, blocks=list(one)) for one in own if one]
         said_by_ours = tuple(said for name, said in content.items() if name in asked and said)
-        within = rendered.get("before_question", ())
-        return _Addition(
-            rendered.get("system", ()), tuple(messages), within, said_by_ours, is_alone
-        )
+        return _Addition(rendered.get("system", ()), (*messages, *alone), within, said_by_ours)
 
     async def _content(
         self,
@@ -347,20 +337,22 @@ class _PlacedHistory:
     def as_sent(self, known: _Insertions, end: int | None = None) -> list[ChatMessage]:
         """Return copies of the stored messages, up to the `end`-th, with their memories."""
         system: list[ContentBlock] = []
+        sent: list[ChatMessage] = []
 
-        def inserted(place: bytes) -> _Addition:
+        def inserted(place: bytes) -> tuple[ContentBlock, ...]:
+            """Put in what stands before a message; return what stands within it."""
             one = known.get(place, _Addition())
             system.extend(copied_blocks(one.system))
-            return one
+            sent.extend(map(copied_message, one.messages))
+            return one.content
 
-        sent = inserted(self._end(0)).before()
+        inserted(self._end(0))
         for number, message in enumerate(self.messages[:end]):
-            one = inserted(self._place(number))
-            sent += one.before()
+            content = inserted(self._place(number))
             if number < self._stored:
-                blocks = copied_blocks([*(() if one.is_alone else one.content), *message.blocks])
+                blocks = copied_blocks([*content, *message.blocks])
                 sent.append(message.model_copy(update={"blocks": blocks}))
-            sent += inserted(self._end(number + 1)).before()
+            inserted(self._end(number + 1))
         if system and sent and sent[0].role == MessageRole.SYSTEM:
             sent[0].blocks.extend(system)
         elif system:
