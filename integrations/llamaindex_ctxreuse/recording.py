@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,8 +14,6 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.base import BaseLLM
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
-from llama_index.core.instrumentation.span import BaseSpan
-from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
@@ -27,6 +24,7 @@ from ctxreuse.measure.traces.recording import ConversationNames, TraceRecorder, 
 from ctxreuse.pipeline.prompt_turn import PromptPart
 from llamaindex_ctxreuse.llm.planned_prompts import prompt_parts, said_beside
 from llamaindex_ctxreuse.nodes.node_plans import node_block, ranked, without_annotations
+from llamaindex_ctxreuse.nodes.run_nodes import BegunCall, OpenCalls
 
 
 @dataclass(slots=True)
@@ -42,19 +40,7 @@ class _RecordedCall:
     number: int = field(default_factory=count().__next__)
 
 
-class _RecordedSpan(BaseSpan):
-    """A span with the call that it is part of."""
-
-    _call: _RecordedCall = PrivateAttr()
-    _is_inside_retriever: bool = PrivateAttr(default=False)
-    _is_retriever: bool = PrivateAttr(default=False)
-    _begins_call: bool = PrivateAttr(default=False)
-    _is_chat: bool = PrivateAttr(default=False)
-    _is_inside_model: bool = PrivateAttr(default=False)
-    _is_inside_query: bool = PrivateAttr(default=False)
-
-
-class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
+class TraceSpanHandler(OpenCalls):
     """Records the nodes that query and chat engines give to their synthesizer, and the prompts.
 
     Of a call without a synthesizer, and of an agent's run, the outermost retrievals are recorded.
@@ -81,75 +67,40 @@ class TraceSpanHandler(BaseSpanHandler[_RecordedSpan]):
         """Return the class's name."""
         return "TraceSpanHandler"
 
-    def new_span(
-        self,
-        id_: str,
-        bound_args: inspect.BoundArguments,
-        instance: Any | None = None,
-        parent_span_id: str | None = None,
-        tags: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> _RecordedSpan:
-        """Begin a span; record the nodes of a synthesizer."""
-        span = _RecordedSpan(id_=id_, parent_id=parent_span_id)
-        parent = None if parent_span_id is None else self.open_spans.get(parent_span_id)
-        is_chat = isinstance(instance, BaseChatEngine) and _method(id_) in _CHAT
-        span._begins_call = parent is None or (is_chat and not parent._is_chat)
-        span._is_chat = is_chat or (parent is not None and parent._is_chat)
-        if parent is not None and not span._begins_call:
-            span._call = parent._call
-        else:
-            span._call = _RecordedCall(current_scope())
-        if is_chat and span._begins_call:
-            named = span._call.scope.conversation_id
-            own = self._conversation(instance, bound_args.arguments) if named is None else named
-            span._call.scope = replace(span._call.scope, conversation_id=own)
-            span._call.source = "LlamaIndex chat engines"
-        elif isinstance(instance, BaseChatEngine) and _method(id_) == "reset":
+    def _begin(self, call: BegunCall, arguments: Mapping[str, Any]) -> None:
+        """Record the nodes of a synthesizer, and the prompt of a model."""
+        _, *around = call.outwards()
+        instance, is_chat = call.instance, _is_chat(call)
+        if not around or (is_chat and not any(map(_is_chat, around))):
+            recorded = call.about = _RecordedCall(current_scope())
+            if is_chat:
+                named = recorded.scope.conversation_id
+                own = self._conversation(instance, arguments) if named is None else named
+                recorded.scope = replace(recorded.scope, conversation_id=own)
+                recorded.source = "LlamaIndex chat engines"
+        if isinstance(instance, BaseChatEngine) and call.method == "reset":
             self._of_engine.pop(instance, None)
-        span._is_retriever = isinstance(instance, BaseRetriever)
-        if parent is not None:
-            span._is_inside_retriever = parent._is_retriever or parent._is_inside_retriever
-            span._is_inside_model = parent._is_inside_model
-        of_query = isinstance(instance, _OF_QUERIES)
-        span._is_inside_query = of_query or (parent is not None and parent._is_inside_query)
-        if isinstance(instance, BaseLLM) and _method(id_) in _ASKS and not span._is_inside_model:
-            span._is_inside_model = True
-            if not span._is_inside_query:  # a tool or a memory has put them into the prompt
-                self._record_waiting(span._call)
-            self._record_prompt(bound_args.arguments, span._call)
-        nodes = bound_args.arguments.get("nodes")
-        if isinstance(instance, BaseSynthesizer) and _method(id_) in _SYNTHESIZE and nodes:
-            self._record_shown(bound_args.arguments.get("query"), nodes, span._call)
-        return span
+        if _asks(call) and not any(map(_asks, around)):
+            if not any(isinstance(one.instance, _OF_QUERIES) for one in around):
+                self._record_waiting(call.about)  # a tool or a memory has put them into the prompt
+            self._record_prompt(arguments, call.about)
+        nodes = arguments.get("nodes")
+        if isinstance(instance, BaseSynthesizer) and call.method in _SYNTHESIZE and nodes:
+            self._record_shown(arguments.get("query"), nodes, call.about)
 
-    def prepare_to_exit_span(
-        self,
-        id_: str,
-        bound_args: inspect.BoundArguments,
-        instance: Any | None = None,
-        result: Any | None = None,
-        **kwargs: Any,
-    ) -> _RecordedSpan | None:
-        """End a span."""
-        span = self.open_spans.get(id_)
-        if span is None:
-            return None
-        is_outermost = span._is_retriever and not span._is_inside_retriever
-        if is_outermost and _method(id_) in _RETRIEVE and isinstance(result, list):
-            query = next(iter(bound_args.arguments.values()), "")
-            if (query, result) not in span._call.retrievals:  # as a memory asks at each step
-                span._call.waiting.append((query, result))
-            span._call.retrievals.append((query, result))
-        if span._begins_call or span.parent_id not in self.open_spans:
-            if not span._call.has_synthesized:
-                self._record_waiting(span._call)
-            span._call.retrievals.clear()
-        return span
-
-    def prepare_to_drop_span(self, id_: str, *args: Any, **kwargs: Any) -> _RecordedSpan | None:
-        """Drop a span that failed: its nodes were not sent."""
-        return self.open_spans.get(id_)
+    def _end(self, call: BegunCall, arguments: Mapping[str, Any], result: object) -> None:
+        recorded: _RecordedCall = call.about
+        retrievers = [one for one in call.outwards() if isinstance(one.instance, BaseRetriever)]
+        if retrievers == [call] and call.method in _RETRIEVE and isinstance(result, list):
+            query = next(iter(arguments.values()), "")
+            if (query, result) not in recorded.retrievals:  # as a memory asks at each step
+                recorded.waiting.append((query, result))
+            recorded.retrievals.append((query, result))
+        parent = call.parent
+        if parent is None or parent.about is not recorded or parent.id not in self._calls:
+            if not recorded.has_synthesized:
+                self._record_waiting(recorded)
+            recorded.retrievals.clear()
 
     def _conversation(self, engine: Any, arguments: Mapping[str, Any]) -> str:
         """Return a name for the conversation that a call of a chat engine is a turn of."""
@@ -237,6 +188,9 @@ _SYNTHESIZE = {"synthesize", "asynthesize"}
 _RETRIEVE = {"retrieve", "aretrieve"}
 
 
-def _method(span_id: str) -> str:
-    """Return the method of a span, of an id such as "VectorIndexRetriever.retrieve-<uuid>"."""
-    return span_id.split("-", 1)[0].rpartition(".")[2]
+def _is_chat(call: BegunCall) -> bool:
+    return isinstance(call.instance, BaseChatEngine) and call.method in _CHAT
+
+
+def _asks(call: BegunCall) -> bool:
+    return isinstance(call.instance, BaseLLM) and call.method in _ASKS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -25,8 +23,6 @@ from llamaindex_ctxreuse.nodes.node_plans import (
     node_kind,
 )
 from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, is_fused, retrieved_items
-
-_log = logging.getLogger("ctxreuse")
 
 
 class ReusePostprocessor(RebuiltCopies, BaseNodePostprocessor):
@@ -89,14 +85,12 @@ class ReusePostprocessor(RebuiltCopies, BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = "" if query_bundle is None else query_bundle.query_str
-        return self._nodes.plan(retrieved_items(nodes, query))
+        return self._nodes.plan(retrieved_items(nodes, query_bundle))
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        query = "" if query_bundle is None else query_bundle.query_str
-        return await self._nodes.aplan(retrieved_items(nodes, query))
+        return await self._nodes.aplan(retrieved_items(nodes, query_bundle))
 
 
 class ReuseRetriever(FixedSettings, BaseRetriever):
@@ -180,23 +174,10 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         nodes = self._retriever.retrieve(query_bundle)
-        if is_fused():
-            _log_fused()
-            return nodes
-        return self._nodes.plan(retrieved_items(nodes, query_bundle.query_str))
+        return nodes if is_fused() else self._nodes.plan(retrieved_items(nodes, query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         nodes = await self._retriever.aretrieve(query_bundle)
         if is_fused():
-            _log_fused()
             return nodes
-        return await self._nodes.aplan(retrieved_items(nodes, query_bundle.query_str))
-
-
-@cache
-def _log_fused() -> None:
-    """Say once that a retriever inside of a fusion plans nothing."""
-    _log.warning(
-        "a ReuseRetriever inside of a QueryFusionRetriever returns the nodes as retrieved, because "
-        "the other one would take a planned order for a ranking; wrap the outermost retriever"
-    )
+        return await self._nodes.aplan(retrieved_items(nodes, query_bundle))

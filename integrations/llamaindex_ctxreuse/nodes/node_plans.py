@@ -88,7 +88,7 @@ def format_context(
         'Number 1: first text'
     """
     given = checked_nodes(nodes, "format_context")
-    texts = _shown(given, text_template, metadata_mode)
+    texts = _shown(given, text_template, checked_metadata_mode(metadata_mode))
     own = None if label is None else own_labels(given, label, _metadata)
     return joined_forms(
         node_forms(given, texts),
@@ -130,9 +130,10 @@ def cited_nodes(
     if label is not None:
         own = own_labels(given, label, _metadata)
     else:
+        texts = _shown(given, text_template, checked_metadata_mode(metadata_mode))
         own = [
             shown_label(text, one.node.node_id, templates)
-            for one, text in zip(given, _shown(given, text_template, metadata_mode), strict=True)
+            for one, text in zip(given, texts, strict=True)
         ]
     return [given[n] for n in cited_positions(answer, own)]
 
@@ -206,11 +207,8 @@ def checked_retriever(retriever: object) -> BaseRetriever:
     return checked_kind("retriever", retriever, BaseRetriever, remedy)
 
 
-def _shown(
-    nodes: Sequence[NodeWithScore], template: str | None, metadata_mode: MetadataMode
-) -> list[str]:
+def _shown(nodes: Sequence[NodeWithScore], template: str | None, mode: MetadataMode) -> list[str]:
     """Return nodes as a template shows them, or as LlamaIndex does."""
-    mode = checked_metadata_mode(metadata_mode)
     if template is None:
         return [one.node.get_content(metadata_mode=mode) for one in nodes]
     checked_kind("text_template", template, str, "a string with {content} in it")

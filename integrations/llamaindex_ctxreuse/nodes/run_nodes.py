@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from inspect import BoundArguments
 from itertools import islice
 from typing import Any, TypeGuard
@@ -15,7 +17,7 @@ from llama_index.core.instrumentation.span import BaseSpan, active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.retrievers import QueryFusionRetriever
-from llama_index.core.schema import MetadataMode, NodeWithScore
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -27,47 +29,42 @@ from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.nodes.node_plans import seen_forms, without_annotations
 
 _MOST_CALLS = 20_000
+_log = logging.getLogger("ctxreuse")
 _REGISTERING = ForkSafeLock()
 
 
-@dataclass(slots=True)
-class _BegunCall:
+@dataclass(slots=True, eq=False)
+class BegunCall:
     """A call that LlamaIndex has begun."""
 
     id: str
     instance: object
-    parent: _BegunCall | None
+    parent: BegunCall | None
     root: str  # the outermost call around it
+    about: Any = None  # what a handler keeps of it, and of those inside of it
+
+    @property
+    def method(self) -> str:
+        """The method's name, of an id such as "VectorIndexRetriever.retrieve-<uuid>"."""
+        return self.id.split("-", 1)[0].rpartition(".")[2]
 
     @property
     def gives_nodes(self) -> bool:
         """Whether it is one of a retriever, or of what works on its nodes."""
         return isinstance(self.instance, BaseRetriever | BaseNodePostprocessor)
 
-    def outwards(self) -> Iterator[_BegunCall]:
+    def outwards(self) -> Iterator[BegunCall]:
         """Yield this call and those around it."""
-        call: _BegunCall | None = self
+        call: BegunCall | None = self
         while call is not None:
             yield call
             call = call.parent
 
 
-class _RunHandler(BaseSpanHandler[BaseSpan]):
-    """Sees what calls return, and changes nothing of it; lock-free: the collector may end any."""
+class OpenCalls(BaseSpanHandler[BaseSpan]):
+    """Sees which calls go on inside of which; lock-free: the collector may end any."""
 
-    _calls: dict[str, _BegunCall] = PrivateAttr(default_factory=dict)
-    _fail_open: FailOpen = PrivateAttr(
-        default_factory=lambda: FailOpen("ReuseLLM", "retrieved nodes are not found in prompts")
-    )
-
-    @property
-    def parts(self) -> dict[str, PartSize]:
-        """How many calls are remembered, and how many may be."""
-        return {"calls": PartSize(len(self._calls), _MOST_CALLS)}
-
-    def current(self) -> _BegunCall | None:
-        """Return the innermost call under way, if the handler was told of it."""
-        return self._calls.get(active_span_id.get() or "")
+    _calls: dict[str, BegunCall] = PrivateAttr(default_factory=dict)
 
     def span_enter(
         self,
@@ -80,10 +77,9 @@ class _RunHandler(BaseSpanHandler[BaseSpan]):
     ) -> None:
         """Note a call and the one around it."""
         around = self._calls.get(parent_id or "")
-        root = id_ if around is None else around.root
-        begun = self._calls[id_] = _BegunCall(id_, instance, around, root)
-        if begun.gives_nodes:
-            RETRIEVALS.begin(id_, current_scope().tenant or "")
+        root, about = (id_, None) if around is None else (around.root, around.about)
+        begun = self._calls[id_] = BegunCall(id_, instance, around, root, about)
+        self._begin(begun, bound_args.arguments)
         for oldest in list(islice(self._calls, max(0, len(self._calls) - _MOST_CALLS))):
             self.span_drop(oldest)  # LlamaIndex never told of its end
 
@@ -95,15 +91,14 @@ class _RunHandler(BaseSpanHandler[BaseSpan]):
         result: Any | None = None,
         **kwargs: Any,
     ) -> None:
-        """Have what was retrieved known, and forget the call."""
+        """Look at what a call returned, and forget it."""
         over = self._calls.get(id_)
         self.span_drop(id_)
-        if over is not None and over.gives_nodes and _are_nodes(result):
-            self._fail_open.attempt(lambda: _see(over, result), lambda: None)
+        if over is not None:
+            self._end(over, bound_args.arguments, result)
 
     def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
         """Forget a call."""
-        RETRIEVALS.end(id_)
         self._calls.pop(id_, None)
 
     def new_span(self, *args: Any, **kwargs: Any) -> None:
@@ -111,8 +106,44 @@ class _RunHandler(BaseSpanHandler[BaseSpan]):
 
     prepare_to_exit_span = prepare_to_drop_span = new_span
 
+    def _begin(self, call: BegunCall, arguments: Mapping[str, Any]) -> None:
+        """Look at a call that begins."""
 
-def _see(call: _BegunCall, nodes: Sequence[NodeWithScore]) -> None:
+    def _end(self, call: BegunCall, arguments: Mapping[str, Any], result: object) -> None:
+        """Look at a call that has ended well."""
+
+
+class _RunHandler(OpenCalls):
+    """Sees what calls return, and changes nothing of it."""
+
+    _fail_open: FailOpen = PrivateAttr(
+        default_factory=lambda: FailOpen("ReuseLLM", "retrieved nodes are not found in prompts")
+    )
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many calls are remembered, and how many may be."""
+        return {"calls": PartSize(len(self._calls), _MOST_CALLS)}
+
+    def current(self) -> BegunCall | None:
+        """Return the innermost call under way, if the handler was told of it."""
+        return self._calls.get(active_span_id.get() or "")
+
+    def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
+        """Forget a call."""
+        RETRIEVALS.end(id_)
+        super().span_drop(id_)
+
+    def _begin(self, call: BegunCall, arguments: Mapping[str, Any]) -> None:
+        if call.gives_nodes:
+            RETRIEVALS.begin(call.id, current_scope().tenant or "")
+
+    def _end(self, call: BegunCall, arguments: Mapping[str, Any], result: object) -> None:
+        if call.gives_nodes and _are_nodes(result):
+            self._fail_open.attempt(lambda: _see(call, result), lambda: None)
+
+
+def _see(call: BegunCall, nodes: Sequence[NodeWithScore]) -> None:
     """Have nodes known, unless another retriever, or what works on its nodes, is to return them."""
     _, *around = call.outwards()
     if any(one.gives_nodes for one in around):
@@ -143,13 +174,16 @@ def root_of_call() -> str | None:
     return None if call is None else call.root
 
 
-def retrieved_items(nodes: Sequence[NodeWithScore], query: str) -> RetrievedItems[NodeWithScore]:
+def retrieved_items(
+    nodes: Sequence[NodeWithScore], query: QueryBundle | None
+) -> RetrievedItems[NodeWithScore]:
     """Return what the call at hand has retrieved; it, and those around it, wait for no more."""
     call = _HANDLER.current()
     for one in () if call is None else call.outwards():
         RETRIEVALS.end(one.id)
     given = without_annotations(nodes) if isinstance(nodes, list) else nodes
-    return RetrievedItems(given, query, current_scope(), root_of_call())
+    asked = "" if query is None else query.query_str
+    return RetrievedItems(given, asked, current_scope(), None if call is None else call.root)
 
 
 def as_retrieved(
@@ -162,13 +196,22 @@ def as_retrieved(
 
 
 def is_fused() -> bool:
-    """Return whether the retriever at hand retrieves for one that fuses several results."""
+    """Return whether the retriever at hand retrieves for one that fuses results; say so once."""
     call = _HANDLER.current()
     while call is not None and isinstance(call.instance, BaseRetriever):
         if isinstance(call.instance, QueryFusionRetriever):
+            _log_fused()
             return True
         call = call.parent
     return False
+
+
+@cache
+def _log_fused() -> None:
+    _log.warning(
+        "a ReuseRetriever inside of a QueryFusionRetriever returns the nodes as retrieved, because "
+        "the other one would take a planned order for a ranking; wrap the outermost retriever"
+    )
 
 
 def _are_nodes(nodes: object) -> TypeGuard[list[NodeWithScore]]:
