@@ -61,19 +61,10 @@ _REMEMBERED_CONTENTS = 256
 _REMEMBERED_CHARACTERS = 16_000_000
 
 
-class _Content(NamedTuple):
-    """A text that the block returned."""
-
-    text: str
-    plan: Plan
-
-    @property
-    def characters(self) -> int:
-        """How many characters it holds."""
-        request = self.plan.request
-        said = (part for message in request.history or () for part in message_texts(message))
-        texts = [self.text, *(block.text for block in request.blocks), *said]
-        return sum(map(len, texts))
+def _characters(plan: Plan) -> int:
+    """Return how many characters a plan holds, with the content that was made of it."""
+    said = (part for message in plan.request.history or () for part in message_texts(message))
+    return sum(map(len, (plan.rendered(), *(block.text for block in plan.request.blocks), *said)))
 
 
 class ReuseMemoryBlock(BaseMemoryBlock[str]):
@@ -126,7 +117,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
     _planner: ReusePlanner = PrivateAttr()
-    _contents: TenantLRUMap[tuple[str | int | None, str], _Content] = PrivateAttr()
+    _contents: TenantLRUMap[tuple[str | int | None, str], Plan] = PrivateAttr()
     _lock: ForkSafeLock = PrivateAttr(default_factory=ForkSafeLock)
     _store: Hashable = PrivateAttr()  # names its memories' store
 
@@ -147,9 +138,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         super().model_post_init(context)
         self._planner = planner_for(self.planner)
         self._contents = TenantLRUMap(
-            _REMEMBERED_CONTENTS,
-            max_weight=_REMEMBERED_CHARACTERS,
-            weight_of=lambda content: content.characters,
+            _REMEMBERED_CONTENTS, max_weight=_REMEMBERED_CHARACTERS, weight_of=_characters
         )
         self._source, self._store = _memory_source(self, self._planner), store_name(self.memory)
         name = type(self).__name__
@@ -237,18 +226,18 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         made = self._made(content)
         if made is None:
             return content
-        return "\n\n".join(block.text for block in made.plan.request.blocks)
+        return "\n\n".join(block.text for block in made.request.blocks)
 
     def found_in_front(self, content: str) -> int:
         """Return how many tokens of a `content` a conversation finds that begins with it."""
         made = self._made(content)
         if made is None:
             return 0
-        first = replace(made.plan.request, history=None)
+        first = replace(made.request, history=None)
         return self._planning.attempt(lambda: self._planner.cached_tokens(first), lambda: 0)
 
-    def _made(self, content: str) -> _Content | None:
-        """Return what a text of the surrounding tenant and conversation was made of."""
+    def _made(self, content: str) -> Plan | None:
+        """Return what a content of the surrounding tenant and conversation was made of."""
         scope = current_scope()
         with self._lock:
             return self._contents.get(self._tenant(scope), (scope.conversation_id, content))
@@ -280,7 +269,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         if made is None:
             return None
         return self._planning.attempt(
-            lambda: self._truncated(made, tokens_to_truncate), lambda: None
+            lambda: self._truncated(made, content, tokens_to_truncate), lambda: None
         )
 
     def note_shown(self, content: str, role: str, texts: Iterable[str]) -> None:
@@ -290,24 +279,23 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             return
         for text in texts:
             if content in text:
-                note_planned(current_scope().tenant or "", role, text, made.plan)
+                note_planned(current_scope().tenant or "", role, text, made)
 
     def _planned(self, request: ContextRequest) -> str:
         """Return a request's memories as text, which can be truncated from now on."""
         plan = self._annotated(self._planner.plan(request, **planning_time(self._planner)))
         note_memories(self._store, request.tenant, request.blocks, self._planner.templates)
-        made = _Content(plan.rendered(), plan)
-        # two tenants, or two conversations, may have got the same text
-        key = (request.conversation_id, made.text)
+        content = plan.rendered()
         with self._lock:
-            self._contents.put(request.tenant, key, made)
-        return made.text
+            # two tenants, or two conversations, may have got the same text
+            self._contents.put(request.tenant, (request.conversation_id, content), plan)
+        return content
 
-    def _truncated(self, content: _Content, tokens: int) -> str | None:
+    def _truncated(self, made: Plan, content: str, tokens: int) -> str | None:
         """Return a content without its last blocks, planned in place of the longer one."""
-        request = content.plan.request
-        self._planner.forget(content.plan.request_id, request.tenant)
-        target = estimate_tokens(content.text) - tokens
+        request = made.request
+        self._planner.forget(made.request_id, request.tenant)
+        target = estimate_tokens(content) - tokens
 
         # previews tell how many blocks fit, so that only one plan is made
         def is_too_long(kept: int) -> bool:
