@@ -230,51 +230,28 @@ class ReuseLLM(DelegatingLLM):
             self._completion(self._model.astream_complete, prompt, kwargs, formatted)
         )
 
-    def structured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Any:
+    def structured_predict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the inner model's structured answer to the prompt."""
-        method = self._model.structured_predict
-        return self._answer(self._structured(method, output_cls, prompt, llm_kwargs, prompt_args))
+        return self._answer(self._structured(self._model.structured_predict, *args, **kwargs))
 
-    async def astructured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Any:
+    async def astructured_predict(self, *args: Any, **kwargs: Any) -> Any:
         """`structured_predict`, awaited."""
-        method = self._model.astructured_predict
-        return await self._aanswer(
-            self._structured(method, output_cls, prompt, llm_kwargs, prompt_args)
+        call = self._structured(self._model.astructured_predict, *args, **kwargs)
+        return await self._aanswer(call)
+
+    def stream_structured_predict(self, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
+        """Return the inner model's structured answer to the prompt as it grows."""
+        return self._stream(
+            self._structured(self._model.stream_structured_predict, *args, **kwargs)
         )
 
-    def stream_structured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
-    ) -> Generator[Any, None, None]:
-        """Return the inner model's structured answer to the prompt as it grows."""
-        method = self._model.stream_structured_predict
-        return self._stream(self._structured(method, output_cls, prompt, llm_kwargs, prompt_args))
-
     async def astream_structured_predict(
-        self,
-        output_cls: type[BaseModel],
-        prompt: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None = None,
-        **prompt_args: Any,
+        self, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
         """`stream_structured_predict`, awaited."""
-        method = self._model.astream_structured_predict
-        return self._astream(self._structured(method, output_cls, prompt, llm_kwargs, prompt_args))
+        return self._astream(
+            self._structured(self._model.astream_structured_predict, *args, **kwargs)
+        )
 
     async def achat_batch(
         self,
@@ -379,26 +356,27 @@ class ReuseLLM(DelegatingLLM):
     def _structured(
         self,
         method: Callable[..., _Answer],
+        /,
         output_cls: type[BaseModel],
-        template: BasePromptTemplate,
-        llm_kwargs: dict[str, Any] | None,
-        arguments: dict[str, Any],
+        prompt: BasePromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **arguments: Any,
     ) -> _ModelCall[_Answer]:
-        bare = template.model_copy(update={"output_parser": None})  # it adds its words later
+        bare = prompt.model_copy(update={"output_parser": None})  # it adds its words later
         messages = bare.format_messages(llm=self.inner, **arguments)
         is_text = not self.inner.metadata.is_chat_model and bare.format(
             llm=self.inner, **arguments
         ) == message_text(messages[0])
         parts = self._gateway.attempt(lambda: prompt_parts(messages), lambda: ())
-        prompt = self._prompt(parts, {**(llm_kwargs or {}), "response_format": output_cls})
+        read = self._prompt(parts, {**(llm_kwargs or {}), "response_format": output_cls})
         scope = current_scope()
 
         def send(planned: PlannedPrompt) -> _Answer:
             sent = messages_with(messages, planned.texts) if planned.texts else messages
-            filled = filled_template(template, sent, is_text=is_text)
+            filled = filled_template(prompt, sent, is_text=is_text)
             return method(output_cls, filled, self._options(llm_kwargs or {}, planned, scope))
 
-        return _ModelCall(prompt, send)
+        return _ModelCall(read, send)
 
     def _on_the_wire(
         self, given: list[ChatMessage], options: Callable[..., Any], planned: PlannedPrompt
