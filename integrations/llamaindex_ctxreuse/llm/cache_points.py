@@ -51,7 +51,6 @@ def with_cache_points(
         if place is not None and messages[place[0]].role not in _SYSTEM
     }
     last_marked = getattr(model, "cache_idx", None)  # of those that it marks itself
-    contents: list[list[Any]] = []
     prompt: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         content: list[Any] = []
@@ -64,7 +63,6 @@ def with_cache_points(
                 content.append({"cache_control": control, "block": block})
             else:
                 content.append({"block": block})
-        contents.append(content)
         one: dict[str, Any] = {"content": content}
         if isinstance(last_marked, int) and (number <= last_marked or last_marked == -1):
             one["cache_control"] = {"type": "ephemeral"}
@@ -76,9 +74,11 @@ def with_cache_points(
     marked = marked_prompt(prompt, profile, "cache_control").messages
     return [
         _rebuilt(message, one["content"], kind)
-        if any(isinstance(part, ContentPart) or "cache_control" in part for part in given)
+        if any(
+            isinstance(part, ContentPart) or "cache_control" in part for part in given["content"]
+        )
         else message
-        for message, given, one in zip(messages, contents, marked, strict=True)
+        for message, given, one in zip(messages, prompt, marked, strict=True)
     ]
 
 

@@ -44,9 +44,9 @@ def message_text(message: ChatMessage) -> str:
 
 def copied_message(message: ChatMessage) -> ChatMessage:
     """Return a copy that shares nothing that is written into."""
-    options = {"blocks": copied_blocks(message.blocks)}
+    options = copy(message.additional_kwargs)
     return message.model_copy(
-        update={**options, "additional_kwargs": copy(message.additional_kwargs)}
+        update={"blocks": copied_blocks(message.blocks), "additional_kwargs": options}
     )
 
 
