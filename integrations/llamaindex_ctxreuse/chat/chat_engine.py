@@ -31,7 +31,7 @@ from llama_index.core.settings import Settings
 from llama_index.core.tools import ToolOutput
 from llama_index.core.types import Thread
 
-from ctxreuse.context.checks import checked_kind, checked_list
+from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.thoughts import without_thoughts
@@ -88,13 +88,10 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         self._retriever = checked_retriever(retriever)
         self._llm = checked_kind("llm", llm, LLM, "a LlamaIndex LLM; pass OpenAILike(...)")
         self._system_prompt = system_prompt
-        kind = "a LlamaIndex BaseNodePostprocessor"
-        self._postprocessors = [
-            checked_kind("each of node_postprocessors", one, BaseNodePostprocessor, kind)
-            for one in checked_list(
-                "node_postprocessors", node_postprocessors or (), "a list of them"
-            )
-        ]
+        kind: Any = BaseNodePostprocessor
+        self._postprocessors = checked_each(
+            "node_postprocessors", node_postprocessors or (), kind, "a LlamaIndex postprocessor"
+        )
         self._skip_condense = skip_condense
         if isinstance(condense_prompt, str):
             condense_prompt = PromptTemplate(condense_prompt)
@@ -103,7 +100,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         self._turns = ChatTurnPlanner(
             self._planner, system_prompt, metadata_mode, token_counter, type(self).__name__
         )
-        self._transcript = Transcript().recalled(_checked_history(chat_history))
+        self._transcript = Transcript().recalled(chat_history)
         self._lock = ForkSafeLock()
         self.callback_manager = callback_manager or CallbackManager([])
         if callback_manager is not None:
@@ -237,10 +234,9 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         self, message: str, chat_history: list[ChatMessage] | None
     ) -> tuple[Transcript, str | None]:
         """Return the transcript, and the prompt that condenses the question if there is one."""
-        passed = None if chat_history is None else _checked_history(chat_history)
         with self._lock:
-            if passed is not None:
-                self._transcript = self._transcript.recalled(passed)
+            if chat_history is not None:
+                self._transcript = self._transcript.recalled(chat_history)
             begun = self._transcript
         if self._skip_condense or not len(begun):
             return begun, None
@@ -301,14 +297,6 @@ def _as_query(message: str | QueryBundle) -> QueryBundle:
 
 def _condensed(response: CompletionResponse, query: QueryBundle) -> QueryBundle:
     return QueryBundle(without_thoughts(response.text) or query.query_str)
-
-
-def _checked_history(chat_history: Any) -> list[ChatMessage]:
-    history = checked_list("chat_history", chat_history, "a list of ChatMessage")
-    return [
-        checked_kind("an entry of chat_history", one, ChatMessage, "a ChatMessage")
-        for one in history
-    ]
 
 
 def _add_piece(answer: list[str], piece: ChatResponse) -> None:

@@ -12,12 +12,12 @@ from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, MessageRo
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, texts_to_show
+from ctxreuse.context.checks import checked_each
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens, well_formed
 from ctxreuse.pipeline.clock import planning_time
-from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -94,6 +94,7 @@ class Transcript:
 
     def recalled(self, messages: Sequence[ChatMessage]) -> Transcript:
         """Return the transcript of a given history; its own messages stay as they were sent."""
+        messages = checked_each("chat_history", messages, ChatMessage, "a ChatMessage")
         utterances: list[Utterance] = []
         for number, message in enumerate(messages):
             known = self.utterances[number] if number < len(self) else None
@@ -124,20 +125,20 @@ class ChatTurnPlanner:
 
     def __init__(
         self,
-        planner: ReusePlanner | None,
+        planner: ReusePlanner,
         system_prompt: str | None,
         metadata_mode: MetadataMode,
         token_counter: Any,
         component: str,
     ) -> None:
-        self._planner = planner_for(planner)
+        self._planner = planner
         self._system_prompt = ContextRequest((), system=system_prompt).system
         self._metadata_mode = checked_metadata_mode(metadata_mode)
         self._given_count = as_token_counter(token_counter)
         self._counting = FailOpen(component, "lengths are estimated", "the token_counter")
         self._conversation_id = uuid.uuid4().hex
         self._fail_open = FailOpen(
-            component, "nodes go through as retrieved", tell=self._planner.note_failure
+            component, "nodes go through as retrieved", tell=planner.note_failure
         )
         self._has_warned = False
 
