@@ -100,7 +100,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     name: str = Field(default="Memories", description="The name of the memory block.")
     memory: Any = Field(exclude=True, repr=False, frozen=True)
-    planner: ReusePlanner | None = Field(
+    planner: ReusePlanner = Field(
         default=None, validate_default=True, exclude=True, repr=False, frozen=True
     )
     top_k: int = Field(default=10, ge=1, frozen=True)
@@ -116,7 +116,6 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _reading: FailOpen = PrivateAttr()
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
-    _planner: ReusePlanner = PrivateAttr()
     _contents: TenantLRUMap[tuple[str | int | None, str], Plan] = PrivateAttr()
     _lock: ForkSafeLock = PrivateAttr(default_factory=ForkSafeLock)
     _store: Hashable = PrivateAttr()  # names its memories' store
@@ -136,14 +135,13 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     def model_post_init(self, context: Any, /) -> None:
         """Build what holds the state of a run."""
         super().model_post_init(context)
-        self._planner = planner_for(self.planner)
         self._contents = TenantLRUMap(
             _REMEMBERED_CONTENTS, max_weight=_REMEMBERED_CHARACTERS, weight_of=_characters
         )
-        self._source, self._store = _memory_source(self, self._planner), store_name(self.memory)
+        self._source, self._store = _memory_source(self), store_name(self.memory)
         name = type(self).__name__
         self._planning = FailOpen(
-            name, "memories go through as found", tell=self._planner.note_failure
+            name, "memories go through as found", tell=self.planner.note_failure
         )
         self._reading = FailOpen(name, "those without a text are left out", "reading memories")
         self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
@@ -209,7 +207,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     async def _shown(self, request: ContextRequest, found: Sequence[ContextBlock]) -> ShownMemories:
         """Return the memories that earlier messages show, looked up in the store."""
         shown = self._planning.attempt(
-            lambda: ShownMemories.of(self._store, self._planner, request, found), ShownMemories
+            lambda: ShownMemories.of(self._store, self.planner, request, found), ShownMemories
         )
         get = self._source.get
         for memory_id in shown.to_look_up:
@@ -234,7 +232,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         if made is None:
             return 0
         first = replace(made.request, history=None)
-        return self._planning.attempt(lambda: self._planner.cached_tokens(first), lambda: 0)
+        return self._planning.attempt(lambda: self.planner.cached_tokens(first), lambda: 0)
 
     def _made(self, content: str) -> Plan | None:
         """Return what a content of the surrounding tenant and conversation was made of."""
@@ -248,8 +246,9 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         """Return a conversation's `content` without the texts of these memories of this block."""
         shown = [{"role": "user", "content": content}]
         tenant = self._tenant(current_scope())
-        planner = self._planner
-        [message] = forgotten(shown, memory_ids, self._store, planner, conversation_id, tenant)
+        [message] = forgotten(
+            shown, memory_ids, self._store, self.planner, conversation_id, tenant
+        )
         return str(message["content"])
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
@@ -283,8 +282,8 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     def _planned(self, request: ContextRequest) -> str:
         """Return a request's memories as text, which can be truncated from now on."""
-        plan = self._annotated(self._planner.plan(request, **planning_time(self._planner)))
-        note_memories(self._store, request.tenant, request.blocks, self._planner.templates)
+        plan = self._annotated(self.planner.plan(request, **planning_time(self.planner)))
+        note_memories(self._store, request.tenant, request.blocks, self.planner.templates)
         content = plan.rendered()
         with self._lock:
             # two tenants, or two conversations, may have got the same text
@@ -294,13 +293,13 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     def _truncated(self, made: Plan, content: str, tokens: int) -> str | None:
         """Return a content without its last blocks, planned in place of the longer one."""
         request = made.request
-        self._planner.forget(made.request_id, request.tenant)
+        self.planner.forget(made.request_id, request.tenant)
         target = estimate_tokens(content) - tokens
 
         # previews tell how many blocks fit, so that only one plan is made
         def is_too_long(kept: int) -> bool:
             shorter = replace(request, blocks=request.blocks[:kept])
-            preview = self._annotated(self._planner.preview(shorter))
+            preview = self._annotated(self.planner.preview(shorter))
             return estimate_tokens(preview.rendered()) > target
 
         kept = bisect_left(range(1, len(request.blocks)), True, key=is_too_long)
@@ -394,11 +393,9 @@ class _RetrieverSource:
         await self._insert([node])
 
 
-def _memory_source(
-    block: ReuseMemoryBlock, planner: ReusePlanner
-) -> _Mem0Source | _RetrieverSource:
+def _memory_source(block: ReuseMemoryBlock) -> _Mem0Source | _RetrieverSource:
     """Return the source that reads from and writes to the memory of a block."""
-    memory, top_k, mode = block.memory, block.top_k, block.metadata_mode
+    memory, top_k, mode, planner = block.memory, block.top_k, block.metadata_mode, block.planner
     is_of_llamaindex = isinstance(memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever))
     if block.filters is not None and is_of_llamaindex:
         raise InvalidRequestError(

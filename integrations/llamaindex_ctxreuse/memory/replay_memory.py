@@ -123,10 +123,9 @@ class ReplayMemory(Memory):
         """
         ids = checked_list("memory_ids", memory_ids, "a list of memory ids")
         conversation = self._conversation_id()
-        blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
 
         def without(text: str) -> str:
-            for block in blocks:
+            for block in self._ours:
                 text = block.without(text, ids, conversation)
             return text
 
@@ -178,11 +177,9 @@ class ReplayMemory(Memory):
 
     def _better_place(self, turns: _PlacedHistory, content: Mapping[str, Any]) -> bytes | None:
         """Return where a first turn shows memories, if more is found there than was said since."""
-        if turns.opening is None or len(self.memory_blocks) != 1:
+        if turns.opening is None or len(self.memory_blocks) != 1 or not self._ours:
             return None
-        [block] = self.memory_blocks
-        if not isinstance(block, ReuseMemoryBlock):
-            return None
+        [block] = self._ours
         found = block.found_in_front(content.get(block.name, ""))
         return turns.opening if found > self._tokens(turns.before_the_turn({})) else None
 
@@ -192,10 +189,9 @@ class ReplayMemory(Memory):
         """Return whether a prompt is too long with the memories of earlier turns."""
         behind = turns.behind_the_turn
         tokens = self._tokens([*turns.before_the_turn(known), *behind, *content.values()])
-        blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
-        if tokens > self.token_limit or not blocks:
+        if tokens > self.token_limit or not self._ours:
             return tokens > self.token_limit
-        anew = {one.name: one.shown_anew(content.get(one.name, "")) for one in blocks}
+        anew = {one.name: one.shown_anew(content.get(one.name, "")) for one in self._ours}
         alone = self._tokens([*turns.before_the_turn({}), *behind, *{**content, **anew}.values()])
         return is_too_long(tokens, alone, self.growth_limit)
 
@@ -203,8 +199,7 @@ class ReplayMemory(Memory):
         self, content: dict[str, Any], *, is_first: bool, is_alone: bool
     ) -> _Addition:
         """Return what memory blocks say for a turn, each where its placement says."""
-        blocks = [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
-        asked = {one.name: one.placement for one in blocks}
+        asked = {one.name: one.placement for one in self._ours}
         by_place: dict[Placement, list[Any]] = {}
         data, messages = await self._format_memory_blocks(content)
         for said in data:
@@ -219,7 +214,7 @@ class ReplayMemory(Memory):
         for place, shown in rendered.items():
             role = "system" if place == "system" else "user"
             texts = [one.text for one in shown if isinstance(one, TextBlock)]
-            for block in blocks:  # a wrapped model leaves alone what is planned
+            for block in self._ours:  # a wrapped model leaves alone what is planned
                 block.note_shown(content.get(block.name, ""), role, texts)
         own, within = [rendered.get("after_history", ())], rendered.get("before_question", ())
         if is_alone:  # the user's message is not there yet
@@ -264,6 +259,10 @@ class ReplayMemory(Memory):
                 contents[block.name] = content
                 history += map(message_as_openai, _as_shown(content))
         return contents
+
+    @property
+    def _ours(self) -> list[ReuseMemoryBlock]:
+        return [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
 
     def _conversation_id(self) -> str | int:
         """Return the conversation of `request_context`, else the session."""
