@@ -50,16 +50,9 @@ __all__ = [
     "reuse_memory",
 ]
 
-_ON_DEMAND = {
-    "SpeculativeRAGQueryEngine": "workflow.engine_components",
-    "LlamaIndexLLM": "workflow.engine_components",
-    "RetrieverStage": "workflow.engine_components",
-    "WorkflowRetriever": "workflow.engine_components",
-}
-
 
 def __getattr__(name: str) -> Any:
     """Import what workflows need when it is asked for."""
-    if name not in _ON_DEMAND:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
+    return getattr(import_module(f"{__name__}.workflow.engine_components"), name)
