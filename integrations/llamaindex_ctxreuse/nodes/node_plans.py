@@ -15,7 +15,6 @@ from llama_index.core.schema import (
     Node,
     NodeRelationship,
     NodeWithScore,
-    RelatedNodeInfo,
     TextNode,
 )
 
@@ -143,11 +142,13 @@ def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
     return ContextBlock(id=node.node_id, text=node.get_content(metadata_mode=metadata_mode))
 
 
-def node_forms(nodes: Sequence[NodeWithScore], texts: Sequence[str]) -> list[Form]:
+def node_forms(nodes: Sequence[NodeWithScore], texts: Sequence[str] | None = None) -> list[Form]:
     """Return nodes as they are shown, those that follow each other in a document known as such."""
+    texts = [""] * len(nodes) if texts is None else texts
+    following = [one.node.relationships.get(NodeRelationship.NEXT) for one in nodes]
     return [
-        Form(text, None, one.node.node_id, _follower(one.node))
-        for one, text in zip(nodes, texts, strict=True)
+        Form(text, None, one.node.node_id, getattr(follower, "node_id", None))
+        for one, text, follower in zip(nodes, texts, following, strict=True)
     ]
 
 
@@ -169,7 +170,7 @@ def node_kind(metadata_mode: MetadataMode) -> ItemKind[NodeWithScore]:
         partial(seen_forms, metadata_mode=metadata_mode),
         _annotation_node,
         ranked,
-        _followed,
+        node_forms,
     )
 
 
@@ -234,16 +235,6 @@ def _filled(template: str, node: BaseNode, mode: MetadataMode) -> str:
 
 def _metadata(scored: NodeWithScore) -> Mapping[str, Any]:
     return scored.node.metadata
-
-
-def _followed(nodes: Sequence[NodeWithScore]) -> list[Form]:
-    return node_forms(nodes, [""] * len(nodes))
-
-
-def _follower(node: BaseNode) -> str | None:
-    """Return the id of the node that follows a node in its document."""
-    following = node.relationships.get(NodeRelationship.NEXT)
-    return following.node_id if isinstance(following, RelatedNodeInfo) else None
 
 
 def _identity(scored: NodeWithScore, metadata_mode: MetadataMode) -> ContextBlock:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from inspect import BoundArguments
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.bridge.pydantic import PrivateAttr
@@ -139,14 +139,15 @@ class _RunHandler(OpenCalls):
             RETRIEVALS.begin(call.id, current_scope().tenant or "")
 
     def _end(self, call: BegunCall, arguments: Mapping[str, Any], result: object) -> None:
-        if call.gives_nodes and _are_nodes(result):
+        if call.gives_nodes and isinstance(result, list):
             self._fail_open.attempt(lambda: _see(call, result), lambda: None)
 
 
 def _see(call: BegunCall, nodes: Sequence[NodeWithScore]) -> None:
     """Have nodes known, unless another retriever, or what works on its nodes, is to return them."""
     _, *around = call.outwards()
-    if any(one.gives_nodes for one in around):
+    are_nodes = all(isinstance(one, NodeWithScore) for one in nodes)
+    if not are_nodes or any(one.gives_nodes for one in around):
         return
     forms = seen_forms(without_annotations(nodes))
     known_texts().add_seen(current_scope().tenant or "", forms, call.root)
@@ -212,7 +213,3 @@ def _log_fused() -> None:
         "a ReuseRetriever inside of a QueryFusionRetriever returns the nodes as retrieved, because "
         "the other one would take a planned order for a ranking; wrap the outermost retriever"
     )
-
-
-def _are_nodes(nodes: object) -> TypeGuard[list[NodeWithScore]]:
-    return isinstance(nodes, list) and all(isinstance(one, NodeWithScore) for one in nodes)
