@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -42,40 +42,34 @@ class AgentTurn:
     shown: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _AgentHistories:
-    """A conversation: each agent's history, and which agent has been shown a document."""
+class _AgentTurns(NamedTuple):
+    """A conversation's turns, in order, each agent's since it last began anew."""
 
-    histories: Mapping[int, _Messages] = field(default_factory=dict)
-    shown_to: Mapping[bytes, int] = field(default_factory=dict)
+    turns: tuple[AgentTurn, ...] = ()
 
     @property
     def characters(self) -> int:
         """How many characters it takes, about."""
-        messages = [one for history in self.histories.values() for one in history]
-        entries = 1 + len(messages) + len(self.shown_to)
-        return entries * _ENTRY_CHARACTERS + sum(len(one["content"]) for one in messages)
+        entries = 1 + sum(2 + len(one.shown) for one in self.turns)
+        texts = sum(len(one.prompt) + len(one.answer) for one in self.turns)
+        return entries * _ENTRY_CHARACTERS + texts
 
-    def after(self, turn: AgentTurn) -> _AgentHistories:
+    def history(self, agent: int) -> _Messages:
+        """Return what an agent has been sent and has answered."""
+        own = [one for one in self.turns if one.agent == agent]
+        return tuple(
+            {"role": role, "content": text}
+            for one in own
+            for role, text in (("user", one.prompt), ("assistant", one.answer))
+        )
+
+    def after(self, turn: AgentTurn) -> _AgentTurns:
         """Return it with one turn more; itself if the agent's history has gone on since."""
-        now = self.histories.get(turn.agent, ())
         # of two turns at the same time, the later one cannot be replayed as it was sent
-        if turn.before not in (now, ()):
+        if turn.before not in (self.history(turn.agent), ()):
             return self
-        shown_to = {
-            key: agent
-            for key, agent in self.shown_to.items()
-            if turn.before or agent != turn.agent  # else it begins anew
-        }
-        history = (
-            *turn.before,
-            {"role": "user", "content": turn.prompt},
-            {"role": "assistant", "content": turn.answer},
-        )
-        return _AgentHistories(
-            {**self.histories, turn.agent: history},
-            shown_to | dict.fromkeys(turn.shown, turn.agent),
-        )
+        kept = [one for one in self.turns if turn.before or one.agent != turn.agent]
+        return _AgentTurns((*kept, replace(turn, before=())))
 
 
 class AgentMemory:
@@ -92,7 +86,7 @@ class AgentMemory:
     def _forget_all(self) -> None:
         max_conversations, max_characters = self._bounds
         # with their sizes, which are asked more often than they change
-        self._conversations: TenantLRUMap[ConversationKey, tuple[_AgentHistories, int]]
+        self._conversations: TenantLRUMap[ConversationKey, tuple[_AgentTurns, int]]
         self._conversations = TenantLRUMap(
             max_conversations, max_weight=max_characters, weight_of=itemgetter(1)
         )
@@ -121,12 +115,13 @@ class AgentMemory:
     def history(self, key: ConversationKey | None, agent: int) -> _Messages:
         """Return what an agent has been sent and has answered so far in a conversation."""
         with self._lock:
-            return self._conversation(key).histories.get(agent, ())
+            return self._conversation(key).history(agent)
 
     def shown(self, key: ConversationKey | None) -> dict[bytes, int]:
         """Return which documents of a conversation stand in which agent's history."""
         with self._lock:
-            return dict(self._conversation(key).shown_to)
+            turns = self._conversation(key).turns
+            return {digest: one.agent for one in turns for digest in one.shown}
 
     def record(self, key: ConversationKey | None, turns: Iterable[AgentTurn]) -> None:
         """Append answered turns to the histories of their agents."""
@@ -146,7 +141,7 @@ class AgentMemory:
         with self._lock:
             return self._conversations.pop(key.tenant, key) is not None
 
-    def _conversation(self, key: ConversationKey | None) -> _AgentHistories:
+    def _conversation(self, key: ConversationKey | None) -> _AgentTurns:
         """Return what is remembered of a conversation, nothing at first; the lock is held."""
         known = None if key is None else self._conversations.of(key.tenant).peek(key)
-        return _AgentHistories() if known is None else known[0]
+        return _AgentTurns() if known is None else known[0]
