@@ -175,11 +175,10 @@ class SingleEngineModel:
         """Return 0: it is unknown when the engine's cache was emptied."""
         return 0
 
-    async def disconnect(self) -> None:
-        """Do nothing: the connections belong to the model object."""
-
     async def aclose(self) -> None:
         """Do nothing: the connections belong to the model object."""
+
+    disconnect = aclose
 
     @asynccontextmanager
     async def _sending(self, request: AgentRequest) -> AsyncIterator[Plan]:

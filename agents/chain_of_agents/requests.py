@@ -46,7 +46,6 @@ _CUT = " ..."
 class Budget:
     """The bounds of one question's prompts, in tokens."""
 
-    window: int  # of a prompt with its answer
     cut: int  # what the pieces of long documents have at most
     segment: int  # what a worker reads in one call
     notes: int  # what the manager reads
@@ -88,7 +87,6 @@ def budget_of(
         )
     note = count_tokens(prompts.note.format(worker=_HIGH_NUMBER, note="") + NOTE_SEPARATOR)
     return Budget(
-        window=usable,
         cut=min(cut, settings.segment_tokens or cut),
         segment=min(segment, settings.segment_tokens or segment),
         notes=notes,

@@ -181,17 +181,15 @@ class ChainRun:
             f"{first.error or 'what it said is ' + first.outcome}"
         )
         least = self.settings.min_read
+        if trace.read_share and trace.read_share >= least:
+            _log.warning("an answer rests on %s of its documents' tokens: %s", share, why)
+            return
+        what = f"only {share} of the documents' tokens were read, and min_read is {least}"
         if not trace.read_share:
-            raise UnreadError(
-                f"none of the documents was read, so the manager was not asked: {why}", trace
-            ) from self._first_failure
-        if trace.read_share < least:
-            raise UnreadError(
-                f"only {share} of the documents' tokens were read, and min_read is {least}, so the "
-                f"manager was not asked: {why}",
-                trace,
-            ) from self._first_failure
-        _log.warning("an answer rests on %s of its documents' tokens: %s", share, why)
+            what = "none of the documents was read"
+        raise UnreadError(
+            f"{what}, so the manager was not asked: {why}", trace
+        ) from self._first_failure
 
     async def _ask(
         self,

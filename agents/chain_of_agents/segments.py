@@ -169,17 +169,13 @@ def _as_block(document: Any) -> ContextBlock:
     if isinstance(document, str):
         return ContextBlock(text=document)
     if isinstance(document, Mapping):
-        return _named(document.get("id"), document.get("text"))
+        return ContextBlock(id=document.get("id"), text=document.get("text"))
     if hasattr(document, "page_content"):  # LangChain
-        return _named(getattr(document, "id", None), document.page_content)
+        return ContextBlock(id=getattr(document, "id", None), text=document.page_content)
     node = getattr(document, "node", document)  # LlamaIndex
     if hasattr(node, "get_content"):
-        return _named(getattr(node, "node_id", None), node.get_content())
+        return ContextBlock(id=getattr(node, "node_id", None), text=node.get_content())
     raise InvalidRequestError(
         f"a document must be a string, a ContextBlock, a LangChain document, a LlamaIndex node or "
         f"a dict with 'text', not {describe(document)}"
     )
-
-
-def _named(name: Any, text: Any) -> ContextBlock:
-    return ContextBlock(id=name, text=text)  # None is derived

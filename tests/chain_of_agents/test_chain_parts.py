@@ -139,8 +139,6 @@ class TestBudget:
         assert budget("q " * 257).segment == budget("q").segment - 1
         assert budget("q " * 257).cut == budget("q").cut
         assert budget("q " * 381, is_counted=False).segment == budget(is_counted=False).cut
-        assert budget().window == 1_000
-        assert budget(is_counted=False).window == 750
         assert budget().segment - budget(is_counted=False).segment == 250
         assert budget(segment_tokens=50).segment == 50
         assert budget(segment_tokens=50_000).segment == budget().segment
