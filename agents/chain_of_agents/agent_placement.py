@@ -92,14 +92,12 @@ class AgentPlacement:
         lives_on: Mapping[int, str],
         tenant: str,
     ) -> Sequence[int | str]:
-        """Assign documents; of many, nobody waits while their agents are worked out."""
+        """Assign documents; nobody waits while the agents of many are worked out."""
         name = text_digest(tenant).hex()  # a tenant's may be long
         with self._lock:
             assigner = self._assigner(name)
-            if not isinstance(assigner, DocumentAffinity) or len(documents) <= _AT_ONCE:
-                assigned = assigner.assign(documents, agents, lives_on)
-                self._keep_bound(name)
-                return assigned
+            if not isinstance(assigner, DocumentAffinity):
+                return assigner.assign(documents, agents, lives_on)
             propose = assigner.proposal(documents, agents, lives_on)
         proposed = propose()
         for start in range(0, len(documents), _AT_ONCE):

@@ -149,9 +149,11 @@ class AgentRequests:
     def worker(self, segment: Segment, note: str, replica: str) -> tuple[AgentRequest, str]:
         """Return a worker's request, and a remark on it."""
         settings = self.settings
-        history = self._history(segment) if segment.is_first_of_agent else ()
+        history: Sequence[Mapping[str, Any]] = ()
+        if segment.is_first_of_agent:
+            history = self.memory.history(self.question.conversation, segment.agent)
         remark = ""
-        if history is None:
+        if history and self._tokens_behind(history, segment) > self.budget.segment:
             history, remark = (), "its history was left out to fit the model's context"
         request = AgentRequest(
             context=self._context(
@@ -168,16 +170,11 @@ class AgentRequests:
         )
         return request, remark
 
-    def _history(self, segment: Segment) -> Sequence[Mapping[str, Any]] | None:
-        """Return the earlier messages of a segment's agent; None for too many of them."""
-        history = self.memory.history(self.question.conversation, segment.agent)
-        if not history:
-            return ()
-        tenant = self.question.tenant
-        tokens = [self.planner.block_tokens([block], tenant) for block in segment.blocks]
+    def _tokens_behind(self, history: Sequence[Mapping[str, Any]], segment: Segment) -> int:
+        """Return the length of a segment behind a history, which may show some of it."""
+        tokens = [self.planner.block_tokens([one], self.question.tenant) for one in segment.blocks]
         size = history_tokens(history, self.planner.count_tokens) + self.budget.location_line
-        size += sum(max(length + self.budget.label, self.budget.location) for length in tokens)
-        return None if size > self.budget.segment else history
+        return size + sum(max(one + self.budget.label, self.budget.location) for one in tokens)
 
     def manager(self, notes: Sequence[Note], most: int) -> tuple[AgentRequest, str]:
         """Return the manager's request, with so many tokens of notes at most, and a remark."""
