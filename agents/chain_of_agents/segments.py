@@ -168,14 +168,18 @@ def _as_block(document: Any) -> ContextBlock:
         return document
     if isinstance(document, str):
         return ContextBlock(text=document)
+    name: Any
+    text: Any
     if isinstance(document, Mapping):
-        return ContextBlock(id=document.get("id"), text=document.get("text"))
-    if hasattr(document, "page_content"):  # LangChain
-        return ContextBlock(id=getattr(document, "id", None), text=document.page_content)
-    node = getattr(document, "node", document)  # LlamaIndex
-    if hasattr(node, "get_content"):
-        return ContextBlock(id=getattr(node, "node_id", None), text=node.get_content())
-    raise InvalidRequestError(
-        f"a document must be a string, a ContextBlock, a LangChain document, a LlamaIndex node or "
-        f"a dict with 'text', not {describe(document)}"
-    )
+        name, text = document.get("id"), document.get("text")
+    elif hasattr(document, "page_content"):  # LangChain
+        name, text = getattr(document, "id", None), document.page_content
+    else:
+        node = getattr(document, "node", document)  # LlamaIndex
+        if not hasattr(node, "get_content"):
+            raise InvalidRequestError(
+                f"a document must be a string, a ContextBlock, a LangChain document, a LlamaIndex "
+                f"node or a dict with 'text', not {describe(document)}"
+            )
+        name, text = getattr(node, "node_id", None), node.get_content()
+    return ContextBlock(id=name, text=text)  # a name that is None is derived
