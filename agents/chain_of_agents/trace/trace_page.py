@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from chain_of_agents.trace.steps import Step
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.measure.html_page import HtmlPage
-
-_TypedId: TypeAlias = tuple[type, BlockId]
 
 _LONGEST_TEXT = 20_000
 _LONGEST_NAME = 80
@@ -142,16 +140,14 @@ def _calls(mode: str, steps: Sequence[Step]) -> list[_ShownCall]:
 
 
 def _call(number: int, step: Step, notes: tuple[int, ...]) -> _ShownCall:
-    labels: dict[_TypedId, list[str]] = {}
+    labels: dict[BlockId, list[str]] = {}
     for label, one in step.labels.items():
-        labels.setdefault(_typed(one), []).append(label)
+        labels.setdefault(one, []).append(label)
 
     def labelled(ids: Iterable[BlockId]) -> tuple[_LabelledDocument, ...]:
-        return tuple(
-            _LabelledDocument(id=one, labels=tuple(labels.get(_typed(one), ()))) for one in ids
-        )
+        return tuple(_LabelledDocument(id=one, labels=tuple(labels.get(one, ()))) for one in ids)
 
-    known = {_typed(one) for one in (*step.documents, *step.shown_before)}
+    known = {*step.documents, *step.shown_before}
     return _ShownCall(
         number=number,
         step=step,
@@ -160,7 +156,7 @@ def _call(number: int, step: Step, notes: tuple[int, ...]) -> _ShownCall:
         others=tuple(
             _LabelledDocument(id=one, labels=(label,))
             for label, one in step.labels.items()
-            if _typed(one) not in known
+            if one not in known
         ),
         notes=notes,
         cached=_share(step.cached_tokens, step.prompt_tokens),
@@ -169,19 +165,14 @@ def _call(number: int, step: Step, notes: tuple[int, ...]) -> _ShownCall:
 
 def _read(step: Step) -> list[BlockId]:
     """Return a step's documents without those only pointed to, each as often as it stands."""
-    left_out = Counter(map(_typed, step.shown_before))
+    left_out = Counter(step.shown_before)
     read = []
     for one in step.documents:
-        if left_out[_typed(one)]:
-            left_out[_typed(one)] -= 1
+        if left_out[one]:
+            left_out[one] -= 1
         else:
             read.append(one)
     return read
-
-
-def _typed(one: BlockId) -> _TypedId:
-    """Return an id as a key: 1 is not "1"."""
-    return type(one), one
 
 
 def _share(part: int | None, whole: int | None) -> float | None:
