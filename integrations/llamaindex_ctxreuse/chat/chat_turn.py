@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, MessageRole
@@ -94,18 +95,18 @@ class Transcript:
 
     def recalled(self, messages: Sequence[ChatMessage]) -> Transcript:
         """Return the transcript of a given history; its own messages stay as they were sent."""
-        messages = checked_each("chat_history", messages, ChatMessage, "a ChatMessage")
-        utterances: list[Utterance] = []
-        for number, message in enumerate(messages):
-            known = self.utterances[number] if number < len(self) else None
-            both = () if known is None else (known.said, known.sent)
-            same = [one.role == message.role and one.blocks == message.blocks for one in both]
-            if known is None or not any(same):
-                copies = [copied_message(one) for one in messages[number:]]
-                utterances += [Utterance(one, one) for one in copies]
-                break
-            utterances.append(known)
-        return Transcript(tuple(utterances))
+        given = checked_each("chat_history", messages, ChatMessage, "a ChatMessage")
+        known = takewhile(_is_of, zip(self.utterances, given, strict=False))
+        kept = [utterance for utterance, _ in known]
+        new = map(copied_message, given[len(kept) :])
+        return Transcript((*kept, *(Utterance(one, one) for one in new)))
+
+
+def _is_of(pair: tuple[Utterance, ChatMessage]) -> bool:
+    """Return whether a message is what was sent or said."""
+    known, given = pair
+    both = known.said, known.sent
+    return any(one.role == given.role and one.blocks == given.blocks for one in both)
 
 
 @dataclass(frozen=True, slots=True)
