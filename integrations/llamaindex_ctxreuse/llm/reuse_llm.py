@@ -317,21 +317,19 @@ class ReuseLLM(DelegatingLLM):
             given = list(messages)
         except Exception as error:  # in a batch the other chats are sent all the same
             return _ModelCall(ScopedPrompt(()), partial(_raise, error))
-        scope = current_scope()  # a stream may be read outside of it
+        # a stream may be read outside of the scope
+        options = partial(self._options, arguments, current_scope())
 
         def send(planned: PlannedPrompt) -> _Answer:
-            sent, options = given, self._options(arguments, planned, scope)
-            if planned.texts:
-                sent = messages_with(given, planned.texts)
+            sent = messages_with(given, planned.texts) if planned.texts else given
             if planned.parts and takes_cache_points(self.inner):
                 profile = self.planner.cache
                 sent = self._gateway.attempt(
                     lambda: with_cache_points(sent, planned, profile, self.inner), lambda: sent
                 )
-            return method(sent, **options)
+            return method(sent, **options(planned))
 
         parts = self._gateway.attempt(lambda: prompt_parts(given), lambda: ())
-        options = partial(self._options, arguments, scope=scope)
         wire = partial(self._on_the_wire, given, options)
         return _ModelCall(self._prompt(parts, arguments), send, wire)
 
@@ -342,12 +340,11 @@ class ReuseLLM(DelegatingLLM):
         arguments: dict[str, Any],
         formatted: bool = False,
     ) -> _ModelCall[_Answer]:
-        arguments, scope = {"formatted": formatted, **arguments}, current_scope()
+        options = partial(self._options, {"formatted": formatted, **arguments}, current_scope())
 
         def send(planned: PlannedPrompt) -> _Answer:
-            return method(planned.texts[0], **self._options(arguments, planned, scope))
+            return method(planned.texts[0], **options(planned))
 
-        options = partial(self._options, arguments, scope=scope)
         wire = partial(self._on_the_wire, [ChatMessage(text)], options)
         is_chat = self.inner.metadata.is_chat_model
         prompt = self._prompt((PromptPart("user", text),), arguments)
@@ -369,12 +366,12 @@ class ReuseLLM(DelegatingLLM):
         ) == message_text(messages[0])
         parts = self._gateway.attempt(lambda: prompt_parts(messages), lambda: ())
         read = self._prompt(parts, {**(llm_kwargs or {}), "response_format": output_cls})
-        scope = current_scope()
+        options = partial(self._options, llm_kwargs or {}, current_scope())
 
         def send(planned: PlannedPrompt) -> _Answer:
             sent = messages_with(messages, planned.texts) if planned.texts else messages
             filled = filled_template(prompt, sent, is_text=is_text)
-            return method(output_cls, filled, self._options(llm_kwargs or {}, planned, scope))
+            return method(output_cls, filled, options(planned))
 
         return _ModelCall(read, send)
 
@@ -400,25 +397,20 @@ class ReuseLLM(DelegatingLLM):
         )
 
     def _options(
-        self, given: dict[str, Any], planned: PlannedPrompt, scope: RequestScope
+        self, given: dict[str, Any], scope: RequestScope, planned: PlannedPrompt
     ) -> dict[str, Any]:
-        """Return a call's keyword arguments for the model."""
+        """Return a call's keyword arguments, with salt and session id, as opted in to, and key."""
         if not (self.send_cache_salt or self.send_session_id or self.planner.cache.is_routed):
             return dict(given)
-        return self._gateway.attempt(
-            lambda: self._with_engine_options(given, planned, scope),
-            lambda: {**given, **self._always_sent},
-        )
 
-    def _with_engine_options(
-        self, given: dict[str, Any], planned: PlannedPrompt, scope: RequestScope
-    ) -> dict[str, Any]:
-        """Return a call's keyword arguments with salt and session id, as opted in to, and key."""
-        own = {n: self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS}
-        known = {**given, "prompt_cache_options": "unused"}  # nothing is marked
-        added = EngineOptions.of(self).added(planned, scope, known, *own.values())
-        sent = {name: {**added.get(name, {}), **one} for name, one in own.items()}
-        return {**given, **{name: one for name, one in sent.items() if one}}
+        def added() -> dict[str, Any]:
+            own = {n: self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS}
+            known = {**given, "prompt_cache_options": "unused"}  # nothing is marked
+            told = EngineOptions.of(self).added(planned, scope, known, *own.values())
+            sent = {name: {**told.get(name, {}), **one} for name, one in own.items()}
+            return {**given, **{name: one for name, one in sent.items() if one}}
+
+        return self._gateway.attempt(added, lambda: {**given, **self._always_sent})
 
     def _planned(self, call: _ModelCall[Any]) -> PlannedPrompt:
         return self._gateway.plan(call.prompt, call.wire)
