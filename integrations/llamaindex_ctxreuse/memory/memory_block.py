@@ -325,24 +325,16 @@ class _FoundMemories(NamedTuple):
 class _Mem0Source:
     """Mem0's memories: `Memory`, `AsyncMemory`, hosted clients, or anything with their methods."""
 
-    def __init__(
-        self,
-        memory: Any,
-        top_k: int,
-        filters: Mapping[str, Any] | None,
-        planner: ReusePlanner,
-    ) -> None:
-        self._memory, self._planner = memory, planner
-        self._top_k = top_k
-        self._filters = dict(filters or {})
+    def __init__(self, block: ReuseMemoryBlock) -> None:
+        self._memory, self._planner, self._top_k = block.memory, block.planner, block.top_k
+        self._filters = dict(block.filters or {})
         self.tenant = tenant_of(self._filters)
-        get = getattr(memory, "get", None)
+        get = getattr(block.memory, "get", None)
         self.get: Callable[[Any], Any] | None = get if callable(get) else None
 
     async def search(self, query: str, session_id: str | None) -> _FoundMemories:
-        found = await _called(
-            self._memory.search, query, filters=dict(self._filters), top_k=self._top_k
-        )
+        filters = dict(self._filters)
+        found = await _called(self._memory.search, query, filters=filters, top_k=self._top_k)
         memories = found_memories(found)
         read = [
             memory_block(one)
@@ -369,14 +361,12 @@ class _RetrieverSource:
 
     def __init__(
         self,
+        block: ReuseMemoryBlock,
         retriever: Callable[[str | None], BaseRetriever],  # of a session
-        metadata_mode: MetadataMode,
-        planner: ReusePlanner,
         insert: Callable[[list[TextNode]], Any] | None = None,
     ) -> None:
-        self._retriever, self._planner = retriever, planner
-        self._metadata_mode = metadata_mode
-        self._insert = insert
+        self._planner, self._metadata_mode = block.planner, block.metadata_mode
+        self._retriever, self._insert = retriever, insert
 
     async def search(self, query: str, session_id: str | None) -> _FoundMemories:
         found = await self._retriever(session_id).aretrieve(query)
@@ -395,7 +385,7 @@ class _RetrieverSource:
 
 def _memory_source(block: ReuseMemoryBlock) -> _Mem0Source | _RetrieverSource:
     """Return the source that reads from and writes to the memory of a block."""
-    memory, top_k, mode, planner = block.memory, block.top_k, block.metadata_mode, block.planner
+    memory = block.memory
     is_of_llamaindex = isinstance(memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever))
     if block.filters is not None and is_of_llamaindex:
         raise InvalidRequestError(
@@ -414,17 +404,17 @@ def _memory_source(block: ReuseMemoryBlock) -> _Mem0Source | _RetrieverSource:
 
         def retriever(session_id: str | None) -> BaseRetriever:
             # a new one for each search, because a retriever knows only the nodes of its creation
-            options: dict[str, Any] = {"similarity_top_k": top_k}
+            options: dict[str, Any] = {"similarity_top_k": block.top_k}
             if is_by_session and session_id is not None:
                 session = MetadataFilter(key="session_id", value=session_id)
                 options["filters"] = MetadataFilters(filters=[session])
             return memory.as_retriever(**options)
 
-        return _RetrieverSource(retriever, mode, planner, memory.ainsert_nodes)
+        return _RetrieverSource(block, retriever, memory.ainsert_nodes)
     if isinstance(memory, BaseRetriever):
-        return _RetrieverSource(lambda session_id: memory, mode, planner)
+        return _RetrieverSource(block, lambda session_id: memory)
     if callable(getattr(memory, "search", None)):
-        return _Mem0Source(memory, top_k, block.filters, planner)
+        return _Mem0Source(block)
     raise InvalidRequestError(
         f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
         f"{type(memory).__name__}"
