@@ -323,7 +323,8 @@ class MemoryPlanner:
             outdated=outdated,
             labels=self._labels,
         )
-        anew = self._laid_out_anew(request, shown) if shown.blocks else request
+        may_be_anew = shown.blocks and self._growth_limit is not None
+        anew = self._laid_out_anew(request, shown) if may_be_anew else request
         is_anew = self._is_too_long(request, anew, shown)
         request = anew if is_anew else request
         placement = self._placement_in(request, anew=is_anew)
