@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from types import NoneType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -25,7 +25,6 @@ from llama_index.core.vector_stores.types import (
     MetadataFilters,
 )
 
-from ctxreuse.context.blocks import ContextBlock, ContextRequest, texts_to_show
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
@@ -41,14 +40,16 @@ from ctxreuse.pipeline.document_turn import best_first
 from ctxreuse.pipeline.memories import (
     ENTITIES,
     Placement,
-    ShownMemories,
     checked_placement,
-    forgotten,
-    note_memories,
-    store_name,
     tenant_of,
 )
-from ctxreuse.pipeline.memory_planner import found_memories, memory_block
+from ctxreuse.pipeline.memory_planner import (
+    MemoryPlanner,
+    MemoryRecord,
+    MemorySearch,
+    asked,
+    found_memories,
+)
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
@@ -118,7 +119,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _storing: FailOpen = PrivateAttr()
     _contents: TenantLRUMap[tuple[str | int | None, str], Plan] = PrivateAttr()
     _lock: ForkSafeLock = PrivateAttr(default_factory=ForkSafeLock)
-    _store: Hashable = PrivateAttr()  # names its memories' store
+    _memories: MemoryPlanner = PrivateAttr()
 
     _check_planner = field_validator("planner", mode="before")(planner_for)
     _check_placement = field_validator("placement", mode="before")(checked_placement)
@@ -138,14 +139,21 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         self._contents = TenantLRUMap(
             _REMEMBERED_CONTENTS, max_weight=_REMEMBERED_CHARACTERS, weight_of=_characters
         )
-        self._source, self._store = _memory_source(self), store_name(self.memory)
         name = type(self).__name__
-        self._planning = FailOpen(
-            name, "memories go through as found", tell=self.planner.note_failure
-        )
+        self._planning = FailOpen(name, "memories are left out", tell=self.planner.note_failure)
         self._reading = FailOpen(name, "those without a text are left out", "reading memories")
         self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
+        self._source = _memory_source(self, self._reading)
+        self._memories = MemoryPlanner(
+            self.planner,
+            self._source.tenant,
+            name,
+            labels=self.labels,
+            annotate=self.annotate,
+            growth_limit=None,  # the memory around it looks after that
+            store=self.memory,
+        )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a new block with the same settings, but for those that change."""
@@ -164,7 +172,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     @property
     def faults(self) -> int:
         """How often planning, reading what was found, searching or storing has failed."""
-        steps = (self._planning, self._reading, self._searching, self._storing)
+        steps = self._memories, self._planning, self._reading, self._searching, self._storing
         return sum(step.faults for step in steps)
 
     @property
@@ -177,47 +185,27 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             }
 
     async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
-        asked = [one for one in messages or () if one.role == MessageRole.USER]
-        query = " ".join(filter(None, map(message_text, asked[-self.searched_messages :])))
+        said = [one for one in messages or () if one.role == MessageRole.USER]
+        query = " ".join(filter(None, map(message_text, said[-self.searched_messages :])))
         if not query:
             return ""
+        session_id = block_kwargs.get("session_id")
+        search = MemorySearch(self._source.search, query, (session_id,), {})
         try:
-            found = await self._source.search(query, block_kwargs.get("session_id"))
+            found = await search.run()
         except Exception as error:
             self._searching.note(error)
             return ""
-        if found.unread:
-            self._reading.note(InvalidBlockError(f"{found.unread} memories have no text"))
-        scope = current_scope()
-        request = ContextRequest(
-            tuple(texts_to_show(found.blocks)),
-            history=scope.history,
-            conversation_id=scope.conversation_id,
-            tenant=self._tenant(scope),
-            labels=self.labels,
-        )
-        outdated = (await self._shown(request, found.blocks)).outdated(found.blocks)
-        if not request.blocks and not outdated:
+        memories, request = self._memories, asked("", None, None, None)
+        shown = memories.shown_memories(found, search, request)
+        if shown.to_look_up and inspect.iscoroutinefunction(self._source.get):
+            await memories.alook_up(shown, self._source.get)
+        elif shown.to_look_up:
+            await asyncio.to_thread(memories.look_up, shown, self._source.get)
+        if not (found or shown.outdated(())):
             return ""
-        return self._planning.attempt(
-            lambda: self._planned(replace(request, outdated=outdated)),
-            lambda: "\n\n".join(block.text for block in request.blocks),
-        )
-
-    async def _shown(self, request: ContextRequest, found: Sequence[ContextBlock]) -> ShownMemories:
-        """Return the memories that earlier messages show, looked up in the store."""
-        shown = self._planning.attempt(
-            lambda: ShownMemories.of(self._store, self.planner, request, found), ShownMemories
-        )
-        get = self._source.get
-        for memory_id in shown.to_look_up:
-            if get is None:
-                break
-            try:
-                shown.note(memory_id, await _called(get, memory_id))
-            except Exception as error:
-                shown.note_error(memory_id, error, self._searching)
-        return shown
+        context = memories.context(found, search, request, shown)
+        return str(context) if context.plan is None else self._kept(context.plan)
 
     def shown_anew(self, content: str) -> str:
         """Return about what a `content` of this block would be if it were the first."""
@@ -236,19 +224,17 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     def _made(self, content: str) -> Plan | None:
         """Return what a content of the surrounding tenant and conversation was made of."""
-        scope = current_scope()
+        key = current_scope().conversation_id, content
         with self._lock:
-            return self._contents.get(self._tenant(scope), (scope.conversation_id, content))
+            return self._contents.get(self._tenant, key)
 
     def without(
         self, content: str, memory_ids: Iterable[str | int], conversation_id: str | int
     ) -> str:
         """Return a conversation's `content` without the texts of these memories of this block."""
         shown = [{"role": "user", "content": content}]
-        tenant = self._tenant(current_scope())
-        [message] = forgotten(
-            shown, memory_ids, self._store, self.planner, conversation_id, tenant
-        )
+        scope = RequestScope(self._tenant, conversation_id)
+        [message] = self._memories.without(memory_ids, shown, scope)
         return str(message["content"])
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
@@ -280,11 +266,9 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             if content in text:
                 note_planned(current_scope().tenant or "", role, text, made)
 
-    def _planned(self, request: ContextRequest) -> str:
-        """Return a request's memories as text, which can be truncated from now on."""
-        plan = self._annotated(self.planner.plan(request, **planning_time(self.planner)))
-        note_memories(self._store, request.tenant, request.blocks, self.planner.templates)
-        content = plan.rendered()
+    def _kept(self, plan: Plan) -> str:
+        """Return a plan's memories as text, which can be truncated from now on."""
+        request, content = plan.request, plan.rendered()
         with self._lock:
             # two tenants, or two conversations, may have got the same text
             self._contents.put(request.tenant, (request.conversation_id, content), plan)
@@ -305,46 +289,46 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         kept = bisect_left(range(1, len(request.blocks)), True, key=is_too_long)
         if not kept:
             return None
-        return self._planned(replace(request, blocks=request.blocks[:kept]))
+        shorter = replace(request, blocks=request.blocks[:kept])
+        planner = self.planner
+        return self._kept(self._annotated(planner.plan(shorter, **planning_time(planner))))
 
     def _annotated(self, plan: Plan) -> Plan:
         """Return a plan as its prompt shows it."""
         return plan if self.annotate else plan.with_order_annotation(None)
 
-    def _tenant(self, scope: RequestScope) -> str:
-        return scope.tenant or self._source.tenant
-
-
-class _FoundMemories(NamedTuple):
-    """What a search found."""
-
-    blocks: tuple[ContextBlock, ...]
-    unread: int = 0  # how many have no text
+    @property
+    def _tenant(self) -> str:
+        tenant = current_scope().tenant
+        return self._source.tenant if tenant is None else tenant
 
 
 class _Mem0Source:
     """Mem0's memories: `Memory`, `AsyncMemory`, hosted clients, or anything with their methods."""
 
-    def __init__(self, block: ReuseMemoryBlock) -> None:
+    def __init__(self, block: ReuseMemoryBlock, reading: FailOpen) -> None:
         self._memory, self._planner, self._top_k = block.memory, block.planner, block.top_k
+        self._reading = reading
         self._filters = dict(block.filters or {})
         self.tenant = tenant_of(self._filters)
         get = getattr(block.memory, "get", None)
         self.get: Callable[[Any], Any] | None = get if callable(get) else None
 
-    async def search(self, query: str, session_id: str | None) -> _FoundMemories:
+    async def search(self, query: str, session_id: str | None) -> list[MemoryRecord]:
         filters = dict(self._filters)
-        found = await _called(self._memory.search, query, filters=filters, top_k=self._top_k)
-        memories = found_memories(found)
+        memories = found_memories(
+            await _called(self._memory.search, query, filters=filters, top_k=self._top_k)
+        )
         read = [
-            memory_block(one)
+            one
             for one in memories
             if isinstance(one, Mapping) and isinstance(one.get("memory"), str)
         ]
-        texts, tenant = [one.text for one in read], current_scope().tenant or self.tenant
+        if unread := len(memories) - len(read):
+            self._reading.note(InvalidBlockError(f"{unread} memories have no text"))
+        texts, tenant = [one["memory"] for one in read], current_scope().tenant or self.tenant
         # another part of ours may search
-        ranked = best_first(read, texts, tenant, self._planner, root_of_call())
-        return _FoundMemories(tuple(ranked), unread=len(memories) - len(read))
+        return best_first(read, texts, tenant, self._planner, root_of_call())
 
     async def add(self, said: Sequence[tuple[MessageRole, str]], session_id: str | None) -> None:
         """Let Mem0 remember what it finds worth remembering in the messages."""
@@ -368,10 +352,10 @@ class _RetrieverSource:
         self._planner, self._metadata_mode = block.planner, block.metadata_mode
         self._retriever, self._insert = retriever, insert
 
-    async def search(self, query: str, session_id: str | None) -> _FoundMemories:
-        found = await self._retriever(session_id).aretrieve(query)
-        nodes = as_retrieved(found, self._planner)
-        return _FoundMemories(tuple(node_block(one.node, self._metadata_mode) for one in nodes))
+    async def search(self, query: str, session_id: str | None) -> list[MemoryRecord]:
+        nodes = as_retrieved(await self._retriever(session_id).aretrieve(query), self._planner)
+        blocks = [node_block(one.node, self._metadata_mode) for one in nodes]
+        return [{"id": one.id, "memory": one.text} for one in blocks]
 
     async def add(self, said: Sequence[tuple[MessageRole, str]], session_id: str | None) -> None:
         if self._insert is None:
@@ -383,7 +367,7 @@ class _RetrieverSource:
         await self._insert([node])
 
 
-def _memory_source(block: ReuseMemoryBlock) -> _Mem0Source | _RetrieverSource:
+def _memory_source(block: ReuseMemoryBlock, reading: FailOpen) -> _Mem0Source | _RetrieverSource:
     """Return the source that reads from and writes to the memory of a block."""
     memory = block.memory
     is_of_llamaindex = isinstance(memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever))
@@ -414,7 +398,7 @@ def _memory_source(block: ReuseMemoryBlock) -> _Mem0Source | _RetrieverSource:
     if isinstance(memory, BaseRetriever):
         return _RetrieverSource(block, lambda session_id: memory)
     if callable(getattr(memory, "search", None)):
-        return _Mem0Source(block)
+        return _Mem0Source(block, reading)
     raise InvalidRequestError(
         f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
         f"{type(memory).__name__}"
