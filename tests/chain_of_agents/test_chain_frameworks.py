@@ -181,23 +181,6 @@ class TestLangChain:
         answer = ChainOfAgents(llm=wide, workers=1, packing="packed").invoke(question(9))
         assert len(answer.trace.workers) == 1
 
-    @MODES
-    def test_usage_of_an_openai_model_lands_in_the_trace(self, mode):
-        engine = EmulatedEngine(answer="A note.")
-        llm = chat_openai(*clients_of(engine.transport()))
-        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, packing="single", assignment=InTurn)
-        asyncio.run(chain.ainvoke(question(2)))
-        answer = asyncio.run(chain.ainvoke({**question(2), "question": "Other?"}))
-        lengths = [len(engine.prompt_tokens(body["messages"])) for body in engine.requests[-3:]]
-        assert [step.prompt_tokens for step in answer.trace.steps] == lengths
-        assert [step.completion_tokens for step in answer.trace.steps] == [3, 3, 3]
-        assert all(
-            0.7 * n < (s.cached_tokens or 0)
-            for n, s in zip(lengths[:2], answer.trace.workers, strict=True)
-        )
-        streamed = list(chain.stream(question(2)))
-        assert "".join(streamed) == "A note."
-
 
 class State(TypedDict, total=False):
     question: str
@@ -286,17 +269,23 @@ class TestLlamaIndex:
             ("answered", ""),
         ]
 
-    @MODES
-    async def test_usage_of_an_openai_like_llm_lands_in_the_trace(self, mode):
-        engine = EmulatedEngine(answer="A note.")
-        llm = openai_like(*clients_of(engine.transport()))
-        chain = ChainOfAgents(llm=llm, mode=mode, workers=2, packing="single", assignment=InTurn)
-        await chain.ainvoke(question(2))
-        answer = await chain.ainvoke({**question(2), "question": "Other?"})
-        lengths = [len(engine.prompt_tokens(body["messages"])) for body in engine.requests[-3:]]
-        assert [one.prompt_tokens for one in answer.trace.steps] == lengths
-        assert [one.completion_tokens for one in answer.trace.steps] == [3, 3, 3]
-        assert all((one.cached_tokens or 0) > 100 for one in answer.trace.workers)
+
+@MODES
+@pytest.mark.parametrize("model", [chat_openai, openai_like])
+def test_usage_of_a_model_of_openais_lands_in_the_trace(mode, model):
+    engine = EmulatedEngine(answer="A note.")
+    llm = model(*clients_of(engine.transport()))
+    chain = ChainOfAgents(llm=llm, mode=mode, workers=2, packing="single", assignment=InTurn)
+    asyncio.run(chain.ainvoke(question(2)))
+    answer = asyncio.run(chain.ainvoke({**question(2), "question": "Other?"}))
+    lengths = [len(engine.prompt_tokens(body["messages"])) for body in engine.requests[-3:]]
+    assert [step.prompt_tokens for step in answer.trace.steps] == lengths
+    assert [step.completion_tokens for step in answer.trace.steps] == [3, 3, 3]
+    assert all(
+        0.7 * n < (s.cached_tokens or 0)
+        for n, s in zip(lengths[:2], answer.trace.workers, strict=True)
+    )
+    assert "".join(chain.stream(question(2))) == "A note."
 
 
 def test_sync_calls_to_a_model_object_share_one_event_loop_so_its_connections_live_on():
