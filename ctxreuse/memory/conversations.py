@@ -24,7 +24,7 @@ from ctxreuse.context.blocks import (
 )
 from ctxreuse.context.rendering import Templates, message_texts, rewrite_texts
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.memory.prefix_index import Node, Root
+from ctxreuse.memory.prefix_index import Root
 
 _LEAST_WORK = 1 << 20
 _WORK_A_CHARACTER = 16
@@ -89,7 +89,7 @@ Shown: TypeAlias = Mapping[str, Mapping[BlockKey, _Row]]
 class _Record:
     """One conversation: where its last turn ends in the index, and the recorded blocks."""
 
-    end: Node
+    end: int  # its place in the index; collections of garbage pass over a number
     root: Root
     last_use: int
     opening_mark: int = -1  # after how many blocks of its first turn a mark stands; -1 is none
@@ -142,7 +142,7 @@ class Conversations:
         self,
         conversation_id: str | int,
         sent: Iterable[tuple[str, ContextBlock]],
-        end: Node,
+        end: int,
         root: Root,
         opening_mark: int | None = None,
     ) -> None:
@@ -176,12 +176,10 @@ class Conversations:
         record.shown_size += size
         self.shown_size += size
 
-    def end_of(self, conversation_id: str | int | None, root: Root) -> Node | None:
-        """Return the index node where the last turn ends; None if it is not known."""
+    def end_of(self, conversation_id: str | int | None, root: Root) -> int:
+        """Return the place in the index where the last turn ends; 0 if it is not known."""
         record = self._record(conversation_id)
-        if record is None or record.root != root:
-            return None
-        return record.end
+        return record.end if record is not None and record.root == root else 0
 
     def opening_mark_of(self, conversation_id: str | int | None, root: Root) -> int | None:
         """Return after how many blocks of the first turn a mark stands; None for none."""

@@ -190,10 +190,6 @@ class PrefixIndex:
         """Return whether a request of this id is remembered."""
         return request_id in self._ends
 
-    def holds(self, end: Node) -> bool:
-        """Return whether a node is still part of the tree."""
-        return end.parent is not None or self.roots.get(end.edge) is end
-
     def insert(
         self,
         root: Hashable,
@@ -224,16 +220,15 @@ class PrefixIndex:
 
     def extend(
         self,
-        end: Node | None,
+        end: int,
         root: Hashable,
         path: Sequence[BlockKey],
         weights: Sequence[int],
         request_id: RequestId,
         now: int,
     ) -> Inserted:
-        """Record a later turn of a conversation: blocks behind everything that an end ends."""
-        node = end if end is not None and self.holds(end) else self.roots.get(root)
-        node = node or self._new_root(root, now)
+        """Record a later turn of a conversation: blocks behind everything that a place ends."""
+        node = self._places.get(end) or self.roots.get(root) or self._new_root(root, now)
         if path:
             node = self._grow(node, object(), tuple(path), weights, now)
         return self._ended(node, 0, request_id, now)

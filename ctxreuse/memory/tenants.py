@@ -24,7 +24,6 @@ from ctxreuse.memory.prefix_index import (
     Evicted,
     IndexStatistics,
     Inserted,
-    Node,
     PrefixIndex,
     RequestId,
 )
@@ -88,7 +87,7 @@ class TenantState:
         self.unnamed_requests = 0
 
     def commit(
-        self, sent: SentEntry, tick: int, looked: Looked | None = None, behind: Node | None = None
+        self, sent: SentEntry, tick: int, looked: Looked | None = None, behind: int = 0
     ) -> Inserted:
         """Note what was sent, a later turn behind an end; return what of it was kept."""
         assert not isinstance(sent.system, str), "the index has digests"

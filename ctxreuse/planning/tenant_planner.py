@@ -486,7 +486,7 @@ class TenantPlanner:
             conversation=None if conversation is None else text_digest(repr(conversation)),
             history=len(request.history or ()),
         )
-        behind = conversations.end_of(conversation, turn.root) if request.history else None
+        behind = conversations.end_of(conversation, turn.root) if request.history else 0
         inserted = state.commit(entry, tick, chosen.looked, behind)
         if self._sharing is not None and not request.history:
             self._sharing.tell(told(self._sharing, entry))
@@ -494,7 +494,7 @@ class TenantPlanner:
             label_of = self._settings.templates.label_of
             shown = [(label_of(turn.blocks[key]), turn.blocks[key]) for key in sent.keys]
             opening = None if request.history else max(chosen.marks, default=-1)
-            conversations.remember(conversation, shown, inserted.end, turn.root, opening)
+            conversations.remember(conversation, shown, inserted.end.place, turn.root, opening)
         state.log.add(tick, entry)
         if turn.history.is_cut_short:
             self._tenants.note_limit("shown_blocks")

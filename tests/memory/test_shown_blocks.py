@@ -311,9 +311,9 @@ def test_a_turn_continues_where_its_conversation_last_ended_under_the_same_syste
     first, second = 1, 2
     conversations.remember("c", [], first, "system")
     assert conversations.end_of("c", "system") == first
-    assert conversations.end_of("c", None) is None
-    assert conversations.end_of("other", "system") is None
-    assert conversations.end_of(None, "system") is None
+    assert conversations.end_of("c", None) == 0
+    assert conversations.end_of("other", "system") == 0
+    assert conversations.end_of(None, "system") == 0
     conversations.remember("c", [], second, None)
     assert conversations.end_of("c", None) == second
 

@@ -84,7 +84,8 @@ class Sender:
         """Insert a later turn behind the end of one before."""
         self.now += 1
         weights = weights_of(letters, self._weights)
-        return self.index.extend(end, system, keys(letters), weights, request_id, self.now)
+        place = end.place if end else 0
+        return self.index.extend(place, system, keys(letters), weights, request_id, self.now)
 
     def evict(self, request_ids: Iterable[str | int]) -> Evicted:
         """Evict requests, one after the other."""
@@ -148,7 +149,7 @@ def check_index(index: PrefixIndex) -> None:
     nodes = nodes_of(index)
     inner = [node for node in nodes if node.parent is not None]
     for node in nodes:
-        assert index.holds(node)
+        assert index._places.get(node.place, node) is node
         assert node.children or node.parent is not None or node.ends
         for edge, child in node.children.items():
             assert child.parent is node
