@@ -42,8 +42,8 @@ class ShownBlock(NamedTuple):
     digest: bytes
 
 
-_Row: TypeAlias = tuple[BlockId, int, bytes]
-"""A shown block without its key; collections of garbage pass over a plain tuple of such values."""
+_Row: TypeAlias = tuple[BlockKey, BlockId, int, bytes]
+"""A shown block; collections of garbage pass over plain tuples of such values, and what has them"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class _Standing(NamedTuple):
 EMPTY_HISTORY = History({}, {})
 
 
-Shown: TypeAlias = Mapping[str, Mapping[BlockKey, _Row]]
+Shown: TypeAlias = Mapping[str, tuple[_Row, ...]]
 """The blocks that a conversation was sent, by label, the latest last."""
 
 
@@ -93,7 +93,7 @@ class _Record:
     root: Root
     last_use: int
     opening_mark: int = -1  # after how many blocks of its first turn a mark stands; -1 is none
-    shown: dict[str, dict[BlockKey, _Row]] = field(default_factory=dict)
+    shown: dict[str, tuple[_Row, ...]] = field(default_factory=dict)
     number: int = 0  # of these
     shown_size: int = 0  # of their ids, and of what was read
     reading: Reading | None = None  # None while somebody reads on
@@ -157,18 +157,21 @@ class Conversations:
         if opening_mark is not None:
             record.opening_mark = opening_mark
         for label, block in sent:
-            under = record.shown[label] = record.shown.pop(label, {})
-            if under.pop(block.key, None) is None:  # the latest stands last
+            under = record.shown.pop(label, ())
+            others = tuple([row for row in under if row[0] != block.key])
+            if len(others) == len(under):
                 record.number += 1
                 self._resize(record, id_size(block.id))
-            under[block.key] = block.id, len(block.text), block.digest
+            # the latest stands last
+            row = block.key, block.id, len(block.text), block.digest
+            record.shown[label] = (*others, row)
         while record.number > self._max_blocks:
-            label, oldest = next(iter(record.shown.items()))
-            block_id, *_ = oldest.pop(next(iter(oldest)))
-            if not oldest:
+            label, (oldest, *others) = next(iter(record.shown.items()))
+            record.shown[label] = tuple(others)
+            if not others:
                 del record.shown[label]
             record.number -= 1
-            self._resize(record, -id_size(block_id))
+            self._resize(record, -id_size(oldest[1]))
         while len(self._records) > self._max_conversations or self._is_oldest_idle():
             self.forget_oldest()
 
@@ -346,7 +349,7 @@ def without_blocks(
     wanted = {  # whichever of its blocks a text is taken for
         (label, digest)
         for label, under in recorded.items()
-        for block_id, _, digest in under.values()
+        for _, block_id, _, digest in under
         if (type(block_id), block_id) in named
     }
     copied = [copied_message(message) for message in messages]
@@ -470,7 +473,7 @@ class _Places:
         if self.is_cut_short or not (recorded or name in self.own):
             return None
         if name not in self._by_length:
-            known = [ShownBlock(key, *row) for key, row in (recorded or {}).items()]
+            known = [ShownBlock(*row) for row in recorded or ()]
             self._by_length[name] = _by_length([*known[::-1], *self.own.get(name, ())])
         digests: dict[int, bytes] = {}
         for ending in (self.templates.separator, "\n"):  # users join blocks in their own way

@@ -291,7 +291,7 @@ def test_the_sizes_of_the_ids_are_those_of_what_is_recorded(requests, max_blocks
         conversations.remember(conversation_id, sent, END, None)
     recorded = [one for name in range(3) for one in conversations.recorded(name).values()]
     assert conversations.shown_size == sum(
-        id_size(block_id) for some in recorded for block_id, *_ in some.values()
+        id_size(block_id) for some in recorded for _, block_id, *_ in some
     )
     for name in range(3):
         conversations.forget(name)
