@@ -166,9 +166,9 @@ class Conversations:
             row = block.key, block.id, len(block.text), block.digest
             record.shown[label] = (*others, row)
         while record.number > self._max_blocks:
-            label, (oldest, *others) = next(iter(record.shown.items()))
-            record.shown[label] = tuple(others)
-            if not others:
+            label, (oldest, *newer) = next(iter(record.shown.items()))
+            record.shown[label] = tuple(newer)
+            if not newer:
                 del record.shown[label]
             record.number -= 1
             self._resize(record, -id_size(oldest[1]))

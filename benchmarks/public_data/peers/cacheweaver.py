@@ -75,7 +75,7 @@ class CacheWeaverPlanner(ReusePlanner):
         )
         self._prefers_most_served = prefers_most_served
         self._served = PrefixIndex(capacity_tokens)
-        self._ends: dict[tuple[str, str | int | None], Node] = {}
+        self._ends: dict[tuple[str, str | int | None], int] = {}
         self._requests = 0
 
     def plan(
@@ -116,12 +116,12 @@ class CacheWeaverPlanner(ReusePlanner):
         name = _name(request.tenant, plan.request_id)
         self._requests += 1
         if request.history:
-            end = self._ends.get(conversation)
+            end = self._ends.get(conversation, 0)
             put = self._served.extend(end, root, keys, tokens, name, self._requests)
         else:
             put = self._served.insert(root, keys, tokens, name, self._requests)
         if request.conversation_id is not None:
-            self._ends[conversation] = put.end
+            self._ends[conversation] = put.end.place
 
 
 def _name(tenant: str, request_id: str | int) -> str:

@@ -196,16 +196,14 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
         except Exception as error:
             self._searching.note(error)
             return ""
-        memories, request = self._memories, asked("", None, None, None)
-        shown = memories.shown_memories(found, search, request)
-        if shown.to_look_up and inspect.iscoroutinefunction(self._source.get):
-            await memories.alook_up(shown, self._source.get)
-        elif shown.to_look_up:
-            await asyncio.to_thread(memories.look_up, shown, self._source.get)
-        if not (found or shown.outdated(())):
-            return ""
-        context = memories.context(found, search, request, shown)
-        return str(context) if context.plan is None else self._kept(context.plan)
+        memories, get = self._memories, self._source.get
+        known = found, search, asked("", None, None, None), get
+        if get is None or inspect.iscoroutinefunction(get):
+            context = await memories.acontext(*known)
+        else:
+            context = await asyncio.to_thread(memories.context, *known)
+        content = str(context)
+        return self._kept(context.plan) if content and context.plan is not None else content
 
     def shown_anew(self, content: str) -> str:
         """Return about what a `content` of this block would be if it were the first."""
