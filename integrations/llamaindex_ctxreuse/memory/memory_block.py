@@ -202,8 +202,10 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             context = await memories.acontext(*known)
         else:
             context = await asyncio.to_thread(memories.context, *known)
-        content = str(context)
-        return self._kept(context.plan) if content and context.plan is not None else content
+        request = context.request
+        if context.plan is None or not (request.blocks or request.outdated):
+            return str(context)
+        return self._kept(context.plan)
 
     def shown_anew(self, content: str) -> str:
         """Return about what a `content` of this block would be if it were the first."""
