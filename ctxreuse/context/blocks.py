@@ -242,13 +242,9 @@ def checked_blocks(name: str, blocks: Any) -> list[ContextBlock]:
 
 
 def texts_to_show(blocks: Iterable[ContextBlock]) -> list[ContextBlock]:
-    """Return blocks without those that are blank, and without repeats; see `distinct_texts`."""
-    return distinct_texts(block for block in blocks if block.text.strip())
-
-
-def distinct_texts(blocks: Iterable[ContextBlock]) -> list[ContextBlock]:
-    """Return blocks without those that repeat an earlier one's text under another id."""
+    """Return blocks without blank ones, and those that repeat an earlier one's text."""
     first: dict[bytes, ContextBlock] = {}
     for block in blocks:
-        first.setdefault(block.digest, block)
+        if block.text.strip():
+            first.setdefault(block.digest, block)
     return list(first.values())

@@ -182,10 +182,6 @@ class SentLog:
         self.words: SentWords | None = None  # made where somebody sees the prompts
         self.size = 0
 
-    def replay_edits(self, tenant: str) -> list[EditEntry]:
-        """Return how messages were sent."""
-        return [EditEntry(message, tenant, edit) for message, edit in self.edits.items()]
-
     def add(self, time: int, entry: Entry) -> None:
         """Remember an entry."""
         if isinstance(entry, SentEntry):

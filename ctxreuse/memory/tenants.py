@@ -143,12 +143,6 @@ _STEPS_A_HOLD = 64
 _NoteLost: TypeAlias = Callable[[str, RequestId, int | None], object]
 
 
-def _holder(request_id: RequestId, states: Iterable[TenantState]) -> TenantState | None:
-    """Return the only one of some tenants whose index holds a request; None if there is none."""
-    holding = [state for state in states if request_id in state.index]
-    return holding[0] if len(holding) == 1 else None
-
-
 class Hold:
     """A tenant's state, held for as long as the context lasts; then the bounds are enforced."""
 
@@ -329,19 +323,22 @@ class Tenants:
         note: _NoteLost = lambda *_: None,
         blocks: int | None = None,
     ) -> Evicted:
-        """Forget a tenant's requests, or all of them behind their first `blocks` blocks."""
+        """Forget a tenant's requests, or all of them behind their first `blocks` blocks.
+
+        Without a tenant, of the only one that has a request of this id.
+        """
         requests = tokens = 0
         unknown: list[RequestId] = []
         states = self._asked(tenant)
         for request_id in dict.fromkeys(request_ids):
-            gone, holder = None, _holder(request_id, states)
-            if holder is not None:
-                with Hold(self, holder):
+            gone, holders = None, [state for state in states if request_id in state.index]
+            if len(holders) == 1:
+                with Hold(self, holders[0]) as holder:
                     gone = holder.forget(request_id, blocks)
-            if holder is None or gone is None:
+            if gone is None:
                 unknown.append(request_id)
             else:
-                note(holder.name, request_id, blocks)
+                note(holders[0].name, request_id, blocks)
                 requests += 1
                 tokens += gone
         return Evicted(requests, tokens, tuple(unknown))
@@ -377,21 +374,13 @@ class Tenants:
                 heapq.heappush(heap, (oldest, number, state))
         return Evicted(0, gone, ())
 
-    def forget_conversation(self, conversation_id: str | int, tenant: str) -> bool:
-        """Forget what a conversation was shown; return whether it was known."""
-        known = self.known(tenant)
-        if known is None:
-            return False
-        with Hold(self, known) as state:
-            return state.conversations.forget(conversation_id)
-
     def replay(self) -> list[ToldEntry]:
         """Return what all tenants' logs hold, by time, without later turns."""
         logged, edits = list[Logged](), list[EditEntry]()
         for state in self._asked(None):
             with Hold(self, state):
                 logged += state.log.replay()
-                edits += state.log.replay_edits(state.name)
+                edits += [EditEntry(key, state.name, one) for key, one in state.log.edits.items()]
         logged.sort(key=attrgetter("time"))
         return [*(one.entry for one in logged), *edits]
 

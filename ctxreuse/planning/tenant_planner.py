@@ -265,7 +265,11 @@ class TenantPlanner:
 
     def end_conversation(self, conversation_id: str | int, tenant: str) -> bool:
         """Forget what a conversation was shown; return whether it was known."""
-        return self._tenants.forget_conversation(conversation_id, self._names.tenant(tenant))
+        name = self._names.tenant(tenant)
+        if self._tenants.known(name) is None:
+            return False
+        with self._tenants.holding(name) as state:
+            return state.conversations.forget(conversation_id)
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index and of all else that is remembered."""
