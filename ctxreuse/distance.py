@@ -1,4 +1,4 @@
-"""The papers' context distance under its public name."""
+"""The papers' distance between two contexts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from ctxreuse.context.checks import checked_list, checked_number
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.policy import paper
 
 __all__ = ["context_distance"]
 
@@ -34,10 +33,15 @@ def context_distance(
         InvalidRequestError: wrong type or out of range.
     """
     checked_number("alpha", alpha)
-    return paper.context_distance(_ids("ids_a", ids_a), _ids("ids_b", ids_b), alpha)
+    ranks_a, ranks_b = _ranks("ids_a", ids_a), _ranks("ids_b", ids_b)
+    shared = ranks_a.keys() & ranks_b.keys()
+    if not shared:
+        return 1.0
+    moved = sum(abs(ranks_a[block] - ranks_b[block]) for block in shared)
+    return 1 - len(shared) / max(len(ranks_a), len(ranks_b)) + alpha * moved / len(shared)
 
 
-def _ids(name: str, ids: Any) -> list[Hashable]:
+def _ranks(name: str, ids: Any) -> dict[Hashable, int]:
     known = list(ids) if isinstance(ids, str) else checked_list(name, ids, "a list of block ids")
     for one in known:
         try:
@@ -46,4 +50,4 @@ def _ids(name: str, ids: Any) -> list[Hashable]:
             raise InvalidRequestError(
                 f"{name} holds {describe(one)}; block ids are strings or integers"
             ) from None
-    return known
+    return {block: rank for rank, block in enumerate(dict.fromkeys(known))}

@@ -39,6 +39,16 @@ _SOME_LETTERS = "ABCD"
 _MOST_ENDINGS = 256  # lines that are looked at behind a label
 _MOST_LABELS = 64
 
+_FIELDS = {
+    "label": ("{letters}", "{id}"),
+    "block": ("{label} then {text}",),
+    "order": ("{order}",),
+    "location": ("{label}", "{labels}"),
+    "replaced": ("{label} then {old}",),
+    "withdrawn": ("{old}",),
+}
+"""What each template holds, in which order."""
+
 AnnotationPosition = Literal["before_question", "after_question"]
 
 
@@ -82,24 +92,13 @@ class Templates:
     order_position: AnnotationPosition = "before_question"
 
     def __post_init__(self) -> None:
-        for name, fields in (
-            ("label", ["{letters}", "{id}"]),
-            ("block", ["{label}", "{text}"]),
-            ("order", ["{order}"]),
-            ("location", ["{label}", "{labels}"]),
-            ("replaced", ["{label}", "{old}"]),
-            ("withdrawn", ["{old}"]),
-        ):
-            template, is_choice = getattr(self, name), name in ("label", "location")
-            allowed = [[field] for field in fields] if is_choice else [fields]
-            if (
-                not isinstance(template, str)
-                or re.findall(r"\{[^{}]*\}?|\}", template) not in allowed
-            ):
+        for name, allowed in _FIELDS.items():
+            template, each = getattr(self, name), "each " if len(allowed) == 1 else ""
+            found = re.findall(r"\{[^{}]*\}?|\}", template) if isinstance(template, str) else []
+            if " then ".join(found) not in allowed:
                 raise InvalidRequestError(
                     f"template {name} is {describe(template)}; it must hold "
-                    f"{' or '.join(fields) if is_choice else ' then '.join(fields)}, "
-                    f"{'' if is_choice else 'each '}once, and no other braces"
+                    f"{' or '.join(allowed)}, {each}once, and no other braces"
                 )
         checked_optional_integer("most_ranked", self.most_ranked, 1)
         for name in ("order_separator", "separator", "removed"):

@@ -172,7 +172,10 @@ class Conversations:
                 del record.shown[label]
             record.number -= 1
             self._resize(record, -id_size(oldest[1]))
-        while len(self._records) > self._max_conversations or self._is_oldest_idle():
+        idle_since = self._requests - self._max_idle
+        while len(self._records) > self._max_conversations or (
+            next(iter(self._records.values())).last_use < idle_since
+        ):
             self.forget_oldest()
 
     def _resize(self, record: _Record, size: int) -> None:
@@ -208,10 +211,6 @@ class Conversations:
 
     def _record(self, conversation_id: str | int | None) -> _Record | None:
         return None if conversation_id is None else self._records.get(conversation_id)
-
-    def _is_oldest_idle(self) -> bool:
-        oldest = next(iter(self._records.values()), None)
-        return oldest is not None and oldest.last_use < self._requests - self._max_idle
 
 
 class Reading:

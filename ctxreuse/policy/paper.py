@@ -6,7 +6,7 @@ schedule).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,19 +25,6 @@ MAX_CONTEXTS = 20_000
 
 _STEPS = 1 << 18
 _STEPS_A_BLOCK = 16
-
-
-def context_distance(
-    ids_a: Sequence[Hashable], ids_b: Sequence[Hashable], alpha: float = 0.001
-) -> float:
-    """Return Equation 1; see `ctxreuse.distance.context_distance`, which checks its arguments."""
-    ranks_a = {block: rank for rank, block in enumerate(dict.fromkeys(ids_a))}
-    ranks_b = {block: rank for rank, block in enumerate(dict.fromkeys(ids_b))}
-    shared = ranks_a.keys() & ranks_b.keys()
-    if not shared:
-        return 1.0
-    moved = sum(abs(ranks_a[block] - ranks_b[block]) for block in shared)
-    return 1 - len(shared) / max(len(ranks_a), len(ranks_b)) + alpha * moved / len(shared)
 
 
 def pairwise_distances(
@@ -147,7 +134,7 @@ def paper_order(context: Mapping[BlockKey, int], root: Node | None, alpha: float
 def _distance_below(
     rank: Mapping[BlockKey, int], above: int, moved: int, run: Sequence[BlockKey], alpha: float
 ) -> float:
-    """Return the `context_distance` of a context and the path to a child's end."""
+    """Return Equation 1 of a context and the path to a child's end."""
     shared = above
     for place, block in enumerate(run, above):
         other = rank.get(block)
