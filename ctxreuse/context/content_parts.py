@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.rendering import SentBlock, Templates, TurnPart, turn_pieces
+from ctxreuse.context.rendering import SentBlock, Templates, TurnPart, render_block
 
 
 class ContentPart(NamedTuple):
@@ -43,36 +43,47 @@ def cut(text: str, lengths: Iterable[int]) -> list[ContentPart]:
     return [*parts, ContentPart(text)]
 
 
-def separated(pieces: Sequence[str], separator: str) -> list[ContentPart]:
-    """Return a part for each piece of a text, with the separator between those that hold any."""
-    first = next((n for n, one in enumerate(pieces) if one), 0)
-    return [
-        ContentPart(separator + one if one and n > first else one) for n, one in enumerate(pieces)
-    ]
-
-
 def turn_parts(
     turn: Iterable[TurnPart],
     order_annotation: str | None,
     query: str,
     templates: Templates,
-    marks: Collection[int],
+    marks: Collection[int] = (),
     *,
     is_labelled: bool = True,
 ) -> list[ContentPart]:
-    """Return what `render_turn` returns cut into parts: each block is a part of its own."""
-    shown = [one for one in turn if isinstance(one, SentBlock) or one.annotation]
-    pieces = turn_pieces(shown, order_annotation, query, templates, is_labelled=is_labelled)
-    parts = separated(pieces, templates.separator)
+    """Return one turn's user message in parts: each block is one; empty texts have no lines."""
+    parts: list[ContentPart] = []
     number = 0
-    for position, one in enumerate(shown):
+    for one in turn:
         if isinstance(one, SentBlock):
             number += 1
-            label = one.label if is_labelled else ""
-            parts[position] = parts[position]._replace(
-                is_marked=number in marks, block=one.block, label=label
-            )
-    return parts
+            label, text = one.label if is_labelled else "", one.block.text
+            shown = render_block(label, text, templates) if is_labelled else text
+            parts.append(ContentPart(shown, number in marks, one.block, label))
+        elif one.annotation:
+            parts.append(ContentPart(one.annotation))
+    closing = [order_annotation, query]
+    if templates.order_position == "after_question":
+        closing.reverse()
+    parts += [ContentPart(piece) for piece in closing if piece]
+    first = next((n for n, one in enumerate(parts) if one.text), 0)
+    return [
+        one._replace(text=templates.separator + one.text) if one.text and n > first else one
+        for n, one in enumerate(parts)
+    ]
+
+
+def render_turn(
+    turn: Iterable[TurnPart],
+    order_annotation: str | None,
+    query: str,
+    templates: Templates,
+    *,
+    is_labelled: bool = True,
+) -> str:
+    """Return the content of one turn's user message."""
+    return joined(turn_parts(turn, order_annotation, query, templates, is_labelled=is_labelled))
 
 
 def without_blank_parts(parts: Iterable[ContentPart]) -> list[ContentPart]:

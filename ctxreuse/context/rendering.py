@@ -400,43 +400,6 @@ def render_block(label: str, text: str, templates: Templates) -> str:
     return templates.before_text(label) + text + templates.after_text
 
 
-def render_turn(
-    parts: Iterable[TurnPart],
-    order_annotation: str | None,
-    query: str,
-    templates: Templates,
-    *,
-    is_labelled: bool = True,
-) -> str:
-    """Return the content of one turn's user message; empty texts have no lines."""
-    pieces = turn_pieces(parts, order_annotation, query, templates, is_labelled=is_labelled)
-    return templates.separator.join(filter(None, pieces))
-
-
-def turn_pieces(
-    parts: Iterable[TurnPart],
-    order_annotation: str | None,
-    query: str,
-    templates: Templates,
-    *,
-    is_labelled: bool = True,
-) -> list[str]:
-    """Return what `render_turn` joins: a piece for each block, annotation and question."""
-    pieces: list[str] = []
-    for part in parts:
-        if not isinstance(part, SentBlock):
-            if part.annotation:
-                pieces.append(part.annotation)
-            continue
-        text = part.block.text
-        pieces.append(render_block(part.label, text, templates) if is_labelled else text)
-    closing = [order_annotation, query]
-    if templates.order_position == "after_question":
-        closing.reverse()
-    pieces += [piece for piece in closing if piece]
-    return pieces
-
-
 def render_messages(
     system: str | None, history: Sequence[Message] | None, content: str | None = None
 ) -> list[dict[str, Any]]:

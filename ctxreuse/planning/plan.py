@@ -9,7 +9,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest, OpenAIMessage
 from ctxreuse.context.checks import checked_integer, checked_kind
-from ctxreuse.context.content_parts import ContentPart, joined, turn_parts, without_blank_parts
+from ctxreuse.context.content_parts import (
+    ContentPart,
+    joined,
+    render_turn,
+    turn_parts,
+    without_blank_parts,
+)
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import (
@@ -18,7 +24,6 @@ from ctxreuse.context.rendering import (
     Templates,
     TurnPart,
     render_messages,
-    render_turn,
 )
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidRequestError, describe

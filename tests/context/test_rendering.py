@@ -9,6 +9,7 @@ from langchain_core.documents import Document
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache.prompt_ends import character_ends
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.content_parts import render_turn
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     Reference,
@@ -17,7 +18,6 @@ from ctxreuse.context.rendering import (
     message_texts,
     render_block,
     render_messages,
-    render_turn,
 )
 from langchain_ctxreuse import format_context
 

@@ -6,12 +6,12 @@ from steps import steps
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.context.blocks import ContextBlock, id_size, text_digest
+from ctxreuse.context.content_parts import render_turn
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
     Templates,
     render_block,
-    render_turn,
 )
 from ctxreuse.memory import conversations as module
 from ctxreuse.memory.conversations import Conversations, History, Reading

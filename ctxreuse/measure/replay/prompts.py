@@ -10,14 +10,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from ctxreuse.cache.provider_cache import PromptPiece
 from ctxreuse.cache.simulator import block_key
 from ctxreuse.context.blocks import BlockKey, ContextBlock
-from ctxreuse.context.content_parts import separated
+from ctxreuse.context.content_parts import render_turn, turn_parts
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     Reference,
     SentBlock,
     TurnPart,
-    render_turn,
-    turn_pieces,
     word_tokens,
 )
 from ctxreuse.context.tokens import estimate_tokens, well_formed
@@ -182,31 +180,20 @@ def prompt_pieces(
             said = _annotation_tokens(request)
             pieces.append(PromptPiece(f"question {request.query or number}", said))
         else:
-            for text, is_block in _cut_turn(request, corpus):
-                pieces.append(PromptPiece(text, count(text)))
-                if is_block:
+            for part in turn_parts(
+                _shown(request, corpus),
+                request.order_annotation,
+                request.query,
+                DEFAULT_TEMPLATES,
+                is_labelled=request.is_labelled,
+            ):
+                pieces.append(PromptPiece(part.text, count(part.text)))
+                if part.block is not None:
                     block_ends.append(len(pieces))
         turn_ends = [*(before.turn_ends if before else ()), len(pieces)]
         return CutPrompt(pieces, turn_ends, block_ends)
 
     return _in_turns(planned, prompt)
-
-
-def _cut_turn(request: PlannedRequest, corpus: Corpus) -> Iterator[tuple[str, bool]]:
-    """Yield the texts that a turn is cut into, each with whether it is a block."""
-    shown = [
-        part for part in _shown(request, corpus) if isinstance(part, SentBlock) or part.annotation
-    ]
-    texts = turn_pieces(
-        shown,
-        request.order_annotation,
-        request.query,
-        DEFAULT_TEMPLATES,
-        is_labelled=request.is_labelled,
-    )
-    for position, part in enumerate(separated(texts, DEFAULT_TEMPLATES.separator)):
-        is_block = position < len(shown) and isinstance(shown[position], SentBlock)
-        yield part.text, is_block
 
 
 def _content(request: PlannedRequest, corpus: Corpus) -> str:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.content_parts import render_turn
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages, render_turn
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Strategy
