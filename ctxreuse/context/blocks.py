@@ -47,6 +47,12 @@ def encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def id_name(name: BlockId) -> str:
+    """Return a text that tells an id from all others: "1" is not 1."""
+    # hexadecimal: decimal conversion of integers stops at 4,300 digits
+    return "s" + name if isinstance(name, str) else f"i{int(name):x}"
+
+
 def text_hash(text: str = "") -> hashlib.blake2b:
     """Return a hash of 16 bytes of a text, to go on with."""
     return hashlib.blake2b(encoded(text), digest_size=_DIGEST_BYTES)
@@ -87,12 +93,7 @@ class ContextBlock:
         digest = text_digest(self.text)
         if self.id is None:
             object.__setattr__(self, "id", f"sha-{digest.hex()}")
-        if isinstance(self.id, str):
-            name = b"s" + self.id.encode("utf-8", "surrogatepass")
-        elif isinstance(self.id, Integral):
-            # hexadecimal: decimal conversion of integers stops at 4,300 digits
-            name = b"i" + format(int(self.id), "x").encode()
-        else:
+        if not isinstance(self.id, (str, Integral)):
             raise InvalidBlockError(
                 f"a block's id must be a string or an integer, not {describe(self.id)}; "
                 "leave it out to derive it from the text"
@@ -104,6 +105,7 @@ class ContextBlock:
                     "give an integer from 0, or None to have it counted"
                 )
             object.__setattr__(self, "tokens", int(self.tokens))  # numpy's integers overflow
+        name = encoded(id_name(self.id))
         key = hashlib.blake2b(digest + name, digest_size=_DIGEST_BYTES).digest()
         object.__setattr__(self, "digest", digest)
         object.__setattr__(self, "key", BlockKey(key))

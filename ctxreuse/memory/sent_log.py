@@ -139,15 +139,10 @@ class SentWords:
         self._fronts: LRUMap[bytes, bool] = LRUMap(_MOST_FRONTS)
 
     def note(self, prompt: bytes, words: Iterable[str]) -> tuple[list[str], bool]:
-        """Note a prompt that shows contexts, and the lines around them.
+        """Note what a named prompt says outside of known texts; return the application's lines.
 
-        Args:
-            prompt: Names it: the same one may come again.
-            words: What it says outside of known texts.
-
-        Returns:
-            The lines that other prompts had, too, which are the application's; until two prompts
-            were seen, all. And whether these are too few to tell what changes.
+        These are those that other prompts had, too; until two were seen, all. And return whether
+        these are too few to tell what changes.
         """
         lines = [line for text in words for line in text.splitlines() if line.strip()]
         name, own = hash(prompt) or 1, list[str]()

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from types import EllipsisType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest, OpenAIMessage
+from ctxreuse.context.blocks import (
+    BlockId,
+    BlockKey,
+    ContextBlock,
+    ContextRequest,
+    OpenAIMessage,
+    id_name,
+)
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.content_parts import (
     ContentPart,
@@ -369,12 +376,12 @@ def group_of(plan: Plan) -> tuple[str, ...]:
         return request.tenant, "system", request.system or ""
     if request.conversation_id is not None and not plan.is_labelled:
         # without labels, later turns cannot tell which block the first one began with
-        return request.tenant, "conversation", _name(request.conversation_id)
+        return request.tenant, "conversation", id_name(request.conversation_id)
     first = _leading(plan)
     if first:
         return request.tenant, "block", request.system or "", first[0]
     if request.history and request.conversation_id is not None:
-        return request.tenant, "conversation", _name(request.conversation_id)
+        return request.tenant, "conversation", id_name(request.conversation_id)
     return request.tenant, "system", request.system or ""
 
 
@@ -392,10 +399,5 @@ def shard_of(plan: Plan) -> tuple[str, ...]:
 def _leading(plan: Plan) -> list[str]:
     """Return the names of the blocks that a prompt begins with, those of earlier turns included."""
     if plan.request.history:
-        return [_name(block_id) for block_id in plan.labels.values()]
-    return [_name(block.id) for block in plan.blocks]
-
-
-def _name(name: BlockId) -> str:
-    # hexadecimal: decimal conversion of integers stops at 4,300 digits
-    return f"s{name}" if isinstance(name, str) else f"i{int(name):x}"
+        return [id_name(block_id) for block_id in plan.labels.values()]
+    return [id_name(block.id) for block in plan.blocks]

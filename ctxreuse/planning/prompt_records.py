@@ -163,12 +163,7 @@ class PromptRecords:
             return self._counts.copy()
 
     def count(self, kind: str, outcomes: Iterable[str]) -> Counter[str]:
-        """Count what became of prompts.
-
-        Returns:
-            What became of the latest ones that a kind of wrapper has sent, back to one that shows a
-            context that was planned.
-        """
+        """Count what became of a wrapper's prompts; return that of all since one was planned."""
         with self._lock:
             silent = self._silent.setdefault(kind, Counter())
             for one in outcomes:

@@ -350,11 +350,7 @@ class _ClassTotals:
                 setattr(self, one.name, mine + others)
 
     def saved_by_order(self) -> tuple[float, float]:
-        """Return the tokens that the order saves, those of a sample for others, too.
-
-        Returns:
-            The tokens, and two standard errors, by the differences between the sample's groups.
-        """
+        """Return the tokens that the order saves, as a sample has it, and two standard errors."""
         tokens, saved = self.tokens, self.by_order
         rest = tokens.total() - tokens[WHOLE]
         sampled, sample = rest - tokens[OTHERS], [group for group in tokens if group >= 0]
