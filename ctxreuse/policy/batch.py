@@ -46,23 +46,19 @@ def arrange(
 def _with_later_turns(requests: Sequence[ContextRequest], execution: list[int]) -> list[int]:
     """Insert the later turns, and put the turns of each conversation in input order."""
     conversations = [_conversation(request) for request in requests]
-    first_turn = {
-        conversations[position]: position
-        for position in reversed(execution)
-        if conversations[position] is not None
-    }
-    followers: dict[Hashable, list[int]] = {}
+    place_of: dict[Hashable, int] = {}  # where a conversation's first turn runs
+    keys: dict[int, tuple[int, bool, int]] = {}
+    for place, position in enumerate(execution):
+        keys[position] = place, False, position
+        if conversations[position] is not None:
+            place_of.setdefault(conversations[position], place)
     for position, request in enumerate(requests):
         if request.history:
             conversation = conversations[position]
-            leader = first_turn.get(conversation, ("not here", conversation))
-            followers.setdefault(position if conversation is None else leader, []).append(position)
-    order: list[int] = []
-    for position in execution:
-        order.append(position)
-        order += followers.pop(position, [])
-    for waiting in followers.values():
-        order += waiting
+            name = position if conversation is None else conversation
+            place = place_of.setdefault(name, len(requests) + position)  # at the end
+            keys[position] = place, True, position
+    order = sorted(keys, key=keys.__getitem__)
 
     places: dict[Hashable, list[int]] = {}
     for place, position in enumerate(order):
