@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from operator import add, attrgetter, gt, sub
-from typing import Final, TypeAlias
+from typing import Final
 
 from ctxreuse.context.blocks import BlockKey, id_size
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -138,9 +138,6 @@ _LIMITS = "cached_paths", "greedy_paths", "continuations", "paper_orders", "show
 """The bounds on the work of a plan; see `IndexStatistics.limits_reached`."""
 
 _STEPS_A_HOLD = 64
-
-
-_NoteLost: TypeAlias = Callable[[str, RequestId, int | None], object]
 
 
 class Hold:
@@ -320,7 +317,7 @@ class Tenants:
         self,
         request_ids: Iterable[RequestId],
         tenant: str | None = None,
-        note: _NoteLost = lambda *_: None,
+        note: Callable[[str, RequestId, int | None], object] = lambda *_: None,
         blocks: int | None = None,
     ) -> Evicted:
         """Forget a tenant's requests, or all of them behind their first `blocks` blocks.
