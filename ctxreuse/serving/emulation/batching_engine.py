@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import accumulate, repeat
 from typing import NamedTuple
 
 from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator, RunningPrompt
@@ -116,9 +114,6 @@ class BatchingEngine:
         self._readers: dict[BatchedRequest, None] = {}
         self._loop: asyncio.AbstractEventLoop | None = None  # in which steps are going on
         self._step_ends = 0.0
-        # when each of the steps ends that no reader hears of: one timer is enough for them
-        self._quiet_ends: list[float] = []
-        self._quiet_timer: asyncio.TimerHandle | None = None
 
     @property
     def has_work(self) -> bool:
@@ -180,19 +175,13 @@ class BatchingEngine:
                 progressed.append(request)
         return BatchStep(duration_s, tuple(finished), tuple(progressed))
 
-    def _nobody_begins(self) -> bool:
-        """Return whether no request can begin until another one comes or a running one ends."""
-        return (
-            not self._waiting
-            or len(self._decoding) >= self._max_running
-            or self._waiting[0] is self._without_room
-        )
-
     def _begin_next(self) -> BatchedRequest | None:
         """Begin the first request of the queue; return None if none can begin."""
-        if self._nobody_begins():
+        if not self._waiting or len(self._decoding) >= self._max_running:
             return None
         request = self._waiting[0]
+        if request is self._without_room:
+            return None
         request.running = self.cache.start(request.tokens, room_for=len(request.answer))
         if request.running is None:
             self._without_room = request
@@ -231,12 +220,10 @@ class BatchingEngine:
 
     async def _answered(self, request: BatchedRequest) -> AsyncGenerator[int, None]:
         loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            self._end_quiet_steps()
         self.submit(request)
         self._readers[request] = None
         if self._loop is not loop:  # nothing goes on, or it went on in a loop that is gone
-            self._loop, self._step_ends, self._quiet_timer = loop, loop.time(), None
+            self._loop, self._step_ends = loop, loop.time()
             loop.call_soon(self._begin_step)
         read = 0
         try:
@@ -245,8 +232,6 @@ class BatchingEngine:
                 yield read
         finally:
             if read < len(request.answer):
-                if self._loop is loop:
-                    self._end_quiet_steps()
                 self.abort(request)
             del self._readers[request]
 
@@ -255,16 +240,6 @@ class BatchingEngine:
             self._loop = None
             return
         assert self._loop is not None
-        if self._decoding and not self._prefilling and self._nobody_begins():
-            quiet = self._decoding[0][0] - self._step - 1
-            if quiet:
-                duration_s = self._rates.step_s(0, len(self._decoding)) / self._speed
-                ends = accumulate(repeat(duration_s, quiet), initial=self._step_ends)
-                self._quiet_ends = list(ends)[1:]
-                self._quiet_timer = self._loop.call_at(
-                    self._quiet_ends[-1], self._loop.call_soon, self._end_quiet_steps
-                )
-                return
         try:
             step = self.step()
         except Exception as error:  # such as token ids that are no numbers: every reader must hear
@@ -276,20 +251,6 @@ class BatchingEngine:
         self._step_ends += step.duration_s / self._speed
         # what else is due at that time comes first, and so is part of the next step
         self._loop.call_at(self._step_ends, self._loop.call_soon, self._end_step, step)
-
-    def _end_quiet_steps(self) -> None:
-        """End them with the step that is running, since something will change."""
-        timer, self._quiet_timer = self._quiet_timer, None
-        if timer is None:
-            return
-        assert self._loop is not None
-        timer.cancel()
-        ends = self._quiet_ends
-        last = min(bisect_left(ends, self._loop.time()), len(ends) - 1)
-        self._step += last + 1
-        self.generated_tokens += (last + 1) * len(self._decoding)
-        self._step_ends = ends[last]
-        self._loop.call_at(self._step_ends, self._loop.call_soon, self._begin_step)
 
     def _end_step(self, step: BatchStep) -> None:
         for request in (*step.progressed, *step.finished):
