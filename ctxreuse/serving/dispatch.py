@@ -12,9 +12,9 @@ from ctxreuse.context.checks import check_function, checked_integer, checked_kin
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.pipeline.leader_first import LeaderFirst, leaders, leaders_needed
-from ctxreuse.pipeline.ordered_release import OrderedQueue, Slot
+from ctxreuse.pipeline.ordered_release import OrderedQueue, Slot, TaskWaiter
 from ctxreuse.planning.plan import BatchPlan, Plan
-from ctxreuse.serving.aio.concurrency import all_in_order
+from ctxreuse.serving.aio.concurrency import all_of
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.engine_client import EngineClient
 
@@ -133,13 +133,15 @@ class _Dispatch:
         """Send all requests; if that is cancelled or fails, cancel those that run."""
         self._leading = LeaderFirst(self.queue, self._slots, leaders)
         try:
-            return await all_in_order(self._slots, self._send)
+            return await all_of(map(self._send, self._slots))
         finally:
-            for position, plan in enumerate(self.plans):
-                if position not in self._outcomes:
-                    self.client.forget(plan)
+            for slot in self._slots:
+                slot.leave()
+                if slot.item not in self._outcomes:
+                    self.client.forget(self.plans[slot.item])
 
     async def _send(self, slot: Slot[int, None]) -> Outcome:
+        await TaskWaiter(slot).wait()
         position = slot.item
         plan = self.plans[position]
         let_go = partial(self._leading.release, slot)
@@ -157,4 +159,5 @@ class _Dispatch:
         let_go()
         if self.progress is not None:
             self.progress(len(self._outcomes), len(self.plans))
+        slot.leave()  # not if it fails: that would let another one start
         return outcome

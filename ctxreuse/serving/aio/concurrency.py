@@ -11,9 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
-from ctxreuse.pipeline.ordered_release import Slot, TaskWaiter
 
-_AnySlot = TypeVar("_AnySlot", bound=Slot[Any, Any])
 _Result = TypeVar("_Result")
 
 
@@ -168,22 +166,3 @@ async def all_of(works: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def all_in_order(
-    slots: Iterable[_AnySlot], work: Callable[[_AnySlot], Awaitable[_Result]]
-) -> list[_Result]:
-    """Return what slots' works return, in order; each starts once released, none after an error."""
-
-    async def run(slot: _AnySlot) -> _Result:
-        await TaskWaiter(slot).wait()
-        result = await work(slot)
-        slot.leave()  # not if it fails: that would let another one start
-        return result
-
-    slots = list(slots)
-    try:
-        return await all_of(map(run, slots))
-    finally:
-        for slot in slots:
-            slot.leave()
