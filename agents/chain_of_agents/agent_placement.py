@@ -131,7 +131,7 @@ class AgentPlacement:
     def _note_documents(self, tenant: str) -> None:
         assigner = self._assigners.peek(tenant)
         if isinstance(assigner, DocumentAffinity):
-            self._documents.note(tenant, assigner.parts["documents"].entries)
+            self._documents.note(tenant, len(assigner))
 
     def _look_at_engines(self) -> None:
         """Place agents whose engine is gone; forget what agents had read on emptied engines."""

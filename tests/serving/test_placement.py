@@ -14,7 +14,14 @@ from python_processes import python
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
-from ctxreuse.serving.pool.placement import Document, DocumentAffinity, assign, rendezvous_order
+from ctxreuse.serving.pool import placement
+from ctxreuse.serving.pool.placement import (
+    DEFAULT_BOUND,
+    Document,
+    DocumentAffinity,
+    assign,
+    rendezvous_order,
+)
 
 DATA = os.environ.get("CTXREUSE_DATA")
 UNBOUNDED = 1e9
@@ -245,28 +252,20 @@ def test_without_agents_nothing_is_assigned():
 
 @pytest.mark.parametrize("bound", [0.99, -1, "2", None, float("nan"), float("inf")])
 def test_a_bound_that_is_no_number_from_1_is_refused(bound):
-    for call in (lambda: new(documents(1), [0], bound=bound), lambda: DocumentAffinity(bound)):
-        with pytest.raises(InvalidRequestError, match="the bound must be a number from 1, not"):
-            call()
+    with pytest.raises(InvalidRequestError, match="the bound must be a number from 1, not"):
+        DocumentAffinity(bound)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"window_tokens": 0}, "window_tokens must be an integer from 1, not 0 (int)"),
-        ({"slack_tokens": -1}, "slack_tokens must be an integer from 0, not -1 (int)"),
-        ({"max_documents": 0.5}, "max_documents must be an integer from 1, not 0.5 (float)"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(arguments, message):
-    with pytest.raises(InvalidRequestError) as caught:
-        DocumentAffinity(**arguments)
-    assert str(caught.value) == message
-
-
-def loose_homes(**arguments):
+def loose_homes():
     """Return homes in which nobody ever has too much to do."""
-    return DocumentAffinity(UNBOUNDED, **arguments)
+    return DocumentAffinity(UNBOUNDED)
+
+
+def homes_of(monkeypatch, bound=DEFAULT_BOUND, window_tokens=1_000_000):
+    """Return homes with such a window, and no slack."""
+    monkeypatch.setattr(placement, "_SLACK_TOKENS", 0)
+    monkeypatch.setattr(placement, "_WINDOW_TOKENS", window_tokens)
+    return DocumentAffinity(bound)
 
 
 def test_a_document_stays_where_it_was_read_when_agents_come():
@@ -301,8 +300,8 @@ def test_what_a_forgotten_agent_has_read_is_hashed_like_new_or_stays_with_anothe
     assert homes.assign([one], range(9)) == [1]
 
 
-def test_a_forgotten_agent_has_nothing_to_do_and_an_unknown_one_is_no_error():
-    homes = DocumentAffinity(slack_tokens=0, bound=1)
+def test_a_forgotten_agent_has_nothing_to_do_and_an_unknown_one_is_no_error(monkeypatch):
+    homes = homes_of(monkeypatch, bound=1)
     homes.assign(documents(20), [0])
     homes.forget_agent(0)
     homes.forget_agent("unknown")
@@ -311,11 +310,14 @@ def test_a_forgotten_agent_has_nothing_to_do_and_an_unknown_one_is_no_error():
     assert sorted(homes.assign(documents(2), [0, 1])) == [0, 1]
 
 
-def test_documents_and_homes_are_bounded_and_the_oldest_go_first():
-    homes, read = loose_homes(max_documents=10), documents(12)
+def test_homes_are_bounded_and_the_oldest_documents_go_first():
+    homes, read = loose_homes(), documents(12)
     homes.assign(read[:10], [0])
     homes.assign(read[:1], [0])  # used again
     homes.assign(read[10:], [0])
+    for left in (11, 10):
+        homes.forget_oldest()
+        assert len(homes) == left
     assert [int(key) for key in homes._readers] == [3, 4, 5, 6, 7, 8, 9, 0, 10, 11]
     assert all(home == 0 for home in homes.assign(read[3:] + read[:1], range(50)))
     homes, one = loose_homes(), document("d")
@@ -324,8 +326,8 @@ def test_documents_and_homes_are_bounded_and_the_oldest_go_first():
     assert list(homes._readers[one.key]) == [2, 0, 3, 4]
 
 
-def test_loads_fade_so_that_they_never_exceed_the_window():
-    homes = DocumentAffinity(window_tokens=1_000)
+def test_loads_fade_so_that_they_never_exceed_the_window(monkeypatch):
+    homes = homes_of(monkeypatch, window_tokens=1_000)
     homes.assign([document("early")], [0])
     assert homes._loads == {0: 100}
     homes.assign(documents(200), [1])
@@ -333,8 +335,8 @@ def test_loads_fade_so_that_they_never_exceed_the_window():
     assert 1_000 < homes._loads[1] < 1_060  # 100 / (1 - exp(-100 / 1,000)) = 1,051
 
 
-def test_an_agent_that_was_busy_long_ago_gets_documents_again():
-    homes = DocumentAffinity(1, window_tokens=1_000, slack_tokens=0)
+def test_an_agent_that_was_busy_long_ago_gets_documents_again(monkeypatch):
+    homes = homes_of(monkeypatch, bound=1, window_tokens=1_000)
     homes.assign(documents(50), [0])
     later = homes.assign([document(f"later {n}") for n in range(100)], [0, 1])
     assert later[:5] == [1] * 5
@@ -344,13 +346,13 @@ def test_an_agent_that_was_busy_long_ago_gets_documents_again():
 @small
 @given(st.lists(many_documents, max_size=5), some_agents)
 def test_homes_assign_like_the_function_with_what_they_remember(batches, agents):
-    homes = DocumentAffinity(window_tokens=2_000, slack_tokens=0, max_documents=8)
+    homes = DocumentAffinity()
     for batch in batches:
-        expected = assign(batch, agents, dict(homes._loads), dict(homes._readers))
+        known = dict(homes._loads), dict(homes._readers)
+        expected = assign(batch, agents, *known, slack_tokens=placement._SLACK_TOKENS)
         assert homes.assign(batch, agents) == expected
         latest = {one.key: agent for one, agent in zip(batch, expected, strict=True)}
         assert all(agent in homes._readers.get(key, {agent}) for key, agent in latest.items())
-        assert len(homes._readers) <= 8
 
 
 @functools.cache

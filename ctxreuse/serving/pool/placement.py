@@ -22,8 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from ctxreuse.context.checks import checked_integer, checked_number
-from ctxreuse.context.lru_map import PartSize
+from ctxreuse.context.checks import checked_number
 from ctxreuse.errors import InvalidRequestError
 
 Agent: TypeAlias = str | int
@@ -39,6 +38,10 @@ _SLACK_OF_READERS = 4
 _SLACK_OF_NEW = 0.75
 """How far above the mean, in means, an agent that takes a new document may be while there is little
 load: less than 1, so that of two documents for two agents each gets one."""
+
+_SLACK_TOKENS = 4_096
+_WINDOW_TOKENS = 1_000_000
+"""Of so many tokens, the latest, each agent's part is its load."""
 
 _MAX_READERS = 4
 """Agents remembered for a document that is too much in demand for one."""
@@ -68,7 +71,6 @@ def assign(
     """Return the one agent for each document; none goes over the bound while another has room."""
     if not agents:
         raise InvalidRequestError("there is no agent to assign documents to")
-    checked_number("the bound", bound, 1)
     affinity = affinity or {}
     loaded = _Loads(agents, loads, engines or {}, bound)
     assigned = []
@@ -133,19 +135,10 @@ class _Loads:
 
 
 class DocumentAffinity:
-    """Remembers who read which document, and each one's part of the latest `window_tokens`."""
+    """Remembers who read which document, and each one's part of the latest tokens."""
 
-    def __init__(
-        self,
-        bound: float = DEFAULT_BOUND,
-        window_tokens: int = 1_000_000,
-        slack_tokens: int = 4_096,
-        max_documents: int = 200_000,
-    ) -> None:
+    def __init__(self, bound: float = DEFAULT_BOUND) -> None:
         self._bound = checked_number("the bound", bound, 1)
-        self._window_tokens = checked_integer("window_tokens", window_tokens, 1)
-        self._slack_tokens = checked_integer("slack_tokens", slack_tokens)
-        self._max_documents = checked_integer("max_documents", max_documents, 1)
         self._readers: OrderedDict[bytes, dict[Agent, None]] = OrderedDict()
         self._loads: dict[Agent, float] = {}
 
@@ -176,7 +169,7 @@ class DocumentAffinity:
             readers,
             engines,
             self._bound,
-            self._slack_tokens,
+            _SLACK_TOKENS,
         )
 
     def note(self, documents: Sequence[Document], assigned: Sequence[Agent]) -> None:
@@ -184,10 +177,9 @@ class DocumentAffinity:
         for document, agent in zip(documents, assigned, strict=True):
             self._note(document, agent)
 
-    @property
-    def parts(self) -> dict[str, PartSize]:
-        """How many documents are remembered, and how many may be."""
-        return {"documents": PartSize(len(self._readers), self._max_documents)}
+    def __len__(self) -> int:
+        """Return how many documents are remembered; who keeps it bounds them."""
+        return len(self._readers)
 
     def forget_oldest(self) -> None:
         """Forget the least recently assigned document, if there is one."""
@@ -209,9 +201,7 @@ class DocumentAffinity:
         if len(readers) > _MAX_READERS:
             del readers[next(iter(readers))]
         self._readers.move_to_end(document.key)
-        if len(self._readers) > self._max_documents:
-            self.forget_oldest()
-        fading = math.exp(-document.tokens / self._window_tokens)
+        fading = math.exp(-document.tokens / _WINDOW_TOKENS)
         for one in self._loads:
             self._loads[one] *= fading
         self._loads[agent] = self._loads.get(agent, 0.0) + document.tokens
