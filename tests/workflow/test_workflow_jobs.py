@@ -10,13 +10,15 @@ from ctxreuse.workflow.vector_search.costs import ScanLoad
 from ctxreuse.workflow.vector_search.handle import SearchHandle
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.scan_queue import ScanBatch
-from ctxreuse.workflow.vector_search.scheduler import ScanJob, Scanned
+from ctxreuse.workflow.vector_search.scheduler import ScanJob
+from ctxreuse.workflow.vector_search.top_k import ClusterFindings
 
 
 def scanned(index, batch):
-    outcome = ScanJob(batch, index, lambda: 0.0, 0.0, False).run()
-    assert isinstance(outcome, Scanned)
-    return outcome.found
+    job = ScanJob(batch, index, lambda: 0.0, 0.0)
+    job.run()
+    assert isinstance(job.found, ClusterFindings)
+    return job.found
 
 
 @pytest.mark.parametrize("metric", METRICS)

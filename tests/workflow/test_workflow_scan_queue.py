@@ -10,6 +10,7 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxreuse.workflow.vector_search import scan_queue
 from ctxreuse.workflow.vector_search.costs import ScanCosts
 from ctxreuse.workflow.vector_search.handle import SearchHandle
 from ctxreuse.workflow.vector_search.scan_queue import ScanBatch, ScanQueue
@@ -39,14 +40,13 @@ class Corpus:
         for number in ids:
             self.members[draw.randrange(CLUSTERS - 1)].append(number)
 
-    def queue(self, **options: Any) -> ScanQueue:
+    def queue(self) -> ScanQueue:
         sizes = np.array([len(ids) for ids in self.members], dtype=np.int64)
         return ScanQueue(
             sizes,
             ScanCosts(DIMENSION),
             dimension=DIMENSION,
             higher_is_better=self.higher_is_better,
-            **options,
         )
 
     def score(self, query: int, number: int) -> float:
@@ -118,8 +118,13 @@ orders = st.permutations(range(CLUSTERS)).flatmap(
 def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
     data, seed, higher_is_better, kept, shared_by
 ):
-    corpus = Corpus(seed, higher_is_better)
-    queue = corpus.queue(shared_by=shared_by)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan_queue, "SHARED_BY", shared_by)
+        check_searches(data, Corpus(seed, higher_is_better), kept, shared_by)
+
+
+def check_searches(data: Any, corpus: Corpus, kept: int, shared_by: int) -> None:
+    queue = corpus.queue()
     draw = Random(data.draw(st.integers(0, 2**16), label="seed of what happens"))
     given_ = data.draw(
         st.lists(st.tuples(orders, st.integers(1, 8), st.integers(0, 3)), min_size=1, max_size=8)
@@ -217,8 +222,9 @@ def test_who_is_due_first_chooses_and_whoever_needs_the_same_joins():
     assert following.clusters.tolist() == [0]
 
 
-def test_only_the_most_urgent_share_a_scan():
-    queue = Corpus(0, False).queue(shared_by=2)
+def test_only_the_most_urgent_share_a_scan(monkeypatch):
+    monkeypatch.setattr(scan_queue, "SHARED_BY", 2)
+    queue = Corpus(0, False).queue()
     searches = [search_for(number, [4], due=float(-number)) for number in range(5)]
     for search in searches:
         queue.add(search)
@@ -328,7 +334,6 @@ def test_what_nobody_waits_for_is_scanned_only_where_nobody_waits():
     batch = queue.next_batch(100.0)
     assert batch is not None
     assert batch.searches == (awaited,)
-    assert queue.next_batch(100.0, only_awaited=True) is None
     following = queue.next_batch(100.0)
     assert following is not None
     assert following.searches == (ahead,)

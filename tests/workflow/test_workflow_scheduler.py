@@ -23,6 +23,13 @@ def ticking_scheduler() -> SearchScheduler:
     )
 
 
+def embed_all(scheduler: SearchScheduler) -> None:
+    embedding = scheduler.next_job()
+    assert embedding is not None
+    embedding.run()
+    scheduler.finish(embedding)
+
+
 @given(seed=st.integers(0, 9_999), searches=st.integers(40, 120))
 def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(seed, searches):
     draw = Random(seed)
@@ -56,8 +63,8 @@ def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(seed,
             scheduler.return_job(some_job())
         elif jobs:
             job = some_job()
-            updates = scheduler.finish(job, job.run())
-            assert all(has_ended and search.outcome for search, has_ended in updates)
+            job.run()
+            assert all(search.outcome for search in scheduler.finish(job))
             take_next()
         while scheduler.starts_worker():
             take_next()
@@ -68,24 +75,19 @@ def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(seed,
         assert found == plain_search(search.text, search.k)
     for search in all_searches:
         scheduler.remove(search)
-    assert not scheduler._chosen
     assert sorted(scheduler._queue._free) == list(range(len(scheduler._queue._found)))
 
 
-def test_where_many_wait_batches_are_chosen_several_at_a_time():
+def test_a_worker_that_fails_ends_all_searches_and_keeps_nothing():
     scheduler = ticking_scheduler()
     for number in range(40):
         scheduler.add(SearchHandle(f"passage {number}", 3, float(number)))
     assert scheduler.starts_worker()
-    embedding = scheduler.next_job()
-    assert embedding is not None
-    scheduler.finish(embedding, embedding.run())
+    embed_all(scheduler)
     assert scheduler.next_job() is not None
-    assert len(scheduler._chosen) == 2
     failed = scheduler.give_up(RuntimeError("a fault"))
-    assert {(type(search.outcome), ended) for search, ended in failed} == {(RuntimeError, True)}
+    assert {type(search.outcome) for search in failed} == {RuntimeError}
     assert len(failed) == 40
-    assert not scheduler._chosen
     assert len(scheduler) == 0
 
 
@@ -94,9 +96,7 @@ def test_without_a_last_search_the_nearest_cluster_comes_first():
     search = SearchHandle("passage 1", 3, 0.0)
     scheduler.add(search)
     assert scheduler.starts_worker()
-    embedding = scheduler.next_job()
-    assert embedding is not None
-    scheduler.finish(embedding, embedding.run())
+    embed_all(scheduler)
     _, clusters = corpus_retriever().prepare(["passage 1"], [3])
     assert search.clusters.tolist() == clusters[0].tolist()
     assert search.recalled is None

@@ -46,25 +46,17 @@ class GenerationAnswer:
     def __init__(self, request: GenerationRequest, stream: AsyncGenerator[Piece, None]) -> None:
         self.request = request
         self.tokens = 0
-        self._pieces: list[Piece] = []
-        self._received = asyncio.Event()
+        self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()  # None behind the last one
         self.receiving = asyncio.ensure_future(self._receive(stream))
         self.receiving.add_done_callback(self._note_end)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield all pieces, those first that have come already."""
-        given = 0
-        while True:
-            while given < len(self._pieces):
-                given += 1
-                yield self._pieces[given - 1]
-            if self.receiving.done():
-                if self.receiving.cancelled():  # no node reads an answer that was cancelled here
-                    raise RuntimeError("the model's stream was cancelled from elsewhere")
-                self.receiving.result()
-                return
-            self._received.clear()
-            await self._received.wait()
+        """Yield all pieces, those first that have come already; for one reader."""
+        while (piece := await self._pieces.get()) is not None:
+            yield piece
+        if self.receiving.cancelled():  # no node reads an answer that was cancelled here
+            raise RuntimeError("the model's stream was cancelled from elsewhere")
+        self.receiving.result()
 
     async def cancel(self) -> None:
         """Close the stream, and wait until it is closed; ignore what that raises."""
@@ -74,14 +66,13 @@ class GenerationAnswer:
     def _note_end(self, receiving: asyncio.Task[None]) -> None:
         if not receiving.cancelled():
             receiving.exception()  # retrieved, even if no node reads the answer to its end
-        self._received.set()
+        self._pieces.put_nowait(None)
 
     async def _receive(self, stream: AsyncGenerator[Piece, None]) -> None:
         async with aclosing(stream):
             async for piece in stream:
-                self._pieces.append(piece)
+                self._pieces.put_nowait(piece)
                 self.tokens += piece.tokens
-                self._received.set()
 
 
 class Generations:

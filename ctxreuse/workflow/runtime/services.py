@@ -257,6 +257,11 @@ class RunContext:
     tenant: str = ""
     session: str | int | None = None
 
+    def usual(self, node: Generation) -> GenerationStatistics:
+        """Return the averages of a node's generations, in all runs."""
+        key = (self.graph.name, node.name)
+        return self.services.generation_statistics.get_or_make(key, GenerationStatistics)
+
     def record(self, node: Node, visit: int, began_s: float, outcome: Outcome) -> None:
         """Enter a stage that has ended into the timeline."""
         kind = _KINDS[type(node)]

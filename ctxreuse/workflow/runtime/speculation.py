@@ -8,7 +8,6 @@ goes one stage deep. Nothing outside sees it until it is committed, and no run f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.graph.nodes import Generation, Retrieval
 from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.runtime.generations import GenerationAnswer, GenerationRequest
-from ctxreuse.workflow.runtime.services import PreviewStability, Rule, RunContext, Services
+from ctxreuse.workflow.runtime.services import PreviewStability, RunContext, Services
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.handle import (
     NEVER,
@@ -32,71 +31,13 @@ _STABLE_SHARE = 0.125
 """The rule "stable" launches once a preview has stayed the same for this part of a search."""
 
 _LOOK_AGAIN = 0.125
-"""After which further part of a search to decide again when it was too early."""
+"""After which further part of a search to look again when it was too early."""
 
 _MOST_LAUNCHES = 2
 """Launches of a generation from one retrieval: each wrong one costs the engine a prompt."""
 
 _FREE_TOKENS = 1_000
 """Tokens that may be wasted before the share of wasted tokens is looked at."""
-
-
-class Decision(NamedTuple):
-    """The policy's answer: what a run does now about the generation behind a search."""
-
-    drops: bool = False  # whether to stop the speculative generation under way
-    launch: tuple[int, ...] | None = None  # ids of the documents to launch one from
-    previews: PreviewSchedule | None = None  # when to decide again
-
-
-class LaunchPolicy:
-    """Decides for one search when the generation behind it is launched, and learns from its end."""
-
-    def __init__(self, rule: Rule, stability: PreviewStability) -> None:
-        self.launches = 0
-        self._rule = rule
-        self._stability = stability
-        if rule == "stable":
-            self.previews = PreviewSchedule(_STABLE_SHARE, every=_STABLE_SHARE)
-        else:
-            self.previews = PreviewSchedule(stability.launch_at())
-
-    def decide(
-        self, search: SearchHandle, progress: SearchProgress, running: tuple[int, ...] | None
-    ) -> Decision:
-        """Return what to do now."""
-        found = None if progress.best is None else progress.best.ids[: search.k]
-        if self._rule == "always" or found is None or not len(found):
-            found = search.recalled
-        ids = None if found is None else tuple(found.tolist())
-        drops = running is not None
-        if drops and (ids is None or ids == running or self._rule == "always"):
-            return Decision()
-        if ids is None or self.launches == _MOST_LAUNCHES:
-            return Decision(drops)
-        if self._is_time(progress):
-            return Decision(drops, launch=ids)
-        previews = search.previews or PreviewSchedule()
-        again = progress.share + (previews.every or _LOOK_AGAIN)
-        return Decision(drops, previews=previews._replace(first=max(previews.first, again)))
-
-    def learn(self, search: SearchHandle, best: TopK) -> None:
-        """Learn from a search that has ended."""
-        if search.recalled is not None:
-            is_final = np.array_equal(search.recalled, best.ids[: search.k])
-            self._stability.observe_recalled(is_final)
-        clusters = search.clusters
-        held = np.flatnonzero(np.isin(clusters, best.found_in[: search.k]))
-        self._stability.observe((held[-1] + 1) / len(clusters) if len(held) else 0.0)
-
-    def _is_time(self, progress: SearchProgress) -> bool:
-        if self._rule == "always":
-            return True
-        if self._rule == "stable":
-            return progress.unchanged >= _STABLE_SHARE
-        if progress.best is None:
-            return self._stability.is_recalled_worth_it()
-        return self._stability.is_worth_it(progress.share)
 
 
 @dataclass(slots=True, eq=False)
@@ -168,6 +109,83 @@ class SpeculativeGeneration:
         counters.wasted_prompts += 1
         counters.wasted_tokens += launched.answer.tokens
         self._context.record(launched.node, launched.visit, launched.began_s, "wasted")
+
+
+class EarlyLaunch:
+    """Launches the generation behind one search before its end, and learns from the end."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        ahead: SpeculativeGeneration,
+        stages: tuple[Retrieval, Generation],
+        state: State,
+        stability: PreviewStability,
+    ) -> None:
+        self._context = context
+        self._ahead = ahead
+        self._retrieval, self._generation = stages
+        self._state = state
+        self._stability = stability
+        self._rule = context.services.options.speculation
+        self._due = context.services.clock()
+        self._launches = 0
+        self._has_looked = False
+        self.previews = PreviewSchedule(stability.launch_at())
+        if self._rule == "stable":
+            self.previews = PreviewSchedule(_STABLE_SHARE, every=_STABLE_SHARE)
+
+    def look(self, executor: SearchExecutor, search: SearchHandle) -> None:
+        """Launch from what the search has found so far, or drop a launch that was wrong."""
+        if self._has_looked and search.outcome is not None:
+            return
+        self._has_looked = True
+        ahead, progress = self._ahead, executor.progress(search)
+        found = None if progress.best is None else progress.best.ids[: search.k]
+        if self._rule == "always" or found is None or not len(found):
+            found = search.recalled
+        if found is None:
+            return
+        ids = tuple(found.tolist())
+        if ahead.ids is not None:
+            if ids == ahead.ids or self._rule == "always":
+                return
+            ahead.drop()
+            search.due = self._due
+        if self._launches == _MOST_LAUNCHES:
+            return
+        if not self._is_time(progress):
+            first, every = search.previews or self.previews
+            first = max(first, progress.share + (every or _LOOK_AGAIN))
+            search.schedule_previews(PreviewSchedule(first, every))
+            return
+        documents = executor.retriever.blocks_of(ids)
+        state = self._state.overlay({self._retrieval.output: documents})
+        if ahead.launch(self._generation, state, ids):
+            self._launches += 1
+            # the rest of the search is needed only when the generation ends
+            usual_s = self._context.usual(self._generation).seconds.value
+            search.due = self._context.services.clock() + 0.5 * usual_s
+
+    def learn(self, search: SearchHandle, best: TopK) -> None:
+        """Learn from a search that has ended, and drop the generation if it was wrong."""
+        if self._ahead.ids != tuple(best.ids[: search.k].tolist()):
+            self._ahead.drop()
+        if search.recalled is not None:
+            is_final = np.array_equal(search.recalled, best.ids[: search.k])
+            self._stability.observe_recalled(is_final)
+        clusters = search.clusters
+        held = np.flatnonzero(np.isin(clusters, best.found_in[: search.k]))
+        self._stability.observe((held[-1] + 1) / len(clusters) if len(held) else 0.0)
+
+    def _is_time(self, progress: SearchProgress) -> bool:
+        if self._rule == "always":
+            return True
+        if self._rule == "stable":
+            return progress.unchanged >= _STABLE_SHARE
+        if progress.best is None:
+            return self._stability.is_recalled_worth_it()
+        return self._stability.is_worth_it(progress.share)
 
 
 class SpeculativeRetrieval:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from ctxreuse.context.thoughts import ThoughtFilter, without_thoughts
 from ctxreuse.serving.aio.concurrency import BackgroundTasks, all_of
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quoted
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
-from ctxreuse.workflow.graph.state import Documents, State
+from ctxreuse.workflow.graph.state import Documents
 from ctxreuse.workflow.graph.steps import (
     certain_successor,
     initial_state,
@@ -27,245 +27,38 @@ from ctxreuse.workflow.runtime.generations import GenerationRequest
 from ctxreuse.workflow.runtime.measurements import Outcome
 from ctxreuse.workflow.runtime.services import (
     DEFAULT_RETRIEVER,
-    GenerationStatistics,
     PreviewStability,
     RunContext,
 )
 from ctxreuse.workflow.runtime.speculation import (
-    LaunchPolicy,
+    EarlyLaunch,
     SpeculativeGeneration,
     SpeculativeRetrieval,
 )
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.handle import SearchHandle, SearchRecord
+from ctxreuse.workflow.vector_search.top_k import TopK
 
 _SEARCH_AT = (0.5, 0.75)
 """Parts of a usual answer after which a search begins with the text so far; 22 to 50% of an answer
 are as near to all of it as its nearest document is (HedraRAG, Figure 7b)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Launcher:
-    """A retrieval, the generation behind it, and the policy that launches it early."""
+class WorkflowRun:
+    """Executes a graph once; a stage that runs alone may start the next ahead."""
 
-    retrieval: Retrieval
-    generation: Generation
-    state: State
-    policy: LaunchPolicy
-    began_s: float
-
-
-class Stages:
-    """Runs a run's generations and retrievals; one that runs alone may start the next ahead."""
-
-    def __init__(self, context: RunContext) -> None:
+    def __init__(self, context: RunContext, inputs: Mapping[str, Any]) -> None:
         services = context.services
+        self.state = initial_state(context.graph, inputs)
+        self.visited: list[str] = []
         self._context = context
         self._services = services
+        self._graph = context.graph
         self._background = BackgroundTasks(services.speculating)
         self._generation_ahead = SpeculativeGeneration(context, self._background)
         self._search_ahead = SpeculativeRetrieval(services)
         self._records: dict[str, SearchRecord] = {}
-        self._remembers = may_search_again(context.graph) or context.session is not None
-
-    async def close(self) -> None:
-        """Stop all speculative work, and wait for its end."""
-        self._generation_ahead.drop()
-        self._search_ahead.drop()
-        await self._background.wait()
-
-    async def generation(self, node: Generation, state: State, visit: int, is_alone: bool) -> str:
-        """Return the text of a generation; commit the speculative one if it is the same."""
-        services = self._services
-        request = GenerationRequest.of(node, state)
-        began = services.clock()
-        answer = self._generation_ahead.commit(node.name, visit, request)
-        if answer is None:
-            answer = services.generations.begin(request, self._context.tenant)
-        usual = self._usual(node)
-        search_at = [part * usual.tokens.value for part in _SEARCH_AT] if is_alone else []
-        said, told, tokens, thoughts = "", "", 0, ThoughtFilter()
-        try:
-            async for piece in answer.pieces():
-                said += piece.text
-                tokens += piece.tokens
-                if text := thoughts.take(piece.text):
-                    told += text
-                    self._context.emit(TextDelta(node.name, visit, text))
-                if search_at and tokens >= search_at[0] and not answer.receiving.done():
-                    del search_at[0]
-                    services.speculating.attempt(
-                        partial(self._search_early, node, state, told),
-                        self._search_ahead.drop,
-                    )
-        finally:
-            if not answer.receiving.done():
-                await answer.cancel()
-        usual.seconds.add(services.clock() - began)
-        usual.tokens.add(tokens)
-        services.speculation.generated_tokens += tokens
-        answered = without_thoughts(said)
-        if answered and not thoughts.has_begun:
-            self._context.emit(TextDelta(node.name, visit, answered))
-        return answered
-
-    def _search_early(self, node: Generation, state: State, said: str) -> None:
-        """Begin the search behind a generation with the part of the answer that has come."""
-        retrieval = certain_successor(self._context.graph, node.name, state)
-        if not isinstance(retrieval, Retrieval) or not self._services.options.speculative_retrieval:
-            return
-        name = retrieval.retriever or DEFAULT_RETRIEVER
-        executor = self._services.executors.get(name)
-        if executor is not None:
-            expected = state.overlay({node.output: said})
-            self._search_ahead.begin(retrieval, expected, executor, self._last_search(name))
-
-    async def retrieval(
-        self, node: Retrieval, state: State, visit: int, is_alone: bool
-    ) -> Documents:
-        """Search, and return what was found."""
-        name = node.retriever or DEFAULT_RETRIEVER
-        text = node.query.render_text(state)
-        executor = self._services.executors.get(name)
-        scores = None
-        if executor is None:
-            found = await self._services.retrievers[name].retrieve(text, node.k)
-            documents = Documents(found_blocks(found, node.k, f"retriever {name!r}"))
-        else:
-            documents, scores = await self._search(executor, name, node, text, state, is_alone)
-        self._context.emit(DocumentsFound(node.name, visit, documents, scores))
-        return documents
-
-    async def _search(
-        self,
-        executor: SearchExecutor,
-        name: str,
-        node: Retrieval,
-        text: str,
-        state: State,
-        is_alone: bool,
-    ) -> tuple[Documents, tuple[float, ...]]:
-        """Search step by step, and return what was found with its scores."""
-        due = self._services.clock()
-        search, hint = self._search_ahead.take(node, text)
-        record = hint or self._last_search(name) if search is None else search.record
-        launcher = self._launcher(node, state, record, due) if is_alone else None
-        previews = None if launcher is None else launcher.policy.previews
-        has_preview = search is not None and search.outcome is None
-        if search is None:
-            is_remembered = self._remembers and self._may_prepare(executor)
-            search = executor.begin(
-                text, node.k, due, record, previews=previews, is_remembered=is_remembered
-            )
-        else:
-            search.due = due
-            search.schedule_previews(previews)
-        try:
-            while has_preview or not await search.updates.get():
-                has_preview = False
-                if launcher is not None:
-                    # a search does not fail because of a speculation
-                    self._services.speculating.attempt(
-                        partial(self._speculate, executor, search, launcher),
-                        self._generation_ahead.drop,
-                    )
-        finally:
-            if search.outcome is None:
-                executor.cancel(search)
-        return self._found(executor, name, search, launcher)
-
-    def _found(
-        self, executor: SearchExecutor, name: str, search: SearchHandle, launcher: _Launcher | None
-    ) -> tuple[Documents, tuple[float, ...]]:
-        """Return what a search has found, learn from it, and keep it for the next one."""
-        best = search.outcome
-        if isinstance(best, Exception):
-            raise best
-        assert best is not None, "the search has ended"
-        ids = best.ids[: search.k].tolist()
-        if launcher is not None:
-            if self._generation_ahead.ids != tuple(ids):
-                self._generation_ahead.drop()
-            launcher.policy.learn(search, best)
-        if self._remembers and (record := search.record_of(best)) is not None:
-            # at once, since the next node may be a search, too
-            self._keep(name, record)
-            if self._may_prepare(executor):
-                self._background.start(self._add_vectors(executor, name, record))
-        retriever = executor.retriever
-        nearness = best.scores if retriever.index.higher_is_better else -best.scores
-        return retriever.blocks_of(ids), tuple(nearness[: search.k].tolist())
-
-    def _launcher(
-        self, node: Retrieval, state: State, record: SearchRecord | None, began_s: float
-    ) -> _Launcher | None:
-        """Return the launcher of the generation behind a retrieval; None if none may launch."""
-        rule, graph = self._services.options.speculation, self._context.graph
-        generation = None if rule == "off" else certain_successor(graph, node.name, state)
-        if not isinstance(generation, Generation):
-            return None
-        self._services.speculation.retrievals += 1
-        key = ((graph.name, node.name), record is not None)
-        stability = self._services.preview_stability.get_or_make(key, PreviewStability)
-        return _Launcher(node, generation, state, LaunchPolicy(rule, stability), began_s)
-
-    def _speculate(
-        self, executor: SearchExecutor, search: SearchHandle, launcher: _Launcher
-    ) -> None:
-        """Act on the policy's decision: launch from a preview, or drop a wrong speculation."""
-        ahead = self._generation_ahead
-        decision = launcher.policy.decide(search, executor.progress(search), ahead.ids)
-        if decision.drops:
-            ahead.drop()
-            search.due = launcher.began_s
-        if decision.previews is not None:
-            search.schedule_previews(decision.previews)
-        if decision.launch is None:
-            return
-        documents = executor.retriever.blocks_of(decision.launch)
-        state = launcher.state.overlay({launcher.retrieval.output: documents})
-        if ahead.launch(launcher.generation, state, decision.launch):
-            launcher.policy.launches += 1
-            # the rest of the search is needed only when the generation ends
-            usual_s = self._usual(launcher.generation).seconds.value
-            search.due = self._services.clock() + 0.5 * usual_s
-
-    def _usual(self, node: Generation) -> GenerationStatistics:
-        key = (self._context.graph.name, node.name)
-        return self._services.generation_statistics.get_or_make(key, GenerationStatistics)
-
-    def _may_prepare(self, executor: SearchExecutor) -> bool:
-        """Return whether work that only helps the next search keeps no other one waiting."""
-        return executor.scheduler.has_time or self._services.options.speculation == "always"
-
-    def _last_search(self, name: str) -> SearchRecord | None:
-        if name in self._records or self._context.session is None:
-            return self._records.get(name)
-        return self._services.last_search(self._context.tenant, self._context.session, name)
-
-    def _keep(self, name: str, record: SearchRecord) -> None:
-        """Keep a record for the next search of the run, or of its session."""
-        self._records[name] = record
-        if self._context.session is not None:
-            self._services.keep_search(self._context.tenant, self._context.session, name, record)
-
-    async def _add_vectors(self, executor: SearchExecutor, name: str, record: SearchRecord) -> None:
-        """Look up the vectors of a record, with which the next search recalls the nearest."""
-        index = executor.retriever.index
-        vectors = await executor.execute(lambda: index.vectors_of(record.ids, record.found_in))
-        if self._records[name] is record:  # else a later search has ended meanwhile
-            self._keep(name, replace(record, vectors=vectors))
-
-
-class WorkflowRun:
-    """Executes a graph once."""
-
-    def __init__(self, context: RunContext, inputs: Mapping[str, Any]) -> None:
-        self.state = initial_state(context.graph, inputs)
-        self.visited: list[str] = []
-        self._context = context
-        self._graph = context.graph
-        self._stages = Stages(context)
+        self._remembers = context.session is not None or may_search_again(context.graph)
 
     async def execute(self) -> None:
         """Run until all branches have led to END."""
@@ -278,7 +71,9 @@ class WorkflowRun:
                 self.visited += wavefront
                 wavefront = await self._next(wavefront)
         finally:
-            await self._stages.close()
+            self._generation_ahead.drop()
+            self._search_ahead.drop()
+            await self._background.wait()
 
     async def _values(self, wavefront: tuple[str, ...]) -> dict[str, Any]:
         """Return what the nodes of a wavefront write; they run side by side."""
@@ -295,9 +90,9 @@ class WorkflowRun:
         outcome: Outcome = "failed"
         try:
             if isinstance(node, Generation):
-                value: Any = await self._stages.generation(node, self.state, visit, is_alone)
+                value: Any = await self._generation(node, visit, is_alone)
             elif isinstance(node, Retrieval):
-                value = await self._stages.retrieval(node, self.state, visit, is_alone)
+                value = await self._retrieval(node, visit, is_alone)
             else:
                 value = node.function(self.state)
                 value = await value if inspect.isawaitable(value) else value
@@ -338,3 +133,150 @@ class WorkflowRun:
                     ) from error
                 targets += routed(self._graph, name, router, returned)
         return next_wavefront(self._graph, targets, self.state)
+
+    async def _generation(self, node: Generation, visit: int, is_alone: bool) -> str:
+        """Return the text of a generation; commit the speculative one if it is the same."""
+        services = self._services
+        request = GenerationRequest.of(node, self.state)
+        began = services.clock()
+        answer = self._generation_ahead.commit(node.name, visit, request)
+        if answer is None:
+            answer = services.generations.begin(request, self._context.tenant)
+        usual = self._context.usual(node)
+        search_at = [part * usual.tokens.value for part in _SEARCH_AT] if is_alone else []
+        said, told, tokens, thoughts = "", "", 0, ThoughtFilter()
+        try:
+            async for piece in answer.pieces():
+                said += piece.text
+                tokens += piece.tokens
+                if text := thoughts.take(piece.text):
+                    told += text
+                    self._context.emit(TextDelta(node.name, visit, text))
+                if search_at and tokens >= search_at[0] and not answer.receiving.done():
+                    del search_at[0]
+                    services.speculating.attempt(
+                        partial(self._search_early, node, told), self._search_ahead.drop
+                    )
+        finally:
+            if not answer.receiving.done():
+                await answer.cancel()
+        usual.seconds.add(services.clock() - began)
+        usual.tokens.add(tokens)
+        services.speculation.generated_tokens += tokens
+        answered = without_thoughts(said)
+        if answered and not thoughts.has_begun:
+            self._context.emit(TextDelta(node.name, visit, answered))
+        return answered
+
+    def _search_early(self, node: Generation, said: str) -> None:
+        """Begin the search behind a generation with the part of the answer that has come."""
+        retrieval = certain_successor(self._graph, node.name, self.state)
+        if not isinstance(retrieval, Retrieval) or not self._services.options.speculative_retrieval:
+            return
+        name = retrieval.retriever or DEFAULT_RETRIEVER
+        executor = self._services.executors.get(name)
+        if executor is not None:
+            expected = self.state.overlay({node.output: said})
+            self._search_ahead.begin(retrieval, expected, executor, self._last_search(name))
+
+    async def _retrieval(self, node: Retrieval, visit: int, is_alone: bool) -> Documents:
+        """Search, and return what was found."""
+        name = node.retriever or DEFAULT_RETRIEVER
+        text = node.query.render_text(self.state)
+        executor = self._services.executors.get(name)
+        scores = None
+        if executor is None:
+            found = await self._services.retrievers[name].retrieve(text, node.k)
+            documents = Documents(found_blocks(found, node.k, f"retriever {name!r}"))
+        else:
+            best = await self._search(executor, name, node, text, is_alone)
+            retriever = executor.retriever
+            documents = retriever.blocks_of(best.ids.tolist())
+            nearness = best.scores if retriever.index.higher_is_better else -best.scores
+            scores = tuple(nearness.tolist())
+        self._context.emit(DocumentsFound(node.name, visit, documents, scores))
+        return documents
+
+    async def _search(
+        self, executor: SearchExecutor, name: str, node: Retrieval, text: str, is_alone: bool
+    ) -> TopK:
+        """Search step by step; meanwhile, start the generation behind it from what is found."""
+        due = self._services.clock()
+        search, hint = self._search_ahead.take(node, text)
+        record = hint or self._last_search(name) if search is None else search.record
+        launch = self._early_launch(node, record) if is_alone else None
+        previews = None if launch is None else launch.previews
+        if search is None:
+            is_remembered = self._remembers and self._may_prepare(executor)
+            search = executor.begin(
+                text, node.k, due, record, previews=previews, is_remembered=is_remembered
+            )
+        else:
+            search.due = due
+            search.schedule_previews(previews)
+            search.news.set()  # what it has found so far
+        try:
+            while search.outcome is None:
+                await search.news.wait()
+                search.news.clear()
+                if launch is not None:
+                    # a search does not fail because of a speculation
+                    self._services.speculating.attempt(
+                        partial(launch.look, executor, search), self._generation_ahead.drop
+                    )
+        finally:
+            if search.outcome is None:
+                executor.cancel(search)
+        return self._found(executor, name, search, launch)
+
+    def _found(
+        self, executor: SearchExecutor, name: str, search: SearchHandle, launch: EarlyLaunch | None
+    ) -> TopK:
+        """Return what a search has found, learn from it, and keep it for the next one."""
+        best = search.outcome
+        if isinstance(best, Exception):
+            raise best
+        assert best is not None, "the search has ended"
+        if launch is not None:
+            launch.learn(search, best)
+        if self._remembers and (record := search.record_of(best)) is not None:
+            # at once, since the next node may be a search, too
+            self._keep(name, record)
+            if self._may_prepare(executor):
+                self._background.start(self._add_vectors(executor, name, record))
+        return best.first(search.k)
+
+    def _early_launch(self, node: Retrieval, record: SearchRecord | None) -> EarlyLaunch | None:
+        """Return what launches the generation behind a retrieval; None if nothing may."""
+        if self._services.options.speculation == "off":
+            return None
+        generation = certain_successor(self._graph, node.name, self.state)
+        if not isinstance(generation, Generation):
+            return None
+        self._services.speculation.retrievals += 1
+        key = ((self._graph.name, node.name), record is not None)
+        stability = self._services.preview_stability.get_or_make(key, PreviewStability)
+        ahead = self._generation_ahead
+        return EarlyLaunch(self._context, ahead, (node, generation), self.state, stability)
+
+    def _may_prepare(self, executor: SearchExecutor) -> bool:
+        """Return whether work that only helps the next search keeps no other one waiting."""
+        return executor.scheduler.has_time or self._services.options.speculation == "always"
+
+    def _last_search(self, name: str) -> SearchRecord | None:
+        if name in self._records or self._context.session is None:
+            return self._records.get(name)
+        return self._services.last_search(self._context.tenant, self._context.session, name)
+
+    def _keep(self, name: str, record: SearchRecord) -> None:
+        """Keep a record for the next search of the run, or of its session."""
+        self._records[name] = record
+        if self._context.session is not None:
+            self._services.keep_search(self._context.tenant, self._context.session, name, record)
+
+    async def _add_vectors(self, executor: SearchExecutor, name: str, record: SearchRecord) -> None:
+        """Look up the vectors of a record, with which the next search recalls the nearest."""
+        index = executor.retriever.index
+        vectors = await executor.execute(lambda: index.vectors_of(record.ids, record.found_in))
+        if self._records[name] is record:  # else a later search has ended meanwhile
+            self._keep(name, replace(record, vectors=vectors))

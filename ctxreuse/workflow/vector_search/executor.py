@@ -17,10 +17,9 @@ from ctxreuse.workflow.vector_search.handle import (
     SearchHandle,
     SearchProgress,
     SearchRecord,
-    SearchUpdate,
 )
 from ctxreuse.workflow.vector_search.hot_tier import BuiltTier, ClusterTier
-from ctxreuse.workflow.vector_search.scheduler import Job, Outcome, SearchScheduler
+from ctxreuse.workflow.vector_search.scheduler import Job, SearchScheduler
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 
@@ -107,7 +106,8 @@ class SearchExecutor:
     def _work_in_thread(self) -> None:
         try:
             while (job := self._next_job()) is not None:
-                self._tell_from_thread(self._finish(job, job.run()))
+                job.run()
+                self._tell_from_thread(self._finish(job))
         except Exception as error:
             self._tell_from_thread(self._give_up(error))
 
@@ -115,12 +115,12 @@ class SearchExecutor:
         try:
             while (job := self._next_job()) is not None:
                 try:
-                    outcome = await self.execute(job.run)
+                    await self.execute(job.run)
                 except asyncio.CancelledError:  # the event loop ends
                     with self._lock:
                         self.scheduler.return_job(job)
                     raise
-                self._tell(self._finish(job, outcome))
+                self._tell(self._finish(job))
         except Exception as error:
             self._tell(self._give_up(error))
 
@@ -132,28 +132,28 @@ class SearchExecutor:
             self._start_workers()
         return job
 
-    def _finish(self, job: Job, outcome: Outcome) -> list[SearchUpdate]:
+    def _finish(self, job: Job) -> list[SearchHandle]:
         with self._lock:
-            return self.scheduler.finish(job, outcome)
+            return self.scheduler.finish(job)
 
-    def _give_up(self, error: Exception) -> list[SearchUpdate]:
+    def _give_up(self, error: Exception) -> list[SearchHandle]:
         with self._lock:
             return self.scheduler.give_up(error)
 
-    def _tell_from_thread(self, updates: list[SearchUpdate]) -> None:
+    def _tell_from_thread(self, searches: list[SearchHandle]) -> None:
         """Have the event loops tell the owners that wait in them."""
-        for loop in {update.search.loop for update in updates}:
+        for loop in {search.loop for search in searches}:
             assert loop is not None, "begin has set it"
-            in_loop = [update for update in updates if update.search.loop is loop]
+            in_loop = [search for search in searches if search.loop is loop]
             try:
                 loop.call_soon_threadsafe(self._tell, in_loop)
             except RuntimeError:  # the loop is closed, and nothing waits in it any more
                 continue
 
-    def _tell(self, updates: list[SearchUpdate]) -> None:
+    def _tell(self, searches: list[SearchHandle]) -> None:
         """Tell the owners of searches; start a rebuild of the hot tier if it is time."""
-        for search, has_ended in updates:
-            search.updates.put_nowait(has_ended)
+        for search in searches:
+            search.news.set()
         tier = self.retriever.hot
         if tier is not None and tier.due() and self._rebuilding is None:
             self._rebuilding = asyncio.ensure_future(self._rebuild(tier))

@@ -68,7 +68,7 @@ class SearchProgress(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SearchHandle:
-    """A search: its owner waits for `updates` and reads `outcome`; the scheduler advances it."""
+    """A search: its owner waits for `news` and reads `outcome`; the scheduler advances it."""
 
     text: str
     k: int
@@ -90,7 +90,7 @@ class SearchHandle:
     is_gone: bool = False
     outcome: TopK | Exception | None = None
     loop: asyncio.AbstractEventLoop | None = None
-    updates: asyncio.Queue[bool] = field(default_factory=asyncio.Queue)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.kept = max(self.kept, self.k)
@@ -109,13 +109,6 @@ class SearchHandle:
     def schedule_previews(self, previews: PreviewSchedule | None) -> None:
         """Have batches end where the owner gets a preview."""
         self.previews = previews
-        first, every = (0.0, 0.0) if previews is None else previews
+        first, every = previews or PreviewSchedule()
         self.pause_at = math.ceil(first * len(self.clusters))
         self.pause_every = math.ceil(every * len(self.clusters))
-
-
-class SearchUpdate(NamedTuple):
-    """An update for the owner of a search."""
-
-    search: SearchHandle
-    has_ended: bool

@@ -61,11 +61,6 @@ class ScanBatch:
     k: int  # results that each pair may bring
     load: ScanLoad
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a run waits for any of its searches."""
-        return any(_is_awaited(search) for search in self.searches)
-
 
 class ScanQueue:
     """Searches that are under way. For one thread; batches may be scanned in others."""
@@ -77,12 +72,10 @@ class ScanQueue:
         *,
         dimension: int,
         higher_is_better: bool,
-        shared_by: int = SHARED_BY,
     ) -> None:
         nlist = len(cluster_sizes)
         self._sizes = cluster_sizes
         self._costs = costs
-        self._shared_by = shared_by
         self._waiting: dict[SearchHandle, None] = {}
         self._free: list[int] = []
         self._found = TopKTable(higher_is_better)
@@ -131,28 +124,23 @@ class ScanQueue:
         lacking = self._lacking[search.slot, search.clusters]
         return int(lacking.argmax()) if lacking.any() else len(lacking)
 
-    def next_batch(
-        self, budget_s: float, overhead_s: float = 0.0, *, only_awaited: bool = False
-    ) -> ScanBatch | None:
+    def next_batch(self, budget_s: float, overhead_s: float = 0.0) -> ScanBatch | None:
         """Return what to scan next, or None if everything is being scanned."""
-        if not self._waiting:
-            return None
         searches = sorted(self._waiting, key=_due)
         awaited = bisect_left(searches, math.inf, key=_due)
-        searches, speculative = searches[:awaited], searches[awaited:]
-        chosen = self._chosen_clusters(searches, budget_s, overhead_s)
-        if not len(chosen) and not only_awaited:
-            searches = speculative
-            budget_s = min(budget_s, _SPECULATIVE_SCANS * overhead_s)  # a run may come any moment
-            chosen = self._chosen_clusters(searches, budget_s, overhead_s)
-        return self._batch_of(searches, chosen) if len(chosen) else None
+        ahead_s = min(budget_s, _SPECULATIVE_SCANS * overhead_s)  # a run may come any moment
+        for some, most_s in ((searches[:awaited], budget_s), (searches[awaited:], ahead_s)):
+            chosen = self._chosen_clusters(some, most_s, overhead_s)
+            if len(chosen):
+                return self._batch_of(some, chosen)
+        return None
 
     def _batch_of(self, searches: list[SearchHandle], chosen: Ids) -> ScanBatch:
         """Return the batch that scans clusters for all searches that need and may share them."""
         slots = np.array([search.slot for search in searches])
         needs = self._needed[chosen].take(slots, axis=1)
-        if self._demand[chosen].max() > self._shared_by:
-            needs &= np.cumsum(needs, axis=1, dtype=np.int32) <= self._shared_by
+        if self._demand[chosen].max() > SHARED_BY:
+            needs &= np.cumsum(needs, axis=1, dtype=np.int32) <= SHARED_BY
         of_cluster, numbers = np.nonzero(needs)
         counts = np.bincount(of_cluster, minlength=len(chosen))
         scans = np.bincount(numbers, minlength=len(searches))
@@ -207,10 +195,9 @@ class ScanQueue:
                 self._needed[cluster, search.slot] = True
                 self._demand[cluster] += 1
 
-    def has_unscanned(self, only_awaited: bool) -> bool:
-        """Return whether there is anything that is not being scanned."""
-        if only_awaited and not any(map(_is_awaited, self._waiting)):
-            return False
+    @property
+    def has_unscanned(self) -> bool:
+        """Whether there is anything that is not being scanned."""
         return bool(self._demand.any())
 
     def work_s(self) -> float:
@@ -232,7 +219,7 @@ class ScanQueue:
             rest = rest[~is_chosen[rest]]
             if not len(rest):
                 continue
-            sharing = np.minimum(self._demand[rest], self._shared_by)
+            sharing = np.minimum(self._demand[rest], SHARED_BY)
             seconds = np.cumsum(self._costs.seconds_of_clusters(self._sizes[rest], sharing))
             if not chosen:
                 fitting = _fitting(search, seconds, budget_s)
@@ -282,10 +269,6 @@ class ScanQueue:
 
 
 _due = attrgetter("due")
-
-
-def _is_awaited(search: SearchHandle) -> bool:
-    return not math.isinf(search.due)
 
 
 def _fitting(search: SearchHandle, seconds: Floats, budget_s: float) -> int:

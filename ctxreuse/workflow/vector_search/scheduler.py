@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
 from ctxreuse.workflow.vector_search.costs import ScanCosts, sub_stage_s
-from ctxreuse.workflow.vector_search.handle import SearchHandle, SearchProgress, SearchUpdate
+from ctxreuse.workflow.vector_search.handle import SearchHandle, SearchProgress
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.scan_queue import ScanBatch, ScanQueue
 from ctxreuse.workflow.vector_search.top_k import ClusterFindings, Ids, Scores, TopK, Vectors
@@ -21,37 +20,31 @@ _PAIRS = 16
 """The first k results of a search come from about this many pairs."""
 
 
-class Embedded(NamedTuple):
-    """Queries' vectors, and the clusters to probe for each, nearest first."""
-
-    vectors: Vectors
-    clusters: Sequence[Ids]
-
-
-class Scanned(NamedTuple):
-    """The findings of a scan, and how long the index took."""
-
-    found: ClusterFindings
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class EmbeddingJob:
     """Queries to embed together."""
 
     searches: list[SearchHandle]
     retriever: VectorRetriever
+    found: list[tuple[Vectors, Ids] | Exception] = field(default_factory=list)
+    """Of each search its vector and the clusters to probe, nearest first, or what went wrong."""
 
-    def run(self) -> Embedded | Exception:
-        """Return the vectors, or what went wrong."""
+    def run(self) -> None:
+        """Embed the queries; one by one if that fails, since one may have failed them all."""
         try:
             texts, k = zip(*[(search.text, search.k) for search in self.searches], strict=True)
-            return Embedded(*self.retriever.prepare(texts, k))
+            self.found = list(zip(*self.retriever.prepare(texts, k), strict=True))
         except Exception as error:
-            return error
+            if len(self.searches) == 1:
+                self.found = [error]
+                return
+            for search in self.searches:
+                alone = EmbeddingJob([search], self.retriever)
+                alone.run()
+                self.found += alone.found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ScanJob:
     """Clusters to scan together."""
 
@@ -59,34 +52,33 @@ class ScanJob:
     index: IVFIndex
     clock: Callable[[], float]
     began_s: float  # when a worker began to choose the clusters
-    is_speculative: bool  # whether no run waits for any of the searches
+    seconds: float = 0.0  # that the index took
+    found: ClusterFindings | Exception | None = None
 
-    def run(self) -> Scanned | Exception:
-        """Return what reaches the searches' thresholds, or what went wrong."""
+    def run(self) -> None:
+        """Find what reaches the searches' thresholds, or what goes wrong."""
         index, batch = self.index, self.batch
         try:
             began = self.clock()
             candidates = index.scan(batch.vectors, batch.rows, batch.clusters, batch.k)
-            seconds = self.clock() - began
+            self.seconds = self.clock() - began
             nearness = candidates.scores if index.higher_is_better else -candidates.scores
             least = batch.thresholds if index.higher_is_better else -batch.thresholds
             least = np.maximum(least, _least_of_best(nearness, batch))
             counts = nearness >= least[batch.rows][:, None]  # an equal score may win by its id
             counts &= candidates.ids >= 0
             pairs, places = np.nonzero(counts)
-            found = ClusterFindings(
+            self.found = ClusterFindings(
                 rows=batch.rows[pairs],
                 scores=candidates.scores[pairs, places],
                 ids=candidates.ids[pairs, places],
                 clusters=batch.clusters[pairs],
             )
-            return Scanned(found, seconds)
         except Exception as error:
-            return error
+            self.found = error
 
 
 Job: TypeAlias = EmbeddingJob | ScanJob
-Outcome: TypeAlias = Embedded | Scanned | Exception
 
 
 def _least_of_best(nearness: Scores, batch: ScanBatch) -> Scores:
@@ -108,10 +100,6 @@ def _least_of_best(nearness: Scores, batch: ScanBatch) -> Scores:
 
 _LEAST_SCANS = 2.0
 """How long part of a search should take at least, compared with a scan's overhead."""
-
-_SEARCHES_A_BATCH = 12
-_MOST_BATCHES = 6
-"""With n searches waiting, n / 12 batches are chosen at a time, at most 6."""
 
 _WINDOW_S = 1.0  # in which arrivals are counted
 _MOSTLY_IDLE = 0.4
@@ -186,10 +174,8 @@ class SearchScheduler:
         self._arrivals = ArrivalRate()
         self._open: set[SearchHandle] = set()
         self._unembedded: list[SearchHandle] = []
-        self._to_embed_alone: list[SearchHandle] = []
         self._is_embedding = False
-        self._chosen: deque[ScanBatch] = deque()
-        self._working = self._working_ahead = 0
+        self._working = 0
 
     def __len__(self) -> int:
         """Return how many searches are under way."""
@@ -213,9 +199,8 @@ class SearchScheduler:
     def remove(self, search: SearchHandle) -> None:
         """Drop a search; of one that has ended nothing is left to drop."""
         self._open.discard(search)
-        for waiting in (self._unembedded, self._to_embed_alone):
-            if search in waiting:
-                waiting.remove(search)
+        if search in self._unembedded:
+            self._unembedded.remove(search)
         self._queue.remove(search)
 
     def progress(self, search: SearchHandle) -> SearchProgress:
@@ -231,10 +216,9 @@ class SearchScheduler:
 
     def starts_worker(self) -> bool:
         """Return whether one more worker is to begin now; it counts as working from now on."""
-        if self._working >= self._workers:
-            return False
-        has_texts = bool(self._unembedded or self._to_embed_alone) and not self._is_embedding
-        if has_texts or self._chosen or self._queue.has_unscanned(self._keeps_one_free):
+        has_texts = bool(self._unembedded) and not self._is_embedding
+        has_work = has_texts or self._queue.has_unscanned
+        if has_work and self._working < self._workers:
             self._working += 1
             return True
         return False
@@ -242,79 +226,41 @@ class SearchScheduler:
     def next_job(self) -> Job | None:
         """Return what a worker is to do now; None ends the worker."""
         began = self._clock()
-        if not self._is_embedding and (self._to_embed_alone or self._unembedded):
+        if self._unembedded and not self._is_embedding:
             self._is_embedding = True
-            if self._to_embed_alone:
-                return EmbeddingJob([self._to_embed_alone.pop()], self._retriever)
             searches, self._unembedded = self._unembedded, []
             return EmbeddingJob(searches, self._retriever)
-        if not self._chosen:
-            self._choose(began)
-        if not self._chosen:
+        batch = self._queue.next_batch(self._budget_s(began), self._overhead_s.value)
+        if batch is None:
             self._working -= 1
             return None
-        batch = self._chosen.popleft()
-        job = ScanJob(batch, self._retriever.index, self._clock, began, not batch.is_awaited)
-        self._working_ahead += job.is_speculative
-        return job
+        return ScanJob(batch, self._retriever.index, self._clock, began)
 
-    def finish(self, job: Job, outcome: Outcome) -> list[SearchUpdate]:
-        """Take in the outcome of a job, and return the updates for the owners."""
-        self._release(job)
-        if isinstance(job, EmbeddingJob) and isinstance(outcome, Embedded):
-            return self._take_in_vectors(job, outcome)
-        if isinstance(job, ScanJob) and isinstance(outcome, Scanned):
-            return self._take_in_scanned(job, outcome)
-        assert isinstance(outcome, Exception), "a job's outcome is its own"
-        if isinstance(job, ScanJob):
-            self._queue.return_unscanned(job.batch)
-            return self._fail(self._open_ones(job.batch.searches), outcome)
-        if len(job.searches) == 1:
-            return self._fail(self._open_ones(job.searches), outcome)
-        self._to_embed_alone += self._open_ones(job.searches)  # one text may have failed them all
-        return []
+    def finish(self, job: Job) -> list[SearchHandle]:
+        """Take in what a job has found, and return the searches whose owners are to be told."""
+        if isinstance(job, EmbeddingJob):
+            self._is_embedding = False
+            return self._take_in_vectors(job)
+        if isinstance(job.found, ClusterFindings):
+            return self._take_in_scanned(job, job.found)
+        assert job.found is not None, "the job has run"
+        self._queue.return_unscanned(job.batch)
+        return self._fail(job.batch.searches, job.found)
 
     def return_job(self, job: Job) -> None:
         """Take back a job that was not run; its worker ends."""
         self._working -= 1
-        self._release(job)
         if isinstance(job, EmbeddingJob):
-            self._to_embed_alone += self._open_ones(job.searches)
+            self._is_embedding = False
+            self._unembedded += [search for search in job.searches if search in self._open]
         else:
             self._queue.return_unscanned(job.batch)
 
-    def give_up(self, error: Exception) -> list[SearchUpdate]:
+    def give_up(self, error: Exception) -> list[SearchHandle]:
         """End all searches with the error of a worker, so that no run waits forever."""
         self._working -= 1
         self._is_embedding = False
-        self._unembedded.clear()
-        self._to_embed_alone.clear()
-        while self._chosen:
-            self._queue.return_unscanned(self._chosen.popleft())
         return self._fail(list(self._open), error)
-
-    @property
-    def _keeps_one_free(self) -> bool:
-        """Whether one worker must stay free of speculative scans."""
-        return 0 < self._working_ahead >= self._workers - 1
-
-    def _release(self, job: Job) -> None:
-        if isinstance(job, EmbeddingJob):
-            self._is_embedding = False
-        else:
-            self._working_ahead -= job.is_speculative
-
-    def _choose(self, now_s: float) -> None:
-        """Choose what to scan next."""
-        budget_s, overhead_s = self._budget_s(now_s), self._overhead_s.value
-        # the first batch brings the queue back into the CPU's caches; the others cost a third
-        for _ in range(max(1, min(len(self._queue) // _SEARCHES_A_BATCH, _MOST_BATCHES))):
-            batch = self._queue.next_batch(
-                budget_s, overhead_s, only_awaited=self._keeps_one_free or bool(self._chosen)
-            )
-            if batch is None:
-                return
-            self._chosen.append(batch)
 
     def _budget_s(self, now_s: float) -> float:
         searches, overhead_s = len(self._queue), self._overhead_s.value
@@ -325,22 +271,22 @@ class SearchScheduler:
             budget_s = min(budget_s, max(part_s, _LEAST_SCANS * overhead_s))
         return budget_s
 
-    def _open_ones(self, searches: Iterable[SearchHandle]) -> list[SearchHandle]:
-        return [search for search in searches if search in self._open]
-
-    def _take_in_vectors(self, job: EmbeddingJob, embedded: Embedded) -> list[SearchUpdate]:
-        updates = []
-        for search, vector, probed in zip(job.searches, *embedded, strict=True):
+    def _take_in_vectors(self, job: EmbeddingJob) -> list[SearchHandle]:
+        told = []
+        for search, found in zip(job.searches, job.found, strict=True):
             if search not in self._open:
                 continue
             try:
-                self._enter(search, vector, probed)
+                if isinstance(found, Exception):
+                    raise found
+                self._enter(search, *found)
             except Exception as error:
-                updates += self._fail([search], error)
+                told += self._fail([search], error)
                 continue
             if search.is_done or search.previews is not None:
-                updates.append(self._update(search))
-        return updates
+                self._note_told(search)
+                told.append(search)
+        return told
 
     def _enter(self, search: SearchHandle, vector: Vectors, clusters: Ids) -> None:
         index, record = self._retriever.index, search.record
@@ -353,24 +299,22 @@ class SearchScheduler:
         search.schedule_previews(search.previews)
         self._queue.add(search)
 
-    def _take_in_scanned(self, job: ScanJob, scanned: Scanned) -> list[SearchUpdate]:
+    def _take_in_scanned(self, job: ScanJob, found: ClusterFindings) -> list[SearchHandle]:
         batch = job.batch
-        self._costs.observe(batch.load, scanned.seconds)
+        self._costs.observe(batch.load, job.seconds)
         if self._retriever.hot is not None:
             self._retriever.hot.note(batch.clusters)
-        present = self._queue.take_in(batch, scanned.found)
-        updates = [
-            self._update(search)
-            for search in present
-            if search.is_done or self._is_preview_due(search)
-        ]
-        self._overhead_s.add(self._clock() - job.began_s - scanned.seconds)
+        present = self._queue.take_in(batch, found)
+        told = [search for search in present if search.is_done or self._is_preview_due(search)]
+        for search in told:
+            self._note_told(search)
+        self._overhead_s.add(self._clock() - job.began_s - job.seconds)
         counters = self.counters
         counters.batches += 1
         counters.pairs += len(batch.clusters)
         counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
-        counters.scan_s += scanned.seconds
-        return updates
+        counters.scan_s += job.seconds
+        return told
 
     def _is_preview_due(self, search: SearchHandle) -> bool:
         """Return whether the owner gets a preview: where it asked for one, or results changed."""
@@ -379,19 +323,18 @@ class SearchScheduler:
             return False
         return self._queue.prefix(search) >= search.pause_at
 
-    def _update(self, search: SearchHandle) -> SearchUpdate:
-        """Return an update of a search; end one that is done."""
+    def _note_told(self, search: SearchHandle) -> None:
+        """Note that the owner of a search is told; end one that is done."""
         search.previewed_at = search.scanned
         if search.is_done:
-            search.outcome = self._queue.best(search)
+            best = self._queue.best(search)
             self.counters.searches += 1
             self.remove(search)
-        return SearchUpdate(search, search.is_done)
+            search.outcome = best  # last: the owner does not wait for the lock
 
-    def _fail(self, searches: Iterable[SearchHandle], error: Exception) -> list[SearchUpdate]:
-        updates = []
-        for search in searches:
-            search.outcome = error
+    def _fail(self, searches: Iterable[SearchHandle], error: Exception) -> list[SearchHandle]:
+        failed = [search for search in searches if search in self._open]
+        for search in failed:
             self.remove(search)
-            updates.append(SearchUpdate(search, True))
-        return updates
+            search.outcome = error
+        return failed
