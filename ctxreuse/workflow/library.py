@@ -7,8 +7,9 @@ then documents). Each function returns a new graph (HedraRAG, section 6.1).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import describe
@@ -19,7 +20,7 @@ from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, checked_count
 from ctxreuse.workflow.graph.state import DOCUMENTS_ABOVE, NO_DOCUMENTS, State
-from ctxreuse.workflow.models.language_model import LanguageModel
+from ctxreuse.workflow.models.language_model import Piece
 
 ANSWERER = (
     "You answer questions. Use what you are given, and write nothing that it does not say. "
@@ -227,26 +228,28 @@ def asks_nothing(text: str) -> bool:
     return "?" not in line and _FINISHED.fullmatch(line) is not None
 
 
-SEARCH, ANSWER = "search", "answer"
-"""The nodes of a `speculative_rag_graph`."""
+Answer: TypeAlias = Callable[[str], AsyncGenerator[Piece, None]]
+"""From documents (labels, texts, the order annotation) to what a model says of them."""
 
 
-def speculative_rag_graph(
-    name: str, llm: LanguageModel, k: int, retriever: str | None = None
-) -> Graph:
-    """Return a graph that searches for its `input` and has the model answer."""
+def speculative_rag_graph(name: str, answer: Answer, k: int, retriever: str | None = None) -> Graph:
+    """Return a graph that searches for its `input` and answers from what is found."""
     # what is learned of graphs of one name is kept for the next
     graph = WorkflowGraph(name=name)
-    graph.add_retrieval(SEARCH, query="{input}", k=k, retriever=retriever, output="docs")
-    graph.add_generation(ANSWER, prompt="{docs}", llm=llm)
-    return _chained(graph, SEARCH, ANSWER).compile()
+    graph.add_retrieval("search", query="{input}", k=k, retriever=retriever)
+    graph.add_generation("answer", prompt="{docs}", llm=_DocumentReader(answer))
+    return _chained(graph, "search", "answer").compile()
 
 
-def context_of(prompt: Prompt) -> str:
-    """Return the documents of a `speculative_rag_graph`: labels, texts, the order annotation."""
-    if isinstance(prompt, Plan):
-        return prompt.rendered()
-    content: str = messages_of(prompt)[-1]["content"]
-    if content == NO_DOCUMENTS:
-        return ""
-    return content.removesuffix(DEFAULT_TEMPLATES.separator + DOCUMENTS_ABOVE)
+@dataclass(frozen=True, slots=True)
+class _DocumentReader:
+    """The model of a `speculative_rag_graph`, whose prompts are nothing but documents."""
+
+    answer: Answer
+
+    def stream(self, prompt: Prompt, params: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        if isinstance(prompt, Plan):
+            return self.answer(prompt.rendered())
+        content: str = messages_of(prompt)[-1]["content"]
+        content = "" if content == NO_DOCUMENTS else content
+        return self.answer(content.removesuffix(DEFAULT_TEMPLATES.separator + DOCUMENTS_ABOVE))

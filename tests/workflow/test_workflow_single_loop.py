@@ -23,7 +23,7 @@ from ctxreuse.workflow import (
     WorkflowGraph,
     WorkflowOptions,
 )
-from ctxreuse.workflow.library import context_of, speculative_rag_graph
+from ctxreuse.workflow.library import speculative_rag_graph
 from ctxreuse.workflow.vector_search.scan_queue import ScanQueue
 
 
@@ -86,16 +86,15 @@ async def test_a_node_may_name_its_own_model_and_needs_to_where_the_engine_has_n
 async def test_a_linked_graph_hands_its_model_the_documents_as_text(planner):
     seen = []
 
-    class Model:
-        async def stream(self, prompt, params):
-            seen.append(context_of(prompt))
-            yield Piece("Yes.", 1)
+    async def answer(context):
+        seen.append(context)
+        yield Piece("Yes.", 1)
 
     texts = ["one text\n\n", "the documents above"]
     engine = WorkflowEngine(retriever=CallableRetriever(lambda q, k: texts[:k]), planner=planner)
-    assert str(await engine.run(speculative_rag_graph("linked", Model(), 2), "Which?")) == "Yes."
+    assert str(await engine.run(speculative_rag_graph("linked", answer, 2), "Which?")) == "Yes."
     texts = []
-    await engine.run(speculative_rag_graph("linked", Model(), 2), "Which?")
+    await engine.run(speculative_rag_graph("linked", answer, 2), "Which?")
     assert seen == ["one text\n\n\n\nthe documents above", ""]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.pipeline.prompt_turn import note_planned
+from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.client.request import Prompt, check_params
+from ctxreuse.serving.client.request import Prompt, check_params, messages_of, unreadable_messages
+
+_Message = TypeVar("_Message")
 
 
 class Piece(NamedTuple):
@@ -47,6 +51,19 @@ def checked_llm(llm: object) -> LanguageModel:
             "LlamaIndexLLM(llm), of langchain_ctxreuse and llamaindex_ctxreuse"
         )
     return llm
+
+
+def converted_messages(
+    prompt: Prompt, convert: Callable[[list[dict[str, Any]]], list[_Message]], framework: str
+) -> list[_Message]:
+    """Return a prompt as a framework's messages; its wrapped models leave a plan as it is."""
+    if isinstance(prompt, Plan):
+        note_planned(prompt.request.tenant, "user", prompt.content, prompt)
+    messages = messages_of(prompt)
+    try:
+        return convert(messages)
+    except Exception as error:  # of several kinds; its words hold the message
+        raise unreadable_messages(framework, error) from error
 
 
 class OpenAILLM(AsyncClosing):

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from langchain_core.callbacks import (
-    AsyncCallbackManagerForChainRun,
-    AsyncCallbackManagerForRetrieverRun,
-)
+from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.documents import Document
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -22,11 +18,10 @@ from pydantic import ConfigDict, Field, field_validator
 from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.serving.aio import sync_bridge
-from ctxreuse.serving.client.request import Prompt
 from ctxreuse.workflow.engine import WorkflowEngine
-from ctxreuse.workflow.library import SEARCH, context_of, speculative_rag_graph
+from ctxreuse.workflow.library import speculative_rag_graph
 from ctxreuse.workflow.models.language_model import Piece
-from ctxreuse.workflow.runtime.events import DocumentsFound, NodeStarted, TextDelta
+from ctxreuse.workflow.runtime.events import DocumentsFound, TextDelta
 from langchain_ctxreuse.scope import CarryingRetriever, scope_from_config
 from langchain_ctxreuse.workflow.served_components import (
     DocumentOf,
@@ -186,42 +181,43 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         """Yield the inputs, the documents, and the answer piece by piece."""
         inputs = self._checked_inputs(given)
         yield {key: value for key, value in inputs.items() if key != self._answer_key}
-        source = self._retriever
+        source, query = self._retriever, inputs[self._query_key]
         inside = patch_config(config, callbacks=run_manager.get_child())
-        model = _PromptedModel(self._prompt, self._llm, inputs, self._context_key, inside)
-        graph = speculative_rag_graph(self.get_name(), model, source.k, source.retriever)
+        said = partial(self._said, inputs, inside)
+        graph = speculative_rag_graph(self.get_name(), said, source.k, source.retriever)
         scope = scope_from_config(config)
         events = source.engine.stream(
-            graph,
-            inputs[self._query_key],
-            tenant=scope.tenant,
-            session=scope.conversation_id,
+            graph, query, tenant=scope.tenant, session=scope.conversation_id
         )
-        search: AsyncCallbackManagerForRetrieverRun | None = None
+        callbacks = run_manager.get_child()
+        search = await callbacks.on_retriever_start(None, query, name=source.get_name())
+        found: list[Document] | None = None
         is_empty = True
         try:
             async with aclosing(events):
                 async for event in events:
-                    if isinstance(event, NodeStarted) and event.node == SEARCH:
-                        callbacks = run_manager.get_child()
-                        search = await callbacks.on_retriever_start(
-                            None, inputs[self._query_key], name=source.get_name()
-                        )
-                    elif isinstance(event, DocumentsFound):
+                    if isinstance(event, DocumentsFound):
                         found = as_documents(event.documents, event.scores, source.document_of)
-                        if search is not None:
-                            await search.on_retriever_end(found)
-                            search = None
+                        await search.on_retriever_end(found)
                         yield {self._context_key: found}
                     elif isinstance(event, TextDelta):
                         is_empty = False
                         yield {self._answer_key: event.text}
         except BaseException as error:
-            if search is not None:
+            if found is None:
                 await search.on_retriever_error(error)
             raise
         if is_empty:
             yield {self._answer_key: ""}
+
+    async def _said(
+        self, inputs: Mapping[str, Any], config: RunnableConfig, context: str
+    ) -> AsyncGenerator[Piece, None]:
+        """Put documents into the prompt, and yield what the model says to that."""
+        filled = await self._prompt.aformat_prompt(**{**inputs, self._context_key: context})
+        async with aclosing(streamed(self._llm, filled, config, {})) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def _checked_inputs(self, given: Any) -> dict[str, Any]:
         inputs = dict(given) if isinstance(given, Mapping) else {self._query_key: given}
@@ -237,24 +233,3 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
                 f"not {describe(inputs[self._query_key])}; name another one with query_key="
             )
         return inputs
-
-
-@dataclass(frozen=True, slots=True)
-class _PromptedModel:
-    """The model of one run: puts the documents into the prompt, and calls the model with that."""
-
-    prompt: BasePromptTemplate[Any]
-    llm: Runnable[Any, Any]
-    inputs: Mapping[str, Any]
-    context_key: str
-    config: RunnableConfig
-
-    async def stream(
-        self, prompt: Prompt, params: Mapping[str, Any]
-    ) -> AsyncGenerator[Piece, None]:
-        values = {**self.inputs, self.context_key: context_of(prompt)}
-        filled = await self.prompt.aformat_prompt(**values)
-        pieces = streamed(self.llm, filled, self.config, params)
-        async with aclosing(pieces):
-            async for piece in pieces:
-                yield piece

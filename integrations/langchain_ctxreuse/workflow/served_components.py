@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from copy import deepcopy
+from itertools import repeat
 from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
@@ -18,12 +19,10 @@ from ctxreuse.context.blocks import BlockId, ContextBlock
 from ctxreuse.context.checks import check_function, reported_count
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import best_first
-from ctxreuse.pipeline.prompt_turn import note_planned
-from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.reply import field_of
-from ctxreuse.serving.client.request import Prompt, check_params, messages_of, unreadable_messages
+from ctxreuse.serving.client.request import Prompt, check_params
 from ctxreuse.workflow.graph.state import Documents, documents_in
-from ctxreuse.workflow.models.language_model import Piece
+from ctxreuse.workflow.models.language_model import Piece, converted_messages
 from ctxreuse.workflow.retrievers import check_search
 from langchain_ctxreuse.documents.document_components import checked_retriever, retrieved_documents
 from langchain_ctxreuse.messages import text_parts
@@ -55,14 +54,8 @@ class LangChainLLM:
             params: Keyword arguments for the model.
         """
         check_params(params)
-        messages = messages_of(prompt)
-        try:
-            converted = convert_to_messages(messages)
-        except Exception as error:  # LangChain raises of several kinds; its words hold the message
-            raise unreadable_messages("LangChain", error) from error
-        if isinstance(prompt, Plan):  # a wrapped model leaves alone what the workflow has planned
-            note_planned(prompt.request.tenant, "user", prompt.content, prompt)
-        return streamed(self._model, converted, None, params)
+        messages = converted_messages(prompt, convert_to_messages, "LangChain")
+        return streamed(self._model, messages, None, params)
 
 
 async def streamed(
@@ -151,9 +144,9 @@ def as_documents(
     document_of: DocumentOf | None = None,
 ) -> list[Document]:
     """Return blocks as documents, or as copies of `document_of` them, with their scores."""
-    known = [None] * len(blocks) if scores is None else scores
     return [
-        _document(block, score, document_of) for block, score in zip(blocks, known, strict=True)
+        _document(block, score, document_of)
+        for block, score in zip(blocks, scores or repeat(None), strict=False)
     ]
 
 

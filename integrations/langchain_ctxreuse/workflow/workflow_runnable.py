@@ -200,15 +200,13 @@ class _StreamedAnswer:
         self.is_written = False
         self._graph = graph
         self._running: set[str] = set()
-        self._wavefront: set[str] = set()
+        self._is_alone = False  # whether the wavefront has one node; all begin before any speaks
 
     def is_written_by(self, event: Event) -> bool:
         """Note an event; return whether it is a piece of the answer."""
         if isinstance(event, NodeStarted):
-            if not self._running:
-                self._wavefront = set()
+            self._is_alone = not self._running
             self._running.add(event.node)
-            self._wavefront.add(event.node)
         elif isinstance(event, NodeFinished):
             self._running.discard(event.node)
         elif isinstance(event, TextDelta):
@@ -216,7 +214,7 @@ class _StreamedAnswer:
             if (
                 isinstance(node, Generation)
                 and node.output == self._graph.answer
-                and self._wavefront == {event.node}
+                and self._is_alone
                 and not edges.routers
                 and edges.static == (END,)
             ):

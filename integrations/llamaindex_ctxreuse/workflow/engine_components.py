@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from functools import partial
+from itertools import repeat
 from typing import Any, TypeAlias
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -33,14 +34,12 @@ from ctxreuse.context.checks import (
     reported_count,
 )
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.pipeline.prompt_turn import note_planned
-from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio import sync_bridge
-from ctxreuse.serving.client.request import Prompt, check_params, messages_of, unreadable_messages
+from ctxreuse.serving.client.request import Prompt, check_params
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.graph.state import Documents
-from ctxreuse.workflow.library import context_of, speculative_rag_graph
-from ctxreuse.workflow.models.language_model import Piece
+from ctxreuse.workflow.library import speculative_rag_graph
+from ctxreuse.workflow.models.language_model import Piece, converted_messages
 from ctxreuse.workflow.retrievers import check_search
 from ctxreuse.workflow.runtime.events import DocumentsFound, TextDelta
 from llamaindex_ctxreuse.nodes.node_plans import (
@@ -104,10 +103,9 @@ def _as_nodes(
     blocks: Documents, scores: Sequence[float] | None, node_of: NodeOf | None
 ) -> list[NodeWithScore]:
     """Return found blocks as nodes, in their order, or as copies of `node_of` them."""
-    told = [None] * len(blocks) if scores is None else scores
     return [
         NodeWithScore(node=_node(block, node_of), score=score)
-        for block, score in zip(blocks, told, strict=True)
+        for block, score in zip(blocks, scores or repeat(None), strict=False)
     ]
 
 
@@ -182,8 +180,8 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
             response: RESPONSE_TYPE
             if self._streaming:
                 parts: Any = sync_bridge.iterate(partial(self._parts, query_bundle), lasting=True)
-                response = StreamingResponse(source_nodes=next(parts), response_gen=parts)
-                response.metadata = _metadata(response.source_nodes)
+                nodes = next(parts)
+                response = StreamingResponse(parts, nodes, _metadata(nodes))
             else:
                 response = sync_bridge.run(partial(self._response, query_bundle), lasting=True)
             event.on_end(payload={EventPayload.RESPONSE: response})
@@ -194,10 +192,8 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
             response: RESPONSE_TYPE
             if self._streaming:
                 parts: Any = self._parts(query_bundle)
-                response = AsyncStreamingResponse(
-                    source_nodes=await anext(parts), response_gen=parts
-                )
-                response.metadata = _metadata(response.source_nodes)
+                nodes = await anext(parts)
+                response = AsyncStreamingResponse(parts, nodes, _metadata(nodes))
             else:
                 response = await self._response(query_bundle)
             event.on_end(payload={EventPayload.RESPONSE: response})
@@ -219,8 +215,8 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
     ) -> AsyncGenerator[list[NodeWithScore] | str, None]:
         """Yield the nodes, then the answer piece by piece."""
         source, query = self._retriever, query_bundle.query_str
-        asked = _TemplateModel(self._llm, self._template, query)
-        graph = speculative_rag_graph(type(self).__name__, asked, source.k, source.retriever)
+        said = partial(self._said, query)
+        graph = speculative_rag_graph(type(self).__name__, said, source.k, source.retriever)
         retrieval = self.callback_manager.on_event_start(
             CBEventType.RETRIEVE, payload={EventPayload.QUERY_STR: query}
         )
@@ -237,30 +233,18 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
                 elif isinstance(event, TextDelta):
                     yield event.text
 
-    def _event(self, query_bundle: QueryBundle) -> Any:
-        return self.callback_manager.event(
-            CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}
-        )
-
-
-class _TemplateModel:
-    """The model of one run: sends the template with the documents to the LLM."""
-
-    def __init__(self, llm: LLM, template: BasePromptTemplate, query: str) -> None:
-        self._llm = llm
-        self._template = template
-        self._query = query
-
-    async def stream(
-        self, prompt: Prompt, params: Mapping[str, Any]
-    ) -> AsyncGenerator[Piece, None]:
-        texts: Any = await self._llm.astream(
-            self._template, context_str=context_of(prompt), query_str=self._query
-        )
+    async def _said(self, query: str, context: str) -> AsyncGenerator[Piece, None]:
+        """Send the template with the documents to the LLM, and yield what it says."""
+        texts: Any = await self._llm.astream(self._template, context_str=context, query_str=query)
         async with aclosing(texts):
             async for text in texts:
                 if text:
                     yield Piece(text, 1)
+
+    def _event(self, query_bundle: QueryBundle) -> Any:
+        return self.callback_manager.event(
+            CBEventType.QUERY, payload={EventPayload.QUERY_STR: query_bundle.query_str}
+        )
 
 
 def checked_template(template: object) -> BasePromptTemplate:
@@ -300,13 +284,7 @@ class LlamaIndexLLM:
         """Yield the answer piece by piece; see `ctxreuse.workflow.LanguageModel`."""
         check_params(params)
         told = used = 0
-        if isinstance(prompt, Plan):  # a wrapped LLM leaves alone what the workflow has planned
-            note_planned(prompt.request.tenant, "user", prompt.content, prompt)
-        given = messages_of(prompt)
-        try:
-            messages = [ChatMessage(**message) for message in given]
-        except Exception as error:  # pydantic's words hold the message
-            raise unreadable_messages("LlamaIndex", error) from error
+        messages = converted_messages(prompt, _as_messages, "LlamaIndex")
         chunks: Any = await self._llm.astream_chat(messages, **params)
         async with aclosing(chunks):
             async for chunk in chunks:
@@ -317,6 +295,10 @@ class LlamaIndexLLM:
                     yield Piece(chunk.delta, 1)
         if used > told:
             yield Piece("", used - told)
+
+
+def _as_messages(messages: list[dict[str, Any]]) -> list[ChatMessage]:
+    return [ChatMessage(**message) for message in messages]
 
 
 class RetrieverStage:
