@@ -28,7 +28,7 @@ from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
 from ctxreuse.workflow.models.language_model import LanguageModel, checked_llm
-from ctxreuse.workflow.retrievers import checked_retriever
+from ctxreuse.workflow.retrievers import Retriever, checked_retriever
 from ctxreuse.workflow.runtime.events import (
     DocumentsFound,
     Emit,
@@ -45,7 +45,6 @@ from ctxreuse.workflow.runtime.measurements import (
 )
 from ctxreuse.workflow.runtime.services import (
     DEFAULT_RETRIEVER,
-    AnyRetriever,
     RunContext,
     Services,
     WorkflowOptions,
@@ -53,7 +52,6 @@ from ctxreuse.workflow.runtime.services import (
 from ctxreuse.workflow.runtime.single_loop import SingleLoopRunner
 from ctxreuse.workflow.runtime.workflow_run import WorkflowRun
 from ctxreuse.workflow.vector_search.scheduler import SearchCounters
-from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 """A graph, and its only input or a dict of its inputs."""
@@ -87,7 +85,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
     def __init__(
         self,
         llm: LanguageModel | None = None,
-        retriever: AnyRetriever | Mapping[str, AnyRetriever] | None = None,
+        retriever: Retriever | Mapping[str, Retriever] | None = None,
         planner: ReusePlanner | None = None,
         *,
         options: WorkflowOptions | None = None,
@@ -463,8 +461,8 @@ def _search_graph(k: int, retriever: str | None) -> Graph:
 
 
 def _by_name(
-    retriever: AnyRetriever | Mapping[str, AnyRetriever] | None,
-) -> dict[str, AnyRetriever]:
+    retriever: Retriever | Mapping[str, Retriever] | None,
+) -> dict[str, Retriever]:
     if retriever is None:
         return {}
     is_single = not isinstance(retriever, Mapping)
@@ -472,8 +470,7 @@ def _by_name(
     for name, one in named.items():
         if not isinstance(name, str) or not name:
             raise InvalidRequestError(f"a retriever's name must be a string, not {describe(name)}")
-        if not isinstance(one, VectorRetriever):
-            checked_retriever(one, "retriever" if is_single else f"retriever {name!r}")
+        checked_retriever(one, "retriever" if is_single else f"retriever {name!r}")
     return named
 
 

@@ -15,7 +15,6 @@ from ctxreuse.context.checks import (
     check_function,
     checked_integer,
     checked_kind,
-    checked_number,
     checked_optional_integer,
 )
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
@@ -214,25 +213,21 @@ class RetrieverError(WorkflowError, RuntimeError):
     """One of several retrievers failed; its own error is the cause."""
 
 
-def reciprocal_rank_fusion(
-    rankings: Sequence[Sequence[ContextBlock]], *, constant: float = 60, limit: int | None = None
-) -> tuple[ContextBlock, ...]:
-    """Rank blocks by the sum of 1 / (constant + rank) (Cormack et al., 2009), then by best rank."""
-    checked_number("constant", constant)
-    checked_optional_integer("limit", limit)
+def reciprocal_rank_fusion(rankings: Sequence[Sequence[ContextBlock]]) -> tuple[ContextBlock, ...]:
+    """Rank blocks by the sum of 1 / (60 + rank) (Cormack et al., 2009), then by best rank."""
     blocks: dict[BlockKey, ContextBlock] = {}
     ranks: dict[BlockKey, list[int]] = {}
     for ranking in rankings:
-        distinct = {block.key: block for block in reversed(ranking)}
-        for rank, (key, block) in enumerate(reversed(distinct.items()), start=1):
+        distinct = {block.key: block for block in ranking}
+        for rank, (key, block) in enumerate(distinct.items(), start=1):
             blocks.setdefault(key, block)
             ranks.setdefault(key, []).append(rank)
 
     def goodness(key: BlockKey) -> tuple[float, int]:
         # fsum: the sum of the same ranks is the same in any order
-        return -math.fsum(1 / (constant + rank) for rank in ranks[key]), min(ranks[key])
+        return -math.fsum(1 / (60 + rank) for rank in ranks[key]), min(ranks[key])
 
-    return tuple(blocks[key] for key in sorted(blocks, key=goodness)[:limit])
+    return tuple(blocks[key] for key in sorted(blocks, key=goodness))
 
 
 class FusedRetriever:
@@ -269,7 +264,7 @@ class FusedRetriever:
         check_search(query, k)
         wanted = max(k, 2 * k if self._candidates is None else self._candidates)
         asking = (self._ask(name, one, query, wanted) for name, one in self._retrievers.items())
-        return reciprocal_rank_fusion(await all_of(asking), limit=k)
+        return reciprocal_rank_fusion(await all_of(asking))[:k]
 
     @staticmethod
     async def _ask(name: str, retriever: Retriever, query: str, k: int) -> tuple[ContextBlock, ...]:

@@ -264,18 +264,15 @@ class IVFIndex:
         where = integers(clusters, "clusters", 0, self.nlist - 1, wanted.size)
         vectors = np.empty((len(wanted), self.dimension), dtype=np.float32)
         serving = self._serving
-        for cluster in np.unique(where).tolist():
-            members = self._ids_in(serving.lists, cluster)
-            for position in np.flatnonzero(where == cluster).tolist():
-                offsets = np.flatnonzero(members == wanted[position])
-                if not len(offsets):
-                    raise InvalidRequestError(
-                        f"cluster {cluster} holds no vector with the id {wanted[position]}; "
-                        "ask for the cluster in which a scan found it"
-                    )
-                serving.view.reconstruct_from_offset(
-                    cluster, int(offsets[0]), self._faiss.swig_ptr(vectors[position])
+        for vector, number, cluster in zip(vectors, wanted, where.tolist(), strict=True):
+            offsets = np.flatnonzero(self._ids_in(serving.lists, cluster) == number)
+            if not len(offsets):
+                raise InvalidRequestError(
+                    f"cluster {cluster} holds no vector with the id {number}; "
+                    "ask for the cluster in which a scan found it"
                 )
+            pointer = self._faiss.swig_ptr(vector)
+            serving.view.reconstruct_from_offset(cluster, int(offsets[0]), pointer)
         return vectors
 
     def ids_of(self, cluster: int) -> Ids:
