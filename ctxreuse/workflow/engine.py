@@ -333,7 +333,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
     async def aclose(self) -> None:
         """Cancel the runs under way, which raise `EngineClosedError`, and end the threads."""
         self._is_closed = True
-        await self._loop.run(lambda _: self._close())
+        await self._loop.run(self._close)
 
     def _start_anew(self) -> None:
         """Have no runs and no threads: in a child, those of the parent never end."""
@@ -370,18 +370,18 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         here = asyncio.get_running_loop()
 
         def emit_here(event: Event) -> None:
-            here.call_soon_threadsafe(emit, event)
+            if asyncio.get_running_loop() is here:
+                emit(event)
+            else:
+                here.call_soon_threadsafe(emit, event)
 
         scope = current_scope()
         tenant = (scope.tenant or "") if tenant is None else tenant
         session = scope.conversation_id if session is None else session
         number = next(self._numbers)
         context = RunContext(self._services, compiled, emit_here, number, tenant, session)
-        return await self._loop.run(
-            lambda loop: self._run_in_owner_loop(
-                replace(context, emit=emit) if loop is here else context, inputs, deadline_s
-            )
-        )
+        work = partial(self._run_in_owner_loop, context, inputs, deadline_s)
+        return await self._loop.run(work)
 
     async def _run_in_owner_loop(
         self, context: RunContext, inputs: Mapping[str, Any], deadline_s: float | None

@@ -14,12 +14,11 @@ from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.workflow.errors import EngineClosedError
 
 _Result = TypeVar("_Result")
-_Loop = asyncio.AbstractEventLoop
 
 
 @dataclass(slots=True, eq=False)
 class _OwnerLoop:
-    loop: _Loop
+    loop: asyncio.AbstractEventLoop
     users: int = 0
 
 
@@ -35,12 +34,12 @@ class SingleLoopRunner:
         """Have no owner loop: in a child, the parent's does not run."""
         self._owner: _OwnerLoop | None = None
 
-    async def run(self, work: Callable[[_Loop], Coroutine[Any, Any, _Result]]) -> _Result:
+    async def run(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
         """Return what a coroutine returns; it has the caller's context variables."""
         here = asyncio.get_running_loop()
         with self._used(None) as owner:
             if owner.loop is here:
-                return await work(here)
+                return await work()
             if owner.loop in sync_bridge.waiting_loops():
                 raise InvalidRequestError(
                     "a call that is not asynchronous waits in the event loop that would have to "
@@ -61,10 +60,10 @@ class SingleLoopRunner:
                 raise
 
     async def _run_in(
-        self, owner: _OwnerLoop, work: Callable[[_Loop], Coroutine[Any, Any, _Result]]
+        self, owner: _OwnerLoop, work: Callable[[], Coroutine[Any, Any, _Result]]
     ) -> _Result:
         with self._used(owner):  # a caller that is cancelled leaves before the work has ended
-            return await work(owner.loop)
+            return await work()
 
     @contextmanager
     def _used(self, owner: _OwnerLoop | None) -> Iterator[_OwnerLoop]:
