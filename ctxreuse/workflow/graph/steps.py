@@ -50,13 +50,7 @@ def routed(graph: Graph, source: str, router: Router, returned: object) -> tuple
 
 
 def next_wavefront(graph: Graph, targets: Iterable[str], state: State) -> tuple[str, ...]:
-    """Return the nodes that run next, in the order of `nodes`; an empty result ends the run.
-
-    Args:
-        graph: The graph.
-        targets: Where the edges of the last wavefront lead: node names and END.
-        state: The committed state, whose visits count the last wavefront.
-    """
+    """Return the nodes that run next, in the order of `nodes`; an empty result ends the run."""
     reached = {_within_limit(graph, target, state) for target in targets}
     writer_of: dict[str, str] = {}
     for name in filter(reached.__contains__, graph.nodes):
@@ -71,13 +65,7 @@ def next_wavefront(graph: Graph, targets: Iterable[str], state: State) -> tuple[
 
 
 def certain_successor(graph: Graph, name: str, state: State) -> Node | None:
-    """Return the node that certainly comes next, and alone, if no other node runs beside it.
-
-    Args:
-        graph: The graph.
-        name: The node that ends.
-        state: The state before its visit is committed.
-    """
+    """Return the node that certainly follows one that runs alone; its visit is to be committed."""
     edges = graph.edges[name]
     if edges.routers or len(edges.static) != 1:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -18,7 +17,7 @@ from ctxreuse.workflow.vector_search.handle import (
     SearchProgress,
     SearchRecord,
 )
-from ctxreuse.workflow.vector_search.hot_tier import BuiltTier, ClusterTier
+from ctxreuse.workflow.vector_search.hot_tier import ClusterTier
 from ctxreuse.workflow.vector_search.scheduler import Job, SearchScheduler
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
@@ -31,10 +30,10 @@ class SearchExecutor:
         retriever: VectorRetriever,
         execute: Execute,
         *,
-        threads: Threads | None = None,  # for the workers; None: `execute` runs each job
-        workers: int = 1,
-        reorder: bool = True,
-        clock: Callable[[], float] = time.perf_counter,
+        threads: Threads | None,  # for the workers; None: `execute` runs each job
+        workers: int,
+        reorder: bool,
+        clock: Callable[[], float],
     ) -> None:
         self.retriever = retriever
         self.execute = execute
@@ -158,11 +157,10 @@ class SearchExecutor:
         if tier is not None and tier.due() and self._rebuilding is None:
             self._rebuilding = asyncio.ensure_future(self._rebuild(tier))
 
-    async def _rebuild(self, tier: ClusterTier[Any]) -> None:
+    async def _rebuild(self, tier: ClusterTier) -> None:
         """Fill the hot tier with the clusters that are used most, while scans go on."""
         try:
-            built: BuiltTier[Any] = await self.execute(tier.build)
-            tier.swap(built)
+            tier.swap(await self.execute(tier.build))
         except Exception as error:
             self._failing.note(error)
         finally:

@@ -80,7 +80,7 @@ class GpuCluster(NamedTuple):
     largest_norm: float
 
 
-class GpuTier(ClusterTier[GpuCluster]):
+class GpuTier(ClusterTier):
     """The tier on a GPU, for an `IndexIVFFlat`.
 
     Matrix products must be done in full float32, torch's default

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +19,12 @@ from ctxreuse.workflow.vector_search.ivf import IVFIndex, integers
 
 _ID_BYTES = 8
 
-_Copy = TypeVar("_Copy")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BuiltTier(Generic[_Copy]):
+class BuiltTier:
     """A set of clusters that was copied and waits to be swapped in."""
 
-    copies: Mapping[int, _Copy]
+    copies: Mapping[int, Any]
     size_bytes: int
     serve: Callable[[], None]  # has the index search these copies from now on
 
@@ -40,7 +38,7 @@ class TierCounters:
     swaps: int = 0
 
 
-class ClusterTier(ABC, Generic[_Copy]):
+class ClusterTier(ABC):
     """Chooses the clusters of a tier by how often they are searched, and exchanges them.
 
     The workflow engine notes each sub-stage. When a rebuild is `due`, it calls `build` in a
@@ -67,7 +65,7 @@ class ClusterTier(ABC, Generic[_Copy]):
         self._decay = checked_share("decay", decay)
         self._accesses = np.zeros(index.nlist)
         self._is_held = np.zeros(index.nlist, dtype=np.bool_)
-        self._serving: BuiltTier[_Copy] = BuiltTier(MappingProxyType({}), 0, lambda: None)
+        self._serving: BuiltTier = BuiltTier(MappingProxyType({}), 0, lambda: None)
         self._since_build = 0
         self._counting = ForkSafeLock()
         self._building = ForkSafeLock()
@@ -97,7 +95,7 @@ class ClusterTier(ABC, Generic[_Copy]):
         """Return whether it is time to build; false again as soon as a build has begun."""
         return self._since_build >= self._every
 
-    def build(self) -> BuiltTier[_Copy]:
+    def build(self) -> BuiltTier:
         """Return a copy of the clusters that are searched most, for `swap`; in any thread."""
         with self._building:
             with self._counting:
@@ -114,7 +112,7 @@ class ClusterTier(ABC, Generic[_Copy]):
             )
             return BuiltTier(MappingProxyType(copies), size_bytes, serve)
 
-    def swap(self, built: BuiltTier[_Copy]) -> None:
+    def swap(self, built: BuiltTier) -> None:
         """Search from now on in the set that `build` returned."""
         if built.copies.keys() == self._serving.copies.keys():
             return
@@ -141,15 +139,15 @@ class ClusterTier(ABC, Generic[_Copy]):
         return sorted(chosen), used
 
     @abstractmethod
-    def _copy(self, cluster: int) -> _Copy:
+    def _copy(self, cluster: int) -> Any:
         """Return a copy of a cluster in the tier's memory."""
 
     @abstractmethod
-    def _ready(self, copies: dict[int, _Copy]) -> tuple[dict[int, _Copy], Callable[[], None]]:
+    def _ready(self, copies: dict[int, Any]) -> tuple[dict[int, Any], Callable[[], None]]:
         """Return copies (given in ascending order) as they are kept, and what has them searched."""
 
 
-class HotTier(ClusterTier[Any]):
+class HotTier(ClusterTier):
     """The tier in RAM, over an index that was read with `IVFIndex.read(path, memory_map=True)`.
 
     A scan through many cold clusters pushes the hot ones out of the system's cache, not out of

@@ -93,6 +93,8 @@ class IVFIndex:
         cluster_sizes: (nlist,) int64: number of vectors in each cluster.
         code_size: Bytes of one stored vector.
         nprobe: The faiss index's own setting, as a default for callers.
+        faiss_index: The index that this one was built over.
+        faiss_lists: The index's own inverted lists, even while others are served.
 
     Raises:
         MissingExtraError: faiss is not installed.
@@ -103,12 +105,12 @@ class IVFIndex:
         checked_optional_integer("threads", threads, 1)
         self._faiss = faiss
         self._threads = threads
-        self._owner = index  # the downcast index is a second handle that does not keep it alive
+        self.faiss_index = index  # the downcast one is a second handle that does not keep it alive
         self._index = checked_faiss_index(faiss, index)
         self.dimension = int(self._index.d)
-        own = self._index.invlists
-        view = view_of(faiss, self._index, own)
-        self._serving = _Serving(view, own, None, FasterWay(self.dimension))
+        self.faiss_lists = self._index.invlists
+        view = view_of(faiss, self._index, self.faiss_lists)
+        self._serving = _Serving(view, self.faiss_lists, None, FasterWay(self.dimension))
         self._scanning = FailOpen(
             "IVFIndex", "clusters are scanned where they are", work="searching the hot tier"
         )
@@ -143,16 +145,6 @@ class IVFIndex:
                 f"{path}: not an index that faiss can read; write it with faiss.write_index"
             ) from error
         return cls(index, threads=threads)
-
-    @property
-    def faiss_index(self) -> Any:
-        """The index that this one was built over."""
-        return self._owner
-
-    @property
-    def faiss_lists(self) -> Any:
-        """The index's own inverted lists, even while others are served."""
-        return self._index.invlists
 
     def nearest_clusters(self, vectors: npt.ArrayLike, nprobe: int) -> Ids:
         """Return the clusters to search for each vector, nearest first, as if each were alone.
@@ -219,11 +211,7 @@ class IVFIndex:
         held: npt.NDArray[np.bool_],
         k: int,
     ) -> tuple[Candidates, float]:
-        """Scan what a scanner holds with it, and the rest in the lists meanwhile.
-
-        Returns:
-            What is found, and the seconds that went into what it holds.
-        """
+        """Scan what a scanner holds with it, the rest in the lists; return the former's seconds."""
         began, attempt = time.perf_counter(), self._scanning.attempt
         found = nothing_found((len(clusters), k), self.higher_is_better)
 
@@ -292,7 +280,7 @@ class IVFIndex:
         Args:
             lists: faiss lists with the same vectors in the same order; None for the index's own.
         """
-        chosen = self._index.invlists if lists is None else lists
+        chosen = self.faiss_lists if lists is None else lists
         view = view_of(self._faiss, self._index, chosen)
         self._serving = replace(self._serving, view=view, lists=chosen)
 

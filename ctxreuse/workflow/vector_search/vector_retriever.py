@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class VectorRetriever:
         embedder: Embedder,
         *,
         nprobe: int | None = None,
-        hot: ClusterTier[Any] | None = None,
+        hot: ClusterTier | None = None,
     ) -> None:
         self.index = index if isinstance(index, IVFIndex) else IVFIndex(index)
         if nprobe is None:
@@ -63,14 +63,12 @@ class VectorRetriever:
                 f"vectors of {self.index.dimension}; use the embedder that the index was made with"
             )
         if not callable(blocks):
-            checked_kind(
-                "blocks", blocks, Sequence, "a list of blocks, or a function from id to block"
-            )
-        if not callable(blocks) and len(blocks) < self.index.size:
-            raise InvalidRequestError(
-                f"blocks has {len(blocks)} entries for an index of {self.index.size} vectors; "
-                "give one for each, or a function from id to block"
-            )
+            wanted = "a list of blocks, or a function from id to block"
+            if len(checked_kind("blocks", blocks, Sequence, wanted)) < self.index.size:
+                raise InvalidRequestError(
+                    f"blocks has {len(blocks)} entries for an index of {self.index.size} vectors; "
+                    "give one for each, or a function from id to block"
+                )
         if hot is not None and getattr(hot, "index", None) is not self.index:
             raise InvalidRequestError(
                 "the hot tier is over another index; make IVFIndex(...) once, and give it to both"
