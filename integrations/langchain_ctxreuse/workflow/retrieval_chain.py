@@ -149,18 +149,6 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         """The type of the output, for schemas."""
         return dict[str, Any]
 
-    async def _answer(
-        self,
-        input: Any,  # noqa: A002
-        run_manager: AsyncCallbackManagerForChainRun,
-        config: RunnableConfig,
-    ) -> dict[str, Any]:
-        whole = AddableDict()
-        async with aclosing(self._parts(input, run_manager, config)) as parts:
-            async for part in parts:
-                whole = whole + AddableDict(part)
-        return dict(whole)
-
     async def _pieces(
         self,
         inputs: AsyncIterator[Any],

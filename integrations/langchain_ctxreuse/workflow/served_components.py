@@ -24,6 +24,7 @@ from ctxreuse.serving.client.request import Prompt, check_params
 from ctxreuse.workflow.graph.state import Documents, documents_in
 from ctxreuse.workflow.models.language_model import Piece, converted_messages
 from ctxreuse.workflow.retrievers import check_search
+from langchain_ctxreuse.configurable import without_bindings
 from langchain_ctxreuse.documents.document_components import checked_retriever, retrieved_documents
 from langchain_ctxreuse.messages import text_parts
 from langchain_ctxreuse.scope import tenant_from_config
@@ -81,10 +82,7 @@ async def streamed(
 
 def checked_model(model: object) -> Runnable[Any, Any]:
     """Return the model."""
-    inner = model
-    while not isinstance(inner, BaseLanguageModel) and hasattr(inner, "bound"):
-        inner = inner.bound  # what `bind`, `with_config` and `with_retry` make
-    if isinstance(model, Runnable) and isinstance(inner, BaseLanguageModel):
+    if isinstance(model, Runnable) and isinstance(without_bindings(model), BaseLanguageModel):
         return model
     raise InvalidRequestError(
         f"llm must be a LangChain chat model, not {describe(model)}; pass ChatOpenAI(...), "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import reduce
+from operator import add
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
@@ -44,6 +46,20 @@ class EngineRunnable(RunnableBridge[Input, Output, RunnableConfig], Runnable[Inp
     def InputType(self) -> Any:  # noqa: N802  # the base class names it so
         """The type of the input, for schemas."""
         return Any
+
+    async def _answer(
+        self,
+        input: Input,  # noqa: A002
+        run_manager: AsyncCallbackManagerForChainRun,
+        config: RunnableConfig,
+    ) -> Output:
+        async def inputs() -> AsyncIterator[Input]:
+            yield input
+
+        parts: Any = self._pieces(inputs(), run_manager, config)
+        async with aclosing(parts):
+            output: Output = reduce(add, [part async for part in parts])
+        return output
 
     def _configs(
         self, config: RunnableConfig | list[RunnableConfig] | None, count: int
@@ -97,18 +113,6 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
     def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
         """The type of the output, for schemas."""
         return Any if self._outputs is None else dict[str, Any]
-
-    async def _answer(
-        self,
-        input: Any,  # noqa: A002
-        run_manager: AsyncCallbackManagerForChainRun,
-        config: RunnableConfig,
-    ) -> Any:
-        async with aclosing(self._events(input, run_manager, config)) as events:
-            async for event in events:
-                if isinstance(event, RunFinished):
-                    return self._output(event.result)
-        raise AssertionError("a run ends with its result, or raises")
 
     async def _pieces(
         self,
