@@ -128,22 +128,19 @@ def test_a_text_gets_the_same_vector_each_time():
         np.testing.assert_allclose(embedder.embed([text])[0], vector, atol=1e-6)
 
 
-@pytest.mark.parametrize("texts", [[], [""], ["the of and"], ["cats", "the cats"]])
-def test_texts_with_fewer_than_two_words_that_count_cannot_be_fitted(texts):
-    with pytest.raises(InvalidRequestError, match=f"the {len(texts)} texts have fewer than 2"):
-        TfidfEmbedder(texts)
+FEW = [[], [""], ["the of and"], ["cats", "the cats"]]
+NO_TEXTS = ["one text", b"bytes", [1], [None]]
 
 
-@pytest.mark.parametrize("texts", ["one text", b"bytes", [1], [None]])
-def test_what_is_no_list_of_texts_is_refused(texts):
-    with pytest.raises(InvalidRequestError, match="texts must be a list of str, not"):
-        TfidfEmbedder(TEXTS).embed(texts)
-
-
-@pytest.mark.parametrize("dimensions", [0, 1.5, None])
-def test_dimensions_out_of_range_are_refused(dimensions):
-    with pytest.raises(InvalidRequestError, match="dimensions must be an integer from 1, not"):
-        TfidfEmbedder(TEXTS, dimensions)
+@pytest.mark.parametrize(
+    ("arguments", "embedded", "message"),
+    [((few,), [], f"the {len(few)} texts have fewer than 2") for few in FEW]
+    + [((TEXTS,), wrong, "texts must be a list of str, not") for wrong in NO_TEXTS]
+    + [((TEXTS, wrong), [], "dimensions must be an integer from 1") for wrong in (0, 1.5, None)],
+)
+def test_texts_and_dimensions_that_will_not_do_are_refused(arguments, embedded, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        TfidfEmbedder(*arguments).embed(embedded)
 
 
 def test_scikit_learn_may_be_missing(monkeypatch):
