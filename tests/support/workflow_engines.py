@@ -18,7 +18,7 @@ from typing import Any
 import faiss
 import numpy as np
 from virtual_time import run_by
-from workflow_interpreter import Asked
+from workflow_interpreter import Asked, Interpreted, interpret
 
 from ctxreuse import ContextBlock
 from ctxreuse.serving.client.request import Prompt, messages_of
@@ -129,6 +129,11 @@ def plain_answer(asked: Asked) -> str:
     """Answer as `SteadyLLM` does, for the plain interpreter."""
     passages = [int(block.text[len("passage ") : -1]) for block in asked.prompt.blocks]
     return said(passages, _question(asked.prompt.query), asked.system, asked.params)
+
+
+def plainly(graph: WorkflowGraph, question: str) -> Interpreted:
+    """Run a graph over the corpus, one stage after the other."""
+    return interpret(graph.compile(), question, plain_answer, plain_search)
 
 
 def answer_to(messages: list[dict[str, Any]], params: Mapping[str, Any] | None = None) -> str:
@@ -267,7 +272,7 @@ async def assert_idle(engine: WorkflowEngine) -> None:
         queue = executor.scheduler._queue
         assert len(executor.scheduler) == len(queue) == 0
         assert not executor._workers
-        assert not queue._needed.any()
+        assert not queue._states.any()
         assert not queue._demand.any()
         assert sorted(queue._free) == list(range(len(queue._found)))
     await asyncio.sleep(0)  # tasks that have ended are noted in the event loop's next round

@@ -15,12 +15,11 @@ from workflow_engines import (
     guess_first,
     in_virtual_time,
     of_function,
-    plain_answer,
     plain_search,
+    plainly,
     rag,
     virtual_time,
 )
-from workflow_interpreter import interpret
 
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.context.scope import request_context
@@ -46,7 +45,7 @@ from ctxreuse.workflow.runtime.events import (
     RunFinished,
     TextDelta,
 )
-from ctxreuse.workflow.runtime.services import WorkflowOptions
+from ctxreuse.workflow.runtime.services import WorkflowOptions, session_key
 from ctxreuse.workflow.vector_search import executor
 
 
@@ -62,10 +61,6 @@ def records(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(executor.SearchExecutor, "begin", watched)
     return told
-
-
-def plainly(graph: WorkflowGraph, question: str) -> Any:
-    return interpret(graph.compile(), question, plain_answer, plain_search)
 
 
 class Asked(SteadyLLM):
@@ -420,7 +415,7 @@ async def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
     options = WorkflowOptions(speculative_retrieval=False)
     async with engine_over(options=options) as engine:
         await engine.run(rag(), "Why is it", session="s")
-        first = engine._services.last_search("", "s", "default")
+        first = engine._services.sessions.get("", session_key("s", "default"))
         assert first is not None
         assert [f"d{number}" for number in first.ids[:3]] == [
             block.id for block in plain_search("Why is it", 3)
@@ -456,7 +451,7 @@ async def test_a_tenants_many_sessions_take_no_other_tenants_away(monkeypatch):
         assert parts["sessions"].entries > 2
         assert parts["session_bytes"].entries > 1_000
         assert parts["timeline"].entries
-        assert engine._services.last_search("quiet", "s", "default") is not None
+        assert engine._services.sessions.get("quiet", session_key("s", "default")) is not None
 
 
 def test_the_work_for_a_tenant_does_not_tell_whether_another_has_asked_the_same():
@@ -489,7 +484,7 @@ async def test_a_search_right_behind_another_one_knows_what_that_has_found(recor
     graph.add_edge(START, "first").add_edge("first", "second").add_edge("second", END)
     async with engine_over() as engine:
         await engine.run(graph, "Why", session="s")
-        kept = engine._services.last_search("", "s", "default")
+        kept = engine._services.sessions.get("", session_key("s", "default"))
         assert kept is not None
         assert kept.vectors is not None
         for record, query in ((records[1], "Why first"), (kept, "Why second")):

@@ -34,6 +34,7 @@ from workflow_engines import (
     of_function,
     plain_answer,
     plain_search,
+    plainly,
     rag,
     virtual_time,
 )
@@ -58,10 +59,6 @@ from ctxreuse.workflow.vector_search import scheduler
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
 
-def plainly(graph: WorkflowGraph, question: str) -> Any:
-    return interpret(graph.compile(), question, plain_answer, plain_search).answer
-
-
 def several(times: int) -> list[tuple[WorkflowGraph, str]]:
     return [(shape(), f"other {n}") for n in range(times) for shape in (rag, guess_first)]
 
@@ -76,18 +73,16 @@ def beside_others(
 
     async def main() -> Any:
         async with engine_of() as engine:
-            others = [
-                (shape(), f"other {number}") for number in range(4) for shape in (rag, guess_first)
-            ]
+            others = several(4)
             running = [asyncio.ensure_future(engine.run(*job)) for job in others]
             await asyncio.sleep(0.004)
             [broken] = await asyncio.gather(
                 engine.run(graph, question, **options), return_exceptions=True
             )
             for job, result in zip(others, await asyncio.gather(*running), strict=True):
-                assert result.answer == plainly(*job)
+                assert result.answer == plainly(*job).answer
             again = await engine.run(rag(), "afterwards")
-            assert again.answer == plainly(rag(), "afterwards")
+            assert again.answer == plainly(rag(), "afterwards").answer
             await assert_idle(engine)
             assert not getattr(engine._llm, "open", 0)
             return broken
@@ -148,7 +143,7 @@ async def test_a_stream_that_breaks_in_a_speculation_fails_nothing():
         for number in range(5):
             question = f"question {number}"
             result = await engine.run(rag(), question)
-            assert result.answer == plainly(rag(), question)
+            assert result.answer == plainly(rag(), question).answer
         speculation = engine.metrics().speculation
         assert speculation.launched == speculation.wasted_prompts + speculation.committed
         assert speculation.wasted_prompts >= 5
@@ -270,7 +265,7 @@ async def test_a_query_that_cannot_be_embedded_fails_its_run_and_no_other():
             "a word that is unknown"
         )
         assert [str(one) for one in results] == [
-            plainly(rag(), text) for text in ("first", "fine", "fine too")
+            plainly(rag(), text).answer for text in ("first", "fine", "fine too")
         ]
         await assert_idle(engine)
 
@@ -329,8 +324,8 @@ async def test_a_scan_that_fails_fails_those_that_took_part_and_no_later_one():
             assert isinstance(error, StageError)
             assert str(error.__cause__) == "the disk is gone"
         for job, result in zip(jobs, results, strict=True):
-            assert result in failed or result.answer == plainly(*job)
-        assert (await engine.run(rag(), "later")).answer == plainly(rag(), "later")
+            assert result in failed or result.answer == plainly(*job).answer
+        assert (await engine.run(rag(), "later")).answer == plainly(rag(), "later").answer
         await assert_idle(engine)
 
 
@@ -354,7 +349,7 @@ async def test_a_block_that_cannot_be_read_fails_only_runs_that_find_it():
             found = int(plain_search(question, 1)[0].id[1:])
             assert isinstance(result, StageError) == (found % 3 == 0)
             if not isinstance(result, Exception):
-                assert result.answer == plainly(rag(k=1), question)
+                assert result.answer == plainly(rag(k=1), question).answer
         assert engine._services.speculating.faults
         await assert_idle(engine)
 
@@ -364,7 +359,7 @@ async def test_a_planner_that_fails_leaves_the_documents_as_retrieved(monkeypatc
     monkeypatch.setattr(planner, "plan", raising(RuntimeError("no plan")))
     plain = WorkflowOptions(speculation="off")
     async with engine_over(planner=planner, options=plain) as engine:
-        assert (await engine.run(rag(), "Why")).answer == plainly(rag(), "Why")
+        assert (await engine.run(rag(), "Why")).answer == plainly(rag(), "Why").answer
         metrics = engine.metrics()
         assert metrics.planning_failures == 1
 
@@ -373,7 +368,7 @@ def test_a_history_that_cannot_be_kept_fails_nothing(monkeypatch):
     retriever = corpus_retriever()
     monkeypatch.setattr(retriever.index, "vectors_of", raising(OSError("the disk is gone")))
     result = beside_others(lambda: engine_over(retriever), rag(), "Why", session="one")
-    assert result.answer == plainly(rag(), "Why")
+    assert result.answer == plainly(rag(), "Why").answer
 
 
 def test_a_model_that_fails_before_it_streams_fails_its_run():
@@ -423,7 +418,7 @@ def test_a_deadline_that_expires_at_any_time_leaves_nothing(deadline_s, been_thr
             )
             assert llm.requests == 0
             await assert_idle(engine)
-            assert (await engine.run(rag(), "Why")).answer == plainly(rag(), "Why")
+            assert (await engine.run(rag(), "Why")).answer == plainly(rag(), "Why").answer
             return engine.metrics().speculation.launched
 
     launched = in_virtual_time(main())
@@ -435,7 +430,7 @@ def test_a_deadline_that_expires_at_any_time_leaves_nothing(deadline_s, been_thr
 async def test_a_run_that_is_cancelled_at_any_time_leaves_nothing_and_disturbs_no_other():
     llm = SteadyLLM(lambda: 0.011)
     async with engine_over(llm=llm, options=EAGER, pause=lambda: 0.003) as engine:
-        expected = plainly(guess_first(), "other")
+        expected = plainly(guess_first(), "other").answer
         began = asyncio.get_running_loop().time()
         await engine.run(guess_first(), "Why", session="one")
         took = asyncio.get_running_loop().time() - began
@@ -507,9 +502,7 @@ def test_whatever_streams_break_each_run_is_right_or_names_the_node(
             clock=Clock(),
         )
         async with engine:
-            jobs = [
-                (shape(), f"other {number}") for number in range(3) for shape in (rag, guess_first)
-            ]
+            jobs = several(3)
             results = await engine.arun_batch(jobs, return_exceptions=True)
             for (graph, question), result in zip(jobs, results, strict=True):
                 if isinstance(result, Exception):
@@ -563,5 +556,5 @@ def test_an_event_loop_that_ends_during_a_scan_takes_no_worker_with_it():
     with pytest.raises(DeadlineError):
         asyncio.run(engine.run(rag(), "Why", deadline_s=0.01))
     result = asyncio.run(engine.run(rag(), "Why", deadline_s=1.0))
-    assert result.answer == plainly(rag(), "Why")
+    assert result.answer == plainly(rag(), "Why").answer
     asyncio.run(engine.aclose())

@@ -200,7 +200,7 @@ def check_searches(data: Any, corpus: Corpus, kept: int, shared_by: int) -> None
         queue.remove(search)
     assert queue.next_batch(1.0) is None
     assert queue.work_s() == 0.0
-    assert not queue._needed.any()
+    assert not queue._states.any()
     assert not queue._demand.any()
     assert sorted(queue._free) == list(range(len(queue._found)))
     assert all(search.slot == -1 for search in all_searches if search.is_gone)

@@ -71,15 +71,10 @@ class WorkflowMetrics:
     """Of workflow and node; the node of whole runs, their wait for a slot included, is ""."""
 
 
-Kind: TypeAlias = Literal["generation", "retrieval", "function"]
 Outcome: TypeAlias = Literal["done", "committed", "wasted", "failed", "cancelled"]
 """How a stage ended; "committed" and "wasted" are ends of a speculation."""
 
-_COLOURS: dict[Kind, str] = {
-    "generation": "#4c72b0",
-    "retrieval": "#dd8452",
-    "function": "#8c8c8c",
-}
+_COLOURS = {"generation": "#4c72b0", "retrieval": "#dd8452", "function": "#8c8c8c"}
 _HATCHES: dict[Outcome, str] = {"committed": "////", "wasted": "xxxx"}
 _MOST_RUNS = 60
 _ROW_INCHES = 0.28
@@ -93,7 +88,7 @@ class Span:
     workflow: str
     node: str
     visit: int
-    kind: Kind
+    kind: str  # "generation", "retrieval" or "function"
     began_s: float  # seconds of the engine's clock
     ended_s: float
     outcome: Outcome

@@ -22,13 +22,12 @@ from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import Execute, Threads
 from ctxreuse.workflow.graph.compiled import Graph
-from ctxreuse.workflow.graph.nodes import Function, Generation, Node, Retrieval
+from ctxreuse.workflow.graph.nodes import Generation, Node
 from ctxreuse.workflow.models.language_model import LanguageModel
 from ctxreuse.workflow.retrievers import Retriever
 from ctxreuse.workflow.runtime.events import Emit
 from ctxreuse.workflow.runtime.generations import Generations
 from ctxreuse.workflow.runtime.measurements import (
-    Kind,
     Outcome,
     Span,
     SpeculationCounters,
@@ -93,14 +92,6 @@ class WorkflowOptions:
 
 DEFAULT_RETRIEVER = "default"
 """The name of the retriever that is asked where a node names none."""
-
-AnyRetriever: TypeAlias = VectorRetriever | Retriever
-
-_KINDS: dict[type[Node], Kind] = {
-    Generation: "generation",
-    Retrieval: "retrieval",
-    Function: "function",
-}
 
 NodeKey: TypeAlias = tuple[str, str]
 """A workflow's name and a node's."""
@@ -171,7 +162,7 @@ class Services:
     def __init__(
         self,
         llm: LanguageModel | None,
-        retrievers: dict[str, AnyRetriever],
+        retrievers: dict[str, Retriever],
         planner: ReusePlanner | None,
         options: WorkflowOptions,
         execute: Execute | None,
@@ -180,7 +171,7 @@ class Services:
         self.options = options
         self.clock = clock
         self.generations = Generations(llm, planner)
-        self._sessions: TenantLRUMap[bytes, SearchRecord] = TenantLRUMap(
+        self.sessions: TenantLRUMap[bytes, SearchRecord] = TenantLRUMap(
             _MOST_SESSIONS,
             max_weight=_MOST_SESSION_BYTES,
             weight_of=lambda record: record.size_bytes,
@@ -216,23 +207,13 @@ class Services:
     def parts(self) -> dict[str, PartSize]:
         """How much is remembered, and how much may be; all tenants together."""
         return {
-            "sessions": self._sessions.size,
-            "session_bytes": self._sessions.weight_size,
+            "sessions": self.sessions.size,
+            "session_bytes": self.sessions.weight_size,
             "generation_statistics": self.generation_statistics.size,
             "preview_stability": self.preview_stability.size,
             "timeline": PartSize(len(self.timeline), _MOST_SPANS),
             "run_seconds": PartSize(len(self.run_seconds), _MOST_SPANS),
         }
-
-    def last_search(self, tenant: str, session: str | int, retriever: str) -> SearchRecord | None:
-        """Return the last search of a tenant's session, if it is remembered."""
-        return self._sessions.get(tenant, _session_key(session, retriever))
-
-    def keep_search(
-        self, tenant: str, session: str | int, retriever: str, record: SearchRecord
-    ) -> None:
-        """Remember the last search of a tenant's session."""
-        self._sessions.put(tenant, _session_key(session, retriever), record)
 
     async def close(self) -> None:
         """Wait for the searches, and end the threads."""
@@ -241,7 +222,7 @@ class Services:
         self._threads.close()
 
 
-def _session_key(session: str | int, retriever: str) -> bytes:
+def session_key(session: str | int, retriever: str) -> bytes:
     """Return what stands for a session at a retriever: ids may be long, and 1 is not "1"."""
     return text_digest(repr((session, retriever)))
 
@@ -264,7 +245,7 @@ class RunContext:
 
     def record(self, node: Node, visit: int, began_s: float, outcome: Outcome) -> None:
         """Enter a stage that has ended into the timeline."""
-        kind = _KINDS[type(node)]
+        kind = type(node).__name__.lower()
         ended_s = self.services.clock()
         self.services.timeline.append(
             Span(self.number, self.graph.name, node.name, visit, kind, began_s, ended_s, outcome)

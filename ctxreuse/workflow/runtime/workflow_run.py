@@ -29,6 +29,7 @@ from ctxreuse.workflow.runtime.services import (
     DEFAULT_RETRIEVER,
     PreviewStability,
     RunContext,
+    session_key,
 )
 from ctxreuse.workflow.runtime.speculation import (
     EarlyLaunch,
@@ -266,13 +267,15 @@ class WorkflowRun:
     def _last_search(self, name: str) -> SearchRecord | None:
         if name in self._records or self._context.session is None:
             return self._records.get(name)
-        return self._services.last_search(self._context.tenant, self._context.session, name)
+        key = session_key(self._context.session, name)
+        return self._services.sessions.get(self._context.tenant, key)
 
     def _keep(self, name: str, record: SearchRecord) -> None:
         """Keep a record for the next search of the run, or of its session."""
         self._records[name] = record
         if self._context.session is not None:
-            self._services.keep_search(self._context.tenant, self._context.session, name, record)
+            key = session_key(self._context.session, name)
+            self._services.sessions.put(self._context.tenant, key, record)
 
     async def _add_vectors(self, executor: SearchExecutor, name: str, record: SearchRecord) -> None:
         """Look up the vectors of a record, with which the next search recalls the nearest."""

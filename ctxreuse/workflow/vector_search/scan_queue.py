@@ -42,6 +42,9 @@ SHARED_BY = 16
 """Queries that share a scan of a cluster: with more, the comparing, not the reading, takes the
 time."""
 
+_DONE, _IN_FLIGHT, _NEEDED = range(3)
+"""What becomes of a cluster for a search; one that it does not need is done."""
+
 _SPECULATIVE_SCANS = 2.0
 """Length of a scan for a search that no run waits for yet, in times of a scan's overhead."""
 
@@ -80,8 +83,7 @@ class ScanQueue:
         self._free: list[int] = []
         self._found = TopKTable(higher_is_better)
         self._vectors = np.zeros((0, dimension), dtype=np.float32)
-        self._needed = np.zeros((nlist, 0), dtype=bool)  # not begun, by cluster and slot
-        self._lacking = np.zeros((0, nlist), dtype=bool)  # not ended, by slot and cluster
+        self._states = np.zeros((nlist, 0), dtype=np.int8)  # by cluster and slot
         self._demand = np.zeros(nlist, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -95,7 +97,7 @@ class ScanQueue:
         search.slot = slot = self._free.pop()
         self._vectors[slot] = search.vector
         clusters = search.clusters[self._sizes[search.clusters] > 0]
-        self._needed[clusters, slot] = self._lacking[slot, clusters] = True
+        self._states[clusters, slot] = _NEEDED
         self._demand[clusters] += 1
         self._found.clear(slot)
         # clusters without codes count as scanned
@@ -111,8 +113,8 @@ class ScanQueue:
         search.is_gone = True
         self._waiting.pop(search, None)
         if search.slot >= 0 and not search.is_done:
-            self._demand -= self._needed[:, search.slot]
-            self._needed[:, search.slot] = self._lacking[search.slot] = False
+            self._demand -= self._states[:, search.slot] == _NEEDED
+            self._states[:, search.slot] = _DONE
         self._free_if_unused(search)
 
     def best(self, search: SearchHandle) -> TopK:
@@ -121,7 +123,7 @@ class ScanQueue:
 
     def prefix(self, search: SearchHandle) -> int:
         """Return how many clusters, from a search's first on, have been scanned without a gap."""
-        lacking = self._lacking[search.slot, search.clusters]
+        lacking = self._states[search.clusters, search.slot] != _DONE
         return int(lacking.argmax()) if lacking.any() else len(lacking)
 
     def next_batch(self, budget_s: float, overhead_s: float = 0.0) -> ScanBatch | None:
@@ -138,7 +140,7 @@ class ScanQueue:
     def _batch_of(self, searches: list[SearchHandle], chosen: Ids) -> ScanBatch:
         """Return the batch that scans clusters for all searches that need and may share them."""
         slots = np.array([search.slot for search in searches])
-        needs = self._needed[chosen].take(slots, axis=1)
+        needs = self._states[chosen].take(slots, axis=1) == _NEEDED
         if self._demand[chosen].max() > SHARED_BY:
             needs &= np.cumsum(needs, axis=1, dtype=np.int32) <= SHARED_BY
         of_cluster, numbers = np.nonzero(needs)
@@ -147,7 +149,7 @@ class ScanQueue:
         used = np.flatnonzero(scans)
         rows = (np.cumsum(scans > 0) - 1)[numbers]
         slots, scans, clusters = slots[used], scans[used], chosen[of_cluster]
-        self._needed[clusters, slots[rows]] = False
+        self._states[clusters, slots[rows]] = _IN_FLIGHT
         self._demand[chosen] -= counts
         taking_part = tuple(searches[number] for number in used.tolist())
         for search, number in zip(taking_part, scans.tolist(), strict=True):
@@ -156,7 +158,7 @@ class ScanQueue:
         return ScanBatch(
             searches=taking_part,
             vectors=self._vectors[slots],
-            thresholds=self._found.thresholds(slots, kept),
+            thresholds=self._found.scores[slots, kept - 1],
             rows=rows,
             clusters=clusters,
             k=int(kept.max()),
@@ -177,7 +179,7 @@ class ScanQueue:
         self._merge(batch.searches, found)
         slots = np.array([search.slot for search in batch.searches])[batch.rows]
         kept = slots >= 0  # the slot of a search that is gone may be another's
-        self._lacking[slots[kept], batch.clusters[kept]] = False
+        self._states[batch.clusters[kept], slots[kept]] = _DONE
         for search in present:
             if search.scanned == len(search.clusters):
                 search.is_done = True
@@ -192,7 +194,7 @@ class ScanQueue:
             if search.is_gone:
                 self._free_if_unused(search)
             else:
-                self._needed[cluster, search.slot] = True
+                self._states[cluster, search.slot] = _NEEDED
                 self._demand[cluster] += 1
 
     @property
@@ -215,7 +217,7 @@ class ScanQueue:
         for search in searches:
             if search.scanned + search.in_flight == len(search.clusters):
                 continue
-            rest = search.clusters[self._needed[search.clusters, search.slot]]
+            rest = search.clusters[self._states[search.clusters, search.slot] == _NEEDED]
             rest = rest[~is_chosen[rest]]
             if not len(rest):
                 continue
@@ -239,17 +241,15 @@ class ScanQueue:
 
     def _merge(self, searches: tuple[SearchHandle, ...], found: ClusterFindings) -> None:
         """Merge what was found into the best results of the searches."""
-        gone = np.array([search.is_gone for search in searches])
-        counts = ~gone[found.rows]
+        is_there = np.array([not search.is_gone for search in searches])
+        counts = is_there[found.rows]
         if not counts.any():
             return
-        rows = found.rows[counts]
-        is_touched = np.zeros(len(searches), dtype=bool)
-        is_touched[rows] = True
-        touched = [searches[number] for number in np.flatnonzero(is_touched).tolist()]
-        slots = np.array([search.slot for search in touched])
-        differs = self._found.merge(slots, np.cumsum(is_touched)[rows] - 1, found, counts)
-        for search, row in zip(touched, differs, strict=True):
+        present = [search for search in searches if not search.is_gone]
+        slots = np.array([search.slot for search in present])
+        groups = (np.cumsum(is_there) - 1)[found.rows[counts]]
+        differs = self._found.merge(slots, groups, found, counts)
+        for search, row in zip(present, differs, strict=True):
             if row[: search.k].any():
                 search.changed_at = search.scanned
 
@@ -263,8 +263,7 @@ class ScanQueue:
         old, more = len(self._found), 0 if self._free else max(16, len(self._found))
         self._found.resize(old + more, max(kept, self._found.width))
         self._vectors = np.pad(self._vectors, ((0, more), (0, 0)))
-        self._lacking = np.pad(self._lacking, ((0, more), (0, 0)))
-        self._needed = np.pad(self._needed, ((0, 0), (0, more)))
+        self._states = np.pad(self._states, ((0, 0), (0, more)))
         self._free += range(old + more - 1, old - 1, -1)
 
 

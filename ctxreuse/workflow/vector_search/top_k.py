@@ -110,40 +110,35 @@ class TopKTable:
     def __init__(self, higher_is_better: bool) -> None:
         self.width = 1
         self._worst = worst_score(higher_is_better)
-        self._sign = -1.0 if higher_is_better else 1.0
-        self._scores, self._ids = nothing_found((0, self.width), higher_is_better)
+        self._higher_is_better = higher_is_better
+        self.scores, self._ids = nothing_found((0, self.width), higher_is_better)
         self._found_in = self._ids.copy()
 
     def __len__(self) -> int:
         """Return the number of slots."""
-        return len(self._scores)
+        return len(self.scores)
 
     def resize(self, slots: int, width: int) -> None:
         """Add slots, and columns to every slot."""
         more = ((0, slots - len(self)), (0, width - self.width))
-        self._scores = np.pad(self._scores, more, constant_values=self._worst)
+        self.scores = np.pad(self.scores, more, constant_values=self._worst)
         self._ids = np.pad(self._ids, more, constant_values=MISSING)
         self._found_in = np.pad(self._found_in, more, constant_values=MISSING)
         self.width = width
 
     def clear(self, slot: int) -> None:
         """Forget the results in a slot."""
-        self._scores[slot] = self._worst
+        self.scores[slot] = self._worst
         self._ids[slot] = self._found_in[slot] = MISSING
 
     def best(self, slot: int, most: int) -> TopK:
         """Return a copy of the best results in a slot, at most `most`."""
         n = min(most, int((self._ids[slot] >= 0).sum()))
         return TopK(
-            self._scores[slot, :n].copy(),
+            self.scores[slot, :n].copy(),
             self._ids[slot, :n].copy(),
             self._found_in[slot, :n].copy(),
         )
-
-    def thresholds(self, slots: npt.NDArray[np.intp], kept: npt.NDArray[np.intp]) -> Scores:
-        """Return the score that a result must reach to be among the best `kept` of each slot."""
-        thresholds: Scores = self._scores[slots, kept - 1]
-        return thresholds
 
     def merge(
         self,
@@ -154,15 +149,15 @@ class TopKTable:
     ) -> npt.NDArray[np.bool_]:
         """Merge findings into slots; return which places, (n, width), hold another id."""
         group = np.concatenate([np.repeat(np.arange(len(slots)), self.width), groups])
-        scores = np.concatenate([self._scores[slots].ravel(), found.scores[counts]])
+        scores = np.concatenate([self.scores[slots].ravel(), found.scores[counts]])
         ids = np.concatenate([self._ids[slots].ravel(), found.ids[counts]])
         found_in = np.concatenate([self._found_in[slots].ravel(), found.clusters[counts]])
-        order = np.lexsort((ids, self._sign * scores, group))
+        order = _canonical_order(group, scores, ids, self._higher_is_better)
         # every group has at least `width` entries: its own best ones so far, or what fills them up
         first = np.searchsorted(group[order], np.arange(len(slots)))
         places = order[first[:, None] + np.arange(self.width)]
         before, after = self._ids[slots], ids[places]
-        self._scores[slots], self._ids[slots] = scores[places], after
+        self.scores[slots], self._ids[slots] = scores[places], after
         self._found_in[slots] = found_in[places]
         differs: npt.NDArray[np.bool_] = before != after
         return differs
