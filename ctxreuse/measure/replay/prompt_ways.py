@@ -95,7 +95,7 @@ class PromptWays:
 
 
 def measured_ways(
-    prompts: Sequence[RecordedPrompt],
+    seen: Sequence[SeenPrompt],
     requests: Sequence[TraceRequest],
     new_planner: Callable[..., ReusePlanner] = ReusePlanner,
     capacity_tokens: int | None = None,
@@ -108,7 +108,6 @@ def measured_ways(
     What changes in documents is first taken out, where that is given. Without a tokenizer each
     four characters are a token.
     """
-    seen = list(seen_prompts(prompts, requests))
     if not any(one.pieces for one in seen):
         return None
     tokens_of = _tokens

@@ -202,12 +202,12 @@ def with_place(form: str, place: int) -> str:
     return form
 
 
-def with_prompts(
-    requests: Sequence[TraceRequest], prompts: Sequence[RecordedPrompt]
+def _with_prompts(
+    requests: Sequence[TraceRequest], prompts: Sequence[SeenPrompt]
 ) -> list[TraceRequest]:
     """Return requests with what prompts say before their documents and around each, if known."""
     found: dict[str | int, dict[str, Any]] = {}
-    for seen in seen_prompts(prompts, requests):
+    for seen in prompts:
         prompt, shown = seen.prompt, dict[str, str]()
         for number, at in seen.pieces.items():
             forms = shown_forms(prompt.parts[number].text, at)
@@ -220,11 +220,11 @@ def with_prompts(
 
 def read_recording(
     trace: str, corpus: str | None = None
-) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], list[RecordedPrompt]]:
+) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], list[SeenPrompt]]:
     """Read a trace, its blocks and, of a recording, its prompts and what they say of requests."""
     blocks, requests = read_requests(trace, corpus)
-    prompts = read_prompts(trace_path(trace), blocks)
-    return blocks, with_prompts(requests, prompts), prompts
+    seen = list(seen_prompts(read_prompts(trace_path(trace), blocks), requests))
+    return blocks, _with_prompts(requests, seen), seen
 
 
 def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> list[RecordedPrompt]:
