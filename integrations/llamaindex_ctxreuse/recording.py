@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,12 +31,12 @@ class _RecordedCall:
     """One call of the application: a query, a turn of a chat, a retrieval alone."""
 
     scope: RequestScope
+    run: str
     retrievals: list[tuple[str, Sequence[NodeWithScore]]] = field(default_factory=list)
     waiting: list[tuple[str, Sequence[NodeWithScore]]] = field(default_factory=list)  # unrecorded
     has_synthesized: bool = False
     source: str = ""
     requests: list[int] = field(default_factory=list)
-    number: int = field(default_factory=count().__next__)
 
 
 class TraceSpanHandler(OpenCalls):
@@ -52,27 +51,20 @@ class TraceSpanHandler(OpenCalls):
     """
 
     _recorder: TraceRecorder = PrivateAttr()
-    _names: ConversationNames = PrivateAttr()
-    _of_engine: WeakKeyDictionary[Any, str] = PrivateAttr()
+    _names: ConversationNames = PrivateAttr(default_factory=ConversationNames)
+    _of_engine: WeakKeyDictionary[Any, str] = PrivateAttr(default_factory=WeakKeyDictionary)
     _engines: int = PrivateAttr(default=0)
 
     def __init__(self, recorder: TraceRecorder) -> None:
         super().__init__()
         self._recorder = recorder
-        self._names = ConversationNames()
-        self._of_engine = WeakKeyDictionary()
-
-    @classmethod
-    def class_name(cls) -> str:
-        """Return the class's name."""
-        return "TraceSpanHandler"
 
     def _begin(self, call: BegunCall, arguments: Mapping[str, Any]) -> None:
         """Record the nodes of a synthesizer, and the prompt of a model."""
         _, *around = call.outwards()
         instance, is_chat = call.instance, _is_chat(call)
         if not around or (is_chat and not any(map(_is_chat, around))):
-            recorded = call.about = _RecordedCall(current_scope())
+            recorded = call.about = _RecordedCall(current_scope(), call.id)
             if is_chat:
                 named = recorded.scope.conversation_id
                 own = self._conversation(instance, arguments) if named is None else named
@@ -156,7 +148,7 @@ class TraceSpanHandler(OpenCalls):
             else [PromptPart("user", str(text))],
             beside=said_beside(told),
             retrieved=call.requests,
-            run=call.number,
+            run=call.run,
             framework="llamaindex",
             scope=call.scope,
         )
