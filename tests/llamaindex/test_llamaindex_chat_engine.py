@@ -21,6 +21,7 @@ from llamaindex_helpers import (
     letter_text,
     located,
     ranked,
+    said,
 )
 from llamaindex_llm_helpers import FaultyPlanner
 
@@ -160,7 +161,7 @@ class TestHistory:
         chat = engine(inner, system_prompt="Be brief.")
         chat.chat("ab one?")
         assert [message.role.value for message in chat.chat_history] == ["user", "assistant"]
-        assert chat.chat_history == [*inner.chats[0][1:], _said("answer 1")]
+        assert chat.chat_history == [*inner.chats[0][1:], said("answer 1")]
         assert [message.content for message in chat.said] == ["ab one?", "answer 1"]
 
     @pytest.mark.parametrize("shown", ["chat_history", "said"])
@@ -192,7 +193,7 @@ class TestHistory:
     def test_what_a_message_carries_may_be_nested_deeply(self):
         carried = json.loads('{"a": ' * 900 + "1" + "}" * 900)
         earlier = ChatMessage(role="user", content="hi", additional_kwargs={"metadata": carried})
-        chat = engine(MockLLM(), chat_history=[earlier, _said("hello")])
+        chat = engine(MockLLM(), chat_history=[earlier, said("hello")])
         chat.chat("a one?")
         assert [one.content for one in chat.said] == [
             "hi",
@@ -246,7 +247,7 @@ class TestHistory:
     def test_what_was_streamed_so_far_is_understood_and_white_space_around_it_kept(self):
         class Cumulative(RecordingLLM):
             def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
-                return (ChatResponse(message=_said(text)) for text in ("ans", "answer"))
+                return (ChatResponse(message=said(text)) for text in ("ans", "answer"))
 
         chat = engine(Cumulative())
         "".join(chat.stream_chat("ab one?").response_gen)
@@ -327,7 +328,7 @@ class TestWindow:
         assert max(len(prompt) // 4 for prompt in inner.prompts) <= 250
 
         inner = RecordingLLM(context_window=500, num_output=100)
-        given = [_said("hello " * 400), ChatMessage(role="user", content="hi"), _said("ho")]
+        given = [said("hello " * 400), ChatMessage(role="user", content="hi"), said("ho")]
         chat = engine(inner, chat_history=given)
         chat.chat("a one?")
         assert inner.prompts[0].startswith(f"<user>hi</><assistant>ho</><user>{labelled('a')}")
@@ -504,7 +505,3 @@ class TestMaking:
         given: dict[str, Any] = {"retriever": LetterRetriever(), "llm": MockLLM(), **arguments}
         with pytest.raises(ValueError, match=message):
             ReuseChatEngine(**given)
-
-
-def _said(text: str) -> ChatMessage:
-    return ChatMessage(role="assistant", content=text)

@@ -1,6 +1,4 @@
-import asyncio
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +11,13 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import PromptTemplate
 from llamaindex_helpers import RecordingLLM, labelled, located
 from llamaindex_llm_helpers import (
+    CHATS,
+    COMPLETIONS,
     City,
     FaultyPlanner,
     Served,
+    answer_to,
+    called,
     context,
     planned,
     question,
@@ -25,41 +27,18 @@ from llamaindex_llm_helpers import (
 from ctxreuse import ReusePlanner, request_context
 from llamaindex_ctxreuse import ReuseLLM
 
-Way = Callable[[ReuseLLM, str], Any]
+WAYS = [*CHATS, *COMPLETIONS]
 
 
-async def _stream_chat(llm: ReuseLLM, word: str) -> str:
-    return [piece async for piece in await llm.astream_chat(question(word))][-1].message.content
-
-
-async def _stream_complete(llm: ReuseLLM, word: str) -> str:
-    pieces = [p async for p in await llm.astream_complete(f"{context(word)}\n\nWhich?")]
-    return pieces[-1].text
-
-
-CHATS: dict[str, Way] = {
-    "chat": lambda llm, word: llm.chat(question(word)).message.content,
-    "stream_chat": lambda llm, word: list(llm.stream_chat(question(word)))[-1].message.content,
-    "achat": lambda llm, word: asyncio.run(llm.achat(question(word))).message.content,
-    "astream_chat": lambda llm, word: asyncio.run(_stream_chat(llm, word)),
-}
-
-COMPLETIONS: dict[str, Way] = {
-    "complete": lambda llm, word: llm.complete(f"{context(word)}\n\nWhich?").text,
-    "stream_complete": lambda llm, word: (
-        list(llm.stream_complete(f"{context(word)}\n\nWhich?"))[-1].text
-    ),
-    "acomplete": lambda llm, word: asyncio.run(llm.acomplete(f"{context(word)}\n\nWhich?")).text,
-    "astream_complete": lambda llm, word: asyncio.run(_stream_complete(llm, word)),
-}
-
-WAYS: dict[str, Way] = {**CHATS, **COMPLETIONS}
+def asked(llm: ReuseLLM, way: str, word: str) -> str:
+    return answer_to(llm, way, f"{context(word)}\n\nWhich?")
 
 
 class TestEachWayToCallAModel:
     @pytest.mark.parametrize("way", CHATS)
     def test_contexts_in_chats_are_planned(self, way, inner, llm):
-        assert [CHATS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
+        answers = [called(llm, way, question(word)) for word in ("abc", "cba")]
+        assert [one.message.content for one in answers] == ["answer 1", "answer 2"]
         assert inner.prompts == [
             f"<system>Be brief.</><user>{labelled('abc')}\n\nWhich?</>",
             f"<system>Be brief.</><user>{planned('abc', 'cba')}\n\nWhich?</>",
@@ -67,7 +46,7 @@ class TestEachWayToCallAModel:
 
     @pytest.mark.parametrize("way", COMPLETIONS)
     def test_contexts_in_completion_prompts_are_planned(self, way, inner, llm):
-        assert [COMPLETIONS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
+        assert [asked(llm, way, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
         assert inner.prompts == [
             f"{labelled('abc')}\n\nWhich?",
             f"{planned('abc', 'cba')}\n\nWhich?",
@@ -81,7 +60,7 @@ class TestEachWayToCallAModel:
         root = get_dispatcher()
         root.add_event_handler(seen)
         try:
-            WAYS[way](llm, "ab")
+            asked(llm, way, "ab")
         finally:
             root.event_handlers.remove(seen)
         assert len(debug.get_event_pairs(CBEventType.LLM)) == 1
@@ -91,7 +70,7 @@ class TestEachWayToCallAModel:
     @pytest.mark.parametrize("way", WAYS)
     def test_a_planning_fault_sends_the_prompt_as_given(self, way, inner):
         llm = ReuseLLM(inner=inner, planner=FaultyPlanner(), window_s=0)
-        assert [WAYS[way](llm, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
+        assert [asked(llm, way, word) for word in ("abc", "cba")] == ["answer 1", "answer 2"]
         assert sent_words(inner) == ["abc", "cba"]
         assert llm.faults == 2
 
@@ -100,7 +79,7 @@ class TestEachWayToCallAModel:
         inner, planner = RecordingLLM(fails=lambda prompt: TimeoutError("busy")), ReusePlanner()
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
         with pytest.raises(TimeoutError, match="busy"):
-            WAYS[way](llm, "abc")
+            asked(llm, way, "abc")
         assert planner.statistics().requests == 0
 
     @pytest.mark.parametrize("way", ["stream_chat", "astream_chat", "astream_complete"])
@@ -111,7 +90,7 @@ class TestEachWayToCallAModel:
         inner = RecordingLLM(breaks_after=breaks_after)
         llm = ReuseLLM(inner=inner, planner=planner, window_s=0)
         with pytest.raises(ConnectionError):
-            WAYS[way](llm, "abc")
+            asked(llm, way, "abc")
         assert planner.statistics().requests == kept
 
 

@@ -1,7 +1,6 @@
 import asyncio
 import random
 import re
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from threading import Barrier, Thread, current_thread
@@ -19,6 +18,7 @@ from llamaindex_llm_helpers import (
     FaultyPlanner,
     Served,
     Weather,
+    called,
     context,
     planned,
     question,
@@ -37,39 +37,28 @@ MODELS: dict[str, dict[str, Any]] = {
 _PROMPT = PromptTemplate("{context}\n\nWhich city?")
 
 
-async def _astream_structured(llm: Any, text: str) -> Any:
-    return [c async for c in await llm.astream_structured_predict(City, _PROMPT, context=text)][-1]
+STRUCTURED = [f"{way}structured_predict" for way in ("", "a", "stream_", "astream_")]
 
 
-STRUCTURED: dict[str, Callable[[Any, str], Any]] = {
-    "structured_predict": lambda llm, text: llm.structured_predict(City, _PROMPT, context=text),
-    "astructured_predict": lambda llm, text: asyncio.run(
-        llm.astructured_predict(City, _PROMPT, context=text)
-    ),
-    "stream_structured_predict": lambda llm, text: list(
-        llm.stream_structured_predict(City, _PROMPT, context=text)
-    )[-1],
-    "astream_structured_predict": lambda llm, text: asyncio.run(_astream_structured(llm, text)),
-    "as_structured_llm": lambda llm, text: (
-        llm.as_structured_llm(City)
-        .chat([ChatMessage(role="user", content=f"{text}\n\nWhich city?")])
-        .raw
-    ),
-}
+def city(llm: Any, way: str, text: str) -> Any:
+    """Return the city that a model names, asked in a way."""
+    if way in STRUCTURED:
+        return called(llm, way, City, _PROMPT, context=text)
+    message = ChatMessage(role="user", content=f"{text}\n\nWhich city?")
+    return llm.as_structured_llm(City).chat([message]).raw
 
 
 class TestStructuredOutput:
     @pytest.mark.parametrize("kind", MODELS)
-    @pytest.mark.parametrize("way", STRUCTURED)
+    @pytest.mark.parametrize("way", [*STRUCTURED, "as_structured_llm"])
     def test_it_is_what_the_model_inside_gives_and_contexts_are_planned(self, kind, way):
         served = Served(**MODELS[kind])
-        ask = STRUCTURED[way]
-        bare = ask(served.bare, context("abc"))
+        bare = city(served.bare, way, context("abc"))
         as_bare = served.requests()
-        assert ask(served.llm, context("abc")) == bare
+        assert city(served.llm, way, context("abc")) == bare
         assert served.requests() == as_bare, "nothing had to be altered"
         assert bare.name == "Rome"
-        assert ask(served.llm, context("cba")) == bare
+        assert city(served.llm, way, context("cba")) == bare
         [request] = served.requests()
         assert planned("abc", "cba") in served.prompt_of(request)
         assert served.llm.faults == 0
@@ -94,16 +83,16 @@ class TestStructuredOutput:
         for prompt in (text_prompt, chat_prompt):
             for word in ("abc", "cba"):
                 for model in (inner, llm):
-                    city = model.structured_predict(City, prompt, context=context(word))
-                    assert city == City(name="Rome")
+                    found = model.structured_predict(City, prompt, context=context(word))
+                    assert found == City(name="Rome")
             assert inner.prompts[0] == inner.prompts[1]
             assert inner.prompts[2] == inner.prompts[3].replace(
                 planned("abc", "cba"), labelled("cba")
             )
             assert planned("abc", "cba") in inner.prompts[3]
             inner.prompts.clear()
-        city = await llm.astructured_predict(City, text_prompt, context="none")
-        assert city == City(name="Rome")
+        found = await llm.astructured_predict(City, text_prompt, context="none")
+        assert found == City(name="Rome")
 
     def test_a_template_with_an_output_parser_of_its_own_is_planned(self):
         class Polite(BaseOutputParser):
@@ -177,11 +166,11 @@ class TestStructuredOutput:
         inner = Served(is_function_calling_model=True)
         llm = ReuseLLM(inner=inner.bare, window_s=0)
         llm.pydantic_program_mode = PydanticProgramMode.LLM
-        assert STRUCTURED["structured_predict"](llm, context("ab")) == City(name="Rome")
+        assert city(llm, "structured_predict", context("ab")) == City(name="Rome")
 
         served = Served()
         llm = ReuseLLM(inner=served.bare, planner=FaultyPlanner(), window_s=0)
-        assert STRUCTURED["structured_predict"](llm, context("ba")) == City(name="Rome")
+        assert city(llm, "structured_predict", context("ba")) == City(name="Rome")
         assert labelled("ba") in served.prompt_of(served.requests()[0])
         assert llm.faults == 1
 

@@ -1,44 +1,18 @@
 """Contexts are planned for the tenant that rendered them, in every way to call a model."""
 
-import asyncio
 from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate
-from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.schema import MetadataMode
 from llamaindex_helpers import letter_nodes
-from llamaindex_llm_helpers import sent_words
+from llamaindex_llm_helpers import CHATS, COMPLETIONS, answer_to, sent_words
 
 from ctxreuse import request_context
 from llamaindex_ctxreuse import ReuseLLM, format_context
 
 TEMPLATE = PromptTemplate("{context}\n\nQuestion: {question}")
-
-
-def chat(llm: ReuseLLM, text: str) -> None:
-    llm.chat([ChatMessage(role="user", content=text)])
-
-
-def stream(llm: ReuseLLM, text: str) -> None:
-    list(llm.stream_chat([ChatMessage(role="user", content=text)]))
-
-
-def awaited(llm: ReuseLLM, text: str) -> None:
-    asyncio.run(llm.achat([ChatMessage(role="user", content=text)]))
-
-
-def complete(llm: ReuseLLM, text: str) -> None:
-    llm.complete(text)
-
-
-def batch(llm: ReuseLLM, text: str) -> None:
-    llm.complete_batch([text])
-
-
-def predict(llm: ReuseLLM, text: str) -> None:
-    llm.predict(PromptTemplate("{text}"), text=text)
 
 
 class Asking(CustomQueryEngine):
@@ -53,14 +27,20 @@ class Asking(CustomQueryEngine):
         return str(self.llm.complete(TEMPLATE.format(context=context, question=question)))
 
 
-@pytest.mark.parametrize("call", [chat, stream, awaited, complete, batch, predict])
-def test_every_call_plans_the_contexts_of_its_tenant(call, inner, llm):
+@pytest.mark.parametrize("way", [*CHATS, *COMPLETIONS, "complete_batch", "predict"])
+def test_every_call_plans_the_contexts_of_its_tenant(way, inner, llm):
     for tenant, word in (("one", "abc"), ("two", "cab"), ("one", "bca")):
         with request_context(tenant=tenant):
             context = format_context(
                 letter_nodes(word), metadata_mode=MetadataMode.NONE, labels=True
             )
-            call(llm, f"{context}\n\nWhich?")
+            text = f"{context}\n\nWhich?"
+            if way == "predict":
+                llm.predict(PromptTemplate("{text}"), text=text)
+            elif way == "complete_batch":
+                llm.complete_batch([text])
+            else:
+                answer_to(llm, way, text)
     assert sent_words(inner) == ["abc", "cab", "abc"]
     assert llm.prompt_statistics.planned == 3
 

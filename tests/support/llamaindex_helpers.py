@@ -1,6 +1,6 @@
 """What the tests of the LlamaIndex integration share: retrievers and models that record."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -150,25 +150,13 @@ class RecordingLLM(LLM):
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        answer = self._chat_answer(messages, kwargs)
-
-        def pieces() -> ChatResponseGen:
-            for text, delta in self._pieces(answer):
-                yield ChatResponse(message=said(text), delta=delta)
-
-        return pieces()
+        return self._chat_pieces(self._chat_answer(messages, kwargs))
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        answer = self._chat_answer(messages, kwargs)
-
-        async def pieces() -> ChatResponseAsyncGen:
-            for text, delta in self._pieces(answer):
-                yield ChatResponse(message=said(text), delta=delta)
-
-        return pieces()
+        return _awaited(self._chat_pieces(self._chat_answer(messages, kwargs)))
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -184,31 +172,33 @@ class RecordingLLM(LLM):
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        answer = self._answer(prompt, {"formatted": formatted, **kwargs})
-
-        def pieces() -> CompletionResponseGen:
-            for text, delta in self._pieces(answer):
-                yield CompletionResponse(text=text, delta=delta)
-
-        return pieces()
+        return self._text_pieces(self._answer(prompt, {"formatted": formatted, **kwargs}))
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         answer = self._answer(prompt, {"formatted": formatted, **kwargs})
+        return _awaited(self._text_pieces(answer))
 
-        async def pieces() -> CompletionResponseAsyncGen:
-            for text, delta in self._pieces(answer):
-                yield CompletionResponse(text=text, delta=delta)
+    def _chat_pieces(self, answer: str) -> ChatResponseGen:
+        for text, delta in self._pieces(answer):
+            yield ChatResponse(message=said(text), delta=delta)
 
-        return pieces()
+    def _text_pieces(self, answer: str) -> CompletionResponseGen:
+        for text, delta in self._pieces(answer):
+            yield CompletionResponse(text=text, delta=delta)
 
     def _pieces(self, answer: str) -> Iterator[tuple[str, str]]:
         for number, word in enumerate([answer[:6], answer[6:]]):
             if self.breaks_after is not None and number >= self.breaks_after:
                 raise ConnectionError("the engine is gone")
             yield answer[: 6 if number == 0 else None], word
+
+
+async def _awaited(pieces: Iterator[Any]) -> AsyncGenerator[Any, None]:
+    for piece in pieces:
+        yield piece
 
 
 class ListChatStore(AsyncDBChatStore):

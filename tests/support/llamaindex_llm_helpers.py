@@ -1,11 +1,13 @@
 """What the tests of the planned LlamaIndex model share: prompts with contexts, served models."""
 
+import asyncio
 import json
 import re
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.bridge.pydantic import BaseModel
+from llama_index.core.llms.llm import LLM
 from llama_index.core.schema import MetadataMode
 from llama_index.core.tools import FunctionTool
 from llamaindex_helpers import RecordingLLM, labelled, letter_nodes, ranked
@@ -31,6 +33,32 @@ def question(word: str, words: str = "Which?") -> list[ChatMessage]:
         ChatMessage(role="system", content="Be brief."),
         ChatMessage(role="user", content=f"{context(word)}\n\n{words}"),
     ]
+
+
+CHATS = ["chat", "stream_chat", "achat", "astream_chat"]
+COMPLETIONS = ["complete", "stream_complete", "acomplete", "astream_complete"]
+"""Ways to call a model."""
+
+
+def called(llm: LLM, way: str, *given: Any, **more: Any) -> Any:
+    """Return the whole answer of a model that is called in a way."""
+
+    async def awaited() -> Any:
+        answer = await getattr(llm, way)(*given, **more)
+        return [one async for one in answer][-1] if "stream" in way else answer
+
+    if way.startswith("a"):
+        return asyncio.run(awaited())
+    answer = getattr(llm, way)(*given, **more)
+    return list(answer)[-1] if "stream" in way else answer
+
+
+def answer_to(llm: LLM, way: str, text: str) -> str:
+    """Return the text of a model's answer to one message, or to a prompt."""
+    if way in CHATS:
+        messages = [ChatMessage(role="user", content=text)]
+        return str(called(llm, way, messages).message.content)
+    return str(called(llm, way, text).text)
 
 
 def sent_words(inner: RecordingLLM) -> list[str]:
