@@ -22,6 +22,7 @@ from llamaindex_memory_helpers import (
     quarters,
     user,
 )
+from mem0_stores import Store
 from openai_models import clients_of, openai_like
 
 from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, request_context
@@ -249,32 +250,19 @@ async def test_a_copied_memory_replays_what_was_sent_and_goes_on_by_itself(again
     assert letter_text("c") in prompt
 
 
-class FactMemory:
-    """A Mem0 that finds all its facts, and has a `get`."""
-
-    def __init__(self, **facts: str) -> None:
-        self.facts = facts
-
-    def search(self, query: str, **kwargs: Any) -> Any:
-        return {"results": [{"id": name, "memory": text} for name, text in self.facts.items()]}
-
-    def get(self, memory_id: str) -> Any:
-        return {"memory": self.facts[memory_id]} if memory_id in self.facts else None
-
-
 class TestOutdatedMemories:
     async def test_what_mem0_has_no_longer_is_not_shown_as_valid(self, inner):
-        mem0 = FactMemory(home="Alice lives in Porto.", pin="The PIN is 4711.")
+        mem0 = Store(home="Alice lives in Porto.", pin="The PIN is 4711.")
         planner = ReusePlanner(templates=PAPER_TEMPLATES)
         block = ReuseMemoryBlock(memory=mem0, filters={"user_id": "alice"}, planner=planner)
         memory = plain_memory(block)
         porto, pin, lisbon = (
             PAPER_TEMPLATES.label_of(ContextBlock(text=text))
-            for text in (*mem0.facts.values(), "Alice lives in Lisbon.")
+            for text in (*mem0.texts.values(), "Alice lives in Lisbon.")
         )
         engine = SimpleChatEngine.from_defaults(llm=inner, memory=memory)
         await engine.achat("Where?")
-        mem0.facts = {"home": "Alice lives in Lisbon."}
+        mem0.texts = {"home": "Alice lives in Lisbon."}
         await engine.achat("And now?")
         await engine.achat("Sure?")
         assert grow(inner.prompts)
@@ -290,16 +278,16 @@ class TestOutdatedMemories:
         assert "Alice lives in Porto." in inner.prompts[3]
 
     async def test_all_that_was_deleted_is_said_to_be(self, inner):
-        mem0 = FactMemory(pin="The PIN is 4711.")
+        mem0 = Store(pin="The PIN is 4711.")
         prompts_memory = plain_memory(ReuseMemoryBlock(memory=mem0))
         engine = SimpleChatEngine.from_defaults(llm=inner, memory=prompts_memory)
         await engine.achat("Where?")
-        mem0.facts = {}
+        mem0.texts = {}
         await engine.achat("And now?")
         assert "[Doc_pin] no longer holds" in inner.prompts[1].removeprefix(inner.prompts[0])
 
     async def test_what_another_block_has_shown_is_not_looked_up(self, planner):
-        mem0 = FactMemory(pin="The PIN is 4711.")
+        mem0 = Store(pin="The PIN is 4711.")
         memory = plain_memory(
             ReuseMemoryBlock(memory=LetterRetriever(), planner=planner, name="Letters"),
             ReuseMemoryBlock(memory=mem0, planner=planner, name="Facts"),

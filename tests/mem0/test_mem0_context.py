@@ -4,14 +4,11 @@ from typing import Any
 import pytest
 from adapter_conformance import FaultyPlanner
 from block_labels import label, labelled, located, ranked
-from mem0_stores import AsyncFakeMemory, FakeMemory, lettered, memory
+from mem0_stores import ANSWER, TEXTS, AsyncFakeMemory, FakeMemory, lettered, memory, plain
 
 from ctxreuse import ReusePlanner, Templates, request_context
 from ctxreuse.errors import InvalidRequestError
 from mem0_ctxreuse import AsyncReuseMemory, MemoryContext, ReuseMemory
-
-TEXTS = {letter: f"{letter} says: " + letter * 400 for letter in "abcdefg"}
-ANSWER = {"role": "assistant", "content": "An answer."}
 
 
 def texts(letters: str) -> list[str]:
@@ -20,10 +17,6 @@ def texts(letters: str) -> list[str]:
 
 def shown(letters: str) -> str:
     return labelled(*texts(letters))
-
-
-def plain(letters: str) -> str:
-    return "\n\n".join(texts(letters))
 
 
 def finding(*found: dict[str, Any], planner: ReusePlanner | None = None) -> ReuseMemory:

@@ -1,15 +1,14 @@
 """Memories in front of hosted caches: content parts and marks say what messages say."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from caching_provider import count_tokens
 from caching_server import caching_server
 
 from ctxreuse import ReusePlanner
+from ctxreuse.pipeline.memories import Placement
 from mem0_ctxreuse import ReuseMemory
-
-PLACEMENTS = ["before_question", "system", "own_message"]
 
 
 class Memories:
@@ -26,15 +25,7 @@ def text_of(content: Any) -> str:
     return content if isinstance(content, str) else "".join(one["text"] for one in content)
 
 
-def placements() -> list[str]:
-    from typing import get_args
-
-    from ctxreuse.pipeline.memory_planner import Placement
-
-    return list(get_args(Placement))
-
-
-@pytest.mark.parametrize("placement", placements())
+@pytest.mark.parametrize("placement", get_args(Placement))
 @pytest.mark.parametrize("form", ["openai", "anthropic"])
 def test_parts_say_what_messages_say_and_later_searches_read_them(placement, form):
     planner = ReusePlanner(cache=form, token_counter=count_tokens)

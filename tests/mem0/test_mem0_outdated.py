@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from block_labels import label, labelled, located
-from mem0_stores import FakeMemory, memory
+from mem0_stores import AsyncStore, Store
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
@@ -16,35 +16,6 @@ from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
 ALICE = {"filters": {"user_id": "alice"}}
 ANSWER = {"role": "assistant", "content": "Noted."}
-
-
-class Store(FakeMemory):
-    """Finds all that it has, unless `finds` says which; gets by id."""
-
-    def __init__(self, **texts: str) -> None:
-        super().__init__()
-        self.texts: dict[str, str] = texts
-        self.finds: list[str] | None = None
-        self.asked: list[str] = []
-        self.relations: list[dict[str, str]] = []
-
-    def search(self, query: str, **kwargs: Any) -> Any:
-        names = list(self.texts) if self.finds is None else self.finds
-        found = [memory(name, self.texts[name]) for name in names]
-        self.found = {"results": found, "relations": self.relations}
-        return super().search(query, **kwargs)
-
-    def get(self, memory_id: str) -> Any:
-        self.asked.append(memory_id)
-        return memory(memory_id, self.texts[memory_id]) if memory_id in self.texts else None
-
-
-class AsyncStore(Store):
-    async def search(self, query: str, **kwargs: Any) -> Any:
-        return super().search(query, **kwargs)
-
-    async def get(self, memory_id: str) -> Any:
-        return super().get(memory_id)
 
 
 class Chat:

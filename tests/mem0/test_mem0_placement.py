@@ -9,7 +9,7 @@ from adapter_conformance import FaultyPlanner
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from mem0_stores import AsyncFakeMemory, FakeMemory, lettered, memory
+from mem0_stores import ANSWER, TEXTS, AsyncFakeMemory, FakeMemory, lettered, memory, plain
 from message_contents import check_kept, conversations
 
 from ctxreuse import ReusePlanner
@@ -19,13 +19,7 @@ from ctxreuse.pipeline.memories import Placement
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
 
 PLACEMENTS = get_args(Placement)
-ANSWER = {"role": "assistant", "content": "An answer."}
 SYSTEM = {"role": "system", "content": "Be brief."}
-TEXTS = {one: f"{one} says: " + one * 400 for one in "abcdefgh"}
-
-
-def plain(letters: str) -> str:
-    return "\n\n".join(TEXTS[letter] for letter in letters)
 
 
 def user(content: str) -> dict[str, Any]:

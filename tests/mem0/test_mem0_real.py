@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from block_labels import label, labelled
-from mem0_stores import lettered, mem0_offline
+from mem0_stores import ANSWER, lettered, mem0_offline
 
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
@@ -36,8 +36,6 @@ QUERIES = [
     "Which instrument does Alice play on Sundays?",
     "Is Alice afraid of cats or dogs?",
 ]
-
-ANSWER = {"role": "assistant", "content": "An answer."}
 
 
 @pytest.fixture(autouse=True)

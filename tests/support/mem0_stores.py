@@ -32,6 +32,15 @@ def lettered(letters: str) -> list[dict[str, Any]]:
     ]
 
 
+TEXTS = {one: f"{one} says: " + one * 400 for one in "abcdefgh"}
+ANSWER = {"role": "assistant", "content": "An answer."}
+
+
+def plain(letters: str) -> str:
+    """Return the memories of letters as a prompt shows them that has no labels."""
+    return "\n\n".join(TEXTS[letter] for letter in letters)
+
+
 class FakeMemory:
     """Finds what the test has put into `found`, in the shape that mem0 2.2 returns."""
 
@@ -64,6 +73,35 @@ class AsyncFakeMemory(FakeMemory):
     async def search(self, query: str, **kwargs: Any) -> Any:
         """Search for memories."""
         return super().search(query, **kwargs)
+
+
+class Store(FakeMemory):
+    """Finds all that it has, unless `finds` says which; gets by id."""
+
+    def __init__(self, **texts: str) -> None:
+        super().__init__()
+        self.texts: dict[str, str] = texts
+        self.finds: list[str] | None = None
+        self.asked: list[str] = []
+        self.relations: list[dict[str, str]] = []
+
+    def search(self, query: str, **kwargs: Any) -> Any:
+        names = list(self.texts) if self.finds is None else self.finds
+        found = [memory(name, self.texts[name]) for name in names]
+        self.found = {"results": found, "relations": self.relations}
+        return super().search(query, **kwargs)
+
+    def get(self, memory_id: str) -> Any:
+        self.asked.append(memory_id)
+        return memory(memory_id, self.texts[memory_id]) if memory_id in self.texts else None
+
+
+class AsyncStore(Store):
+    async def search(self, query: str, **kwargs: Any) -> Any:
+        return super().search(query, **kwargs)
+
+    async def get(self, memory_id: str) -> Any:
+        return super().get(memory_id)
 
 
 class ListMemory:
