@@ -12,7 +12,6 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator
 from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from ctxreuse.context.blocks import Message
 from ctxreuse.context.checks import checked_each, checked_list, checked_number
 from ctxreuse.context.scope import current_scope, request_context
 from ctxreuse.errors import InvalidRequestError, describe
@@ -231,28 +230,15 @@ class ReplayMemory(Memory):
         *,
         opens: bool = False,
     ) -> dict[str, Any]:
-        """Return the content of each memory block by its name."""
+        """Return the content of each memory block, which knows what those before it show."""
         sent = [] if opens else turns.before_the_turn(known)
         history = [message_as_openai(one) for one in sent if one.role != MessageRole.SYSTEM]
         # as paragraphs of their own, which the template's words may keep them from being
         texts = [text for one in known.values() for text in one.texts]
         history += [{"role": "user", "content": text} for text in texts]
-        with request_context(history=history):
-            return await self._get_memory_blocks_content(turns.messages, **block_kwargs)
-
-    async def _get_memory_blocks_content(
-        self,
-        chat_history: list[ChatMessage],
-        input: str | ChatMessage | None = None,  # noqa: A002
-        **block_kwargs: Any,
-    ) -> dict[str, Any]:
-        """Return the content of each memory block, which knows what those before it show."""
-        asked = list(chat_history)
-        if input is not None:
-            asked.append(_as_message(input))
         contents: dict[str, Any] = {}
-        history: list[Message] = list(current_scope().history or ())
         for block in sorted(self.memory_blocks, key=lambda one: -one.priority):
+            asked = list(turns.messages)
             with request_context(history=history):
                 content = await block.aget(asked, session_id=self.session_id, **block_kwargs)
             if content:
@@ -279,23 +265,17 @@ class _PlacedHistory:
     def __init__(self, stored: Sequence[ChatMessage], question: str | ChatMessage | None) -> None:
         self._stored = len(stored)
         self.messages = list(stored)
-        asks = bool(stored) and stored[-1].role == MessageRole.USER
-        if question is not None and not (
-            asks and message_text(stored[-1]) == message_text(_as_message(question))
-        ):
-            self.messages.append(_as_message(question))
+        asked = None if question is None else _as_message(question)
+        last = stored[-1] if stored and stored[-1].role == MessageRole.USER else None
+        if asked is not None and (last is None or message_text(last) != message_text(asked)):
+            self.messages.append(asked)
         self._digests = [bytes(16)]
         for message in self.messages:
             self._digests.append(_digest(self._digests[-1], message))
-        self._turn = self._current_turn(is_asked=len(self.messages) > self._stored)
-
-    def _current_turn(self, *, is_asked: bool) -> int:
-        """Return the number of the message that memories are for: a question, or the end."""
-        numbers = range(len(self.messages))
-        if is_asked:
-            return numbers[-1]
-        users = [n for n in numbers if self.messages[n].role == MessageRole.USER]
-        return users[-1] if users else len(self.messages)
+        # that of a question that memories are for, or the end
+        users = [n for n, one in enumerate(self.messages) if one.role == MessageRole.USER]
+        count = len(self.messages)
+        self._turn = count - 1 if count > self._stored else max(users, default=count)
 
     @property
     def place(self) -> bytes:
