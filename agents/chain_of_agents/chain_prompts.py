@@ -17,7 +17,6 @@ NOTE_SEPARATOR = "\n\n"
 """Separates the notes that the manager reads."""
 
 _LABEL = re.compile(r"\[\w+\]")
-_LOOKED_AT = 1_000
 _COMPARED = 20_000
 _GROUP = 3
 _LEAST_REPEATED = 0.5
@@ -115,8 +114,8 @@ def manager_query(prompts: ChainPrompts, question: str, notes: Sequence[Note]) -
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text without labels and marks, of a long one the first ones."""
-    return re.findall(r"\w+", _LABEL.sub("", text[:_LOOKED_AT]).casefold())
+    """Return the words of a text in small letters."""
+    return [word.casefold() for word in _all_words(text)]
 
 
 class _Repetition:
@@ -125,9 +124,9 @@ class _Repetition:
     def __init__(self, reply: str, question: str) -> None:
         self._reply = reply
         self._said, self._asked = _letter_groups(reply), _letter_groups(question)
-        self._words = {word.casefold() for word in _all_words(reply)}
+        self._words = set(_words(reply))
         self._sorted = sorted(self._words)
-        self._asked_words = {word.casefold() for word in _all_words(question)}
+        self._asked_words = set(_words(question))
 
     def holds(self, line: str) -> bool:
         """Return whether the reply says what a line does beyond the question."""
