@@ -9,10 +9,9 @@ import pytest
 from llama_index.core import get_response_synthesizer
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine, SubQuestionQueryEngine
-from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.tools import QueryEngineTool, ToolMetadata
-from llamaindex_helpers import LetterRetriever, RecordingLLM
+from llamaindex_helpers import LetterRetriever, RecordingLLM, SubQuestions
 
 from ctxreuse import ReusePlanner, request_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
@@ -122,33 +121,16 @@ async def test_a_retrieval_that_fails_is_no_longer_waited_for(ours):
     assert sent(inner) == ["bca", "bca"]
 
 
-class Lines(BaseQuestionGenerator):
-    """Makes a sub-question of each word."""
-
-    def _get_prompts(self) -> Any:
-        return {}
-
-    def _update_prompts(self, prompts: Any) -> None:
-        pass
-
-    def generate(self, tools: Any, query: QueryBundle) -> list[SubQuestion]:
-        words = query.query_str.split()
-        return [SubQuestion(sub_question=f"{one} which?", tool_name="docs") for one in words]
-
-    async def agenerate(self, tools: Any, query: QueryBundle) -> list[SubQuestion]:
-        return self.generate(tools, query)
-
-
 @pytest.mark.parametrize("ours", ["LLM", "LLM Postprocessor", "Retriever"])
 def test_sub_questions_are_planned_together(ours):
     inner, engine = set_up(ours)
     sub_questions = SubQuestionQueryEngine.from_defaults(
         [QueryEngineTool(engine, ToolMetadata(name="docs", description="All."))],
         llm=MockLLM(),
-        question_gen=Lines(),
+        question_gen=SubQuestions("docs", *(f"{one} which?" for one in WORDS)),
         response_synthesizer=get_response_synthesizer(llm=MockLLM()),
         use_async=True,
         verbose=False,
     )
-    sub_questions.query(" ".join(WORDS))
+    sub_questions.query("all?")
     assert [len(list(alike)) for _, alike in groupby(sent(inner))] == [3, 2]

@@ -2,7 +2,6 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from llamaindex_helpers import (
     ranked,
     said,
 )
-from llamaindex_llm_helpers import FaultyPlanner
+from llamaindex_llm_helpers import CHATS, FaultyPlanner, say
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.cache.simulator import PrefixCacheSimulator
@@ -39,32 +38,11 @@ def engine(llm: Any = None, **options: Any) -> ReuseChatEngine:
     return ReuseChatEngine(retriever, llm, **{"metadata_mode": MetadataMode.NONE, **options})
 
 
-async def _stream(chat: ReuseChatEngine, message: str) -> str:
-    response = await chat.astream_chat(message)
-    return "".join([piece async for piece in response.async_response_gen()])
-
-
-WAYS: dict[str, Callable[[ReuseChatEngine, str], Any]] = {
-    "chat": lambda chat, message: chat.chat(message).response,
-    "stream_chat": lambda chat, message: "".join(chat.stream_chat(message).response_gen),
-}
-ASYNC_WAYS: dict[str, Callable[[ReuseChatEngine, str], Any]] = {
-    "achat": lambda chat, message: chat.achat(message),
-    "astream_chat": _stream,
-}
-
-
-async def ask(way: str, chat: ReuseChatEngine, message: str) -> str:
-    if way in WAYS:
-        return str(WAYS[way](chat, message))
-    return str(await ASYNC_WAYS[way](chat, message))
-
-
 class TestPrompts:
-    @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
-    async def test_a_conversation_is_sent_in_full(self, way, inner):
+    @pytest.mark.parametrize("way", CHATS)
+    def test_a_conversation_is_sent_in_full(self, way, inner):
         chat = engine(inner, system_prompt="Be brief.")
-        answers = [await ask(way, chat, message) for message in ("ab one?", "cb two?")]
+        answers = [say(chat, way, message) for message in ("ab one?", "cb two?")]
         assert [str(answer) for answer in answers] == ["answer 1", "answer 2"]
         first = f"<system>Be brief.</><user>{labelled('ab')}\n\nab one?</>"
         assert inner.prompts == [
@@ -73,12 +51,12 @@ class TestPrompts:
         ]
         assert chat.faults == 0
 
-    @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
-    async def test_thoughts_reach_neither_the_history_nor_a_search(self, way):
+    @pytest.mark.parametrize("way", CHATS)
+    def test_thoughts_reach_neither_the_history_nor_a_search(self, way):
         inner, retriever = RecordingLLM(answer="<think>Hm.</think>\n\nAb"), LetterRetriever()
         chat = engine(inner, retriever=retriever, skip_condense=False)
         for message in ("ab one?", "cb \udfff two?"):
-            await ask(way, chat, message)
+            say(chat, way, message)
         assert len(inner.prompts) == 3
         assert "Hm." not in "".join(inner.prompts)
         said = [one.content for one in chat._transcript.said()]
@@ -205,30 +183,30 @@ class TestHistory:
         chat.chat_history[0].additional_kwargs.clear()
         assert chat.chat_history[0].additional_kwargs
 
-    @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
-    async def test_a_turn_that_fails_is_not_part_of_it(self, way):
+    @pytest.mark.parametrize("way", CHATS)
+    def test_a_turn_that_fails_is_not_part_of_it(self, way):
         def fails(prompt: str) -> Exception | None:
             return TimeoutError("busy") if "two?" in prompt else None
 
         inner, planner = RecordingLLM(fails=fails), ReusePlanner()
         chat = engine(inner, planner=planner)
-        await ask(way, chat, "ab one?")
+        say(chat, way, "ab one?")
         with pytest.raises(TimeoutError, match="busy"):
-            await ask(way, chat, "cd two?")
+            say(chat, way, "cd two?")
         assert len(chat.chat_history) == 2
         assert planner.statistics().requests == 1
-        await ask(way, chat, "cd three?")
+        say(chat, way, "cd three?")
         assert grow(inner.prompts)
         assert inner.prompts[-1].count("says:") == 4
 
     # LlamaIndex raises it in its writer's thread as well
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     @pytest.mark.parametrize("way", ["stream_chat", "astream_chat"])
-    async def test_a_stream_that_breaks_is_not_part_of_it(self, way):
+    def test_a_stream_that_breaks_is_not_part_of_it(self, way):
         inner, planner = RecordingLLM(breaks_after=1), ReusePlanner()
         chat = engine(inner, planner=planner)
         with pytest.raises(ConnectionError):
-            await ask(way, chat, "ab one?")
+            say(chat, way, "ab one?")
         assert chat.chat_history == []
         assert planner.statistics().requests == 0
 
@@ -374,7 +352,7 @@ class TestResponses:
 
 class TestRetrieval:
     @pytest.mark.parametrize("way", ["chat", "achat"])
-    async def test_a_follow_up_can_be_condensed(self, way, inner):
+    def test_a_follow_up_can_be_condensed(self, way, inner):
         retriever = LetterRetriever()
         chat = engine(
             inner,
@@ -382,14 +360,14 @@ class TestRetrieval:
             skip_condense=False,
             condense_prompt="{chat_history} | {question}",
         )
-        await ask(way, chat, "ab one?")
-        await ask(way, chat, "cb two?")
+        say(chat, way, "ab one?")
+        say(chat, way, "cb two?")
         assert retriever.queries == ["ab one?", "answer 2"]
         assert inner.prompts[1] == "user: ab one?\nassistant: answer 1 | cb two?"
         assert inner.prompts[2].endswith("cb two?</>")
 
-    @pytest.mark.parametrize("way", [*WAYS, *ASYNC_WAYS])
-    async def test_a_question_may_be_a_query_bundle(self, way):
+    @pytest.mark.parametrize("way", CHATS)
+    def test_a_question_may_be_a_query_bundle(self, way):
         seen: list[Any] = []
 
         class Retriever(LetterRetriever):
@@ -400,7 +378,7 @@ class TestRetrieval:
         inner = RecordingLLM()
         chat = engine(inner, retriever=Retriever())
         bundle: Any = QueryBundle("ab one?", custom_embedding_strs=["a river"])
-        await ask(way, chat, bundle)
+        say(chat, way, bundle)
         assert seen == [["a river"]]
         assert inner.prompts[0].endswith("ab one?</>")
         assert chat.said[0].content == "ab one?"

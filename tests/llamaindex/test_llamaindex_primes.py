@@ -1,11 +1,10 @@
 """Primes beside a wrapped model: calls of its own, up to where the prompts of a batch part."""
 
-import asyncio
-
 import pytest
 from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.openai_like import OpenAILike
+from llamaindex_llm_helpers import CHATS, called
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.errors import InvalidRequestError
@@ -50,21 +49,12 @@ def test_what_shares_a_primed_beginning_reads_it_from_its_first_sight_on(served,
     assert {body["cache_salt"] for body in engine.requests} == {"salt"}
 
 
-@pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
+@pytest.mark.parametrize("way", CHATS)
 def test_requests_that_come_one_by_one_are_primed_too(served, way):  # noqa: F811
     engine, model = served(states="junctions"), wrapped(window_s=0)
-
-    async def ask(prompt):
-        answer = await getattr(model, way)([ChatMessage(prompt)])
-        return [piece async for piece in answer] if way.startswith("astream") else answer
-
     for _ in range(3):
         for prompt in prompts():
-            if way.startswith("a"):
-                asyncio.run(ask(prompt))
-            else:
-                answer = getattr(model, way)([ChatMessage(prompt)])
-                assert answer if way == "chat" else list(answer)
+            assert called(model, way, [ChatMessage(prompt)])
     primes, requests = split(engine)
     assert 0 < len(primes) <= 0.75 * len(requests) == 0.75 * 3 * len(CONTEXTS)
     assert model.faults == 0

@@ -23,12 +23,12 @@ from llama_index.core.query_engine import (
     RetrieverQueryEngine,
     SubQuestionQueryEngine,
 )
-from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.response_synthesizers import ResponseMode, get_response_synthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle
 from llama_index.core.tools import QueryEngineTool, ToolMetadata
-from llamaindex_helpers import LetterRetriever, RecordingLLM, letter_text
+from llamaindex_helpers import LetterRetriever, RecordingLLM, SubQuestions, letter_text
+from llamaindex_llm_helpers import CHATS, say
 
 from ctxreuse import ReusePlanner, request_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
@@ -206,23 +206,6 @@ class TestQueryEngines:
         assert model.prompt_statistics.in_place == {"sequence": 2}
 
 
-class OneOfEach(BaseQuestionGenerator):
-    """Asks a tool for each order of the letters."""
-
-    def generate(self, tools: Any, query: QueryBundle) -> list[SubQuestion]:
-        words = ("abc one?", "cba two?", "bca three?")
-        return [SubQuestion(sub_question=one, tool_name="letters") for one in words]
-
-    async def agenerate(self, tools: Any, query: QueryBundle) -> list[SubQuestion]:
-        return self.generate(tools, query)
-
-    def _get_prompts(self) -> dict[str, Any]:
-        return {}
-
-    def _update_prompts(self, prompts: Any) -> None:
-        pass
-
-
 class TestOtherPrograms:
     @pytest.mark.parametrize("use_async", [False, True])
     def test_sub_questions_are_planned_and_their_answers_left_alone(self, use_async):
@@ -231,7 +214,7 @@ class TestOtherPrograms:
             sub = SubQuestionQueryEngine.from_defaults(
                 [tool],
                 llm=llm,
-                question_gen=OneOfEach(),
+                question_gen=SubQuestions("letters", "abc one?", "cba two?", "bca three?"),
                 use_async=use_async,
                 response_synthesizer=get_response_synthesizer(llm=llm),
                 verbose=False,
@@ -255,7 +238,7 @@ class TestOtherPrograms:
         assert sent == plain
 
     @pytest.mark.parametrize("kind", [ContextChatEngine, CondensePlusContextChatEngine])
-    @pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat"])
+    @pytest.mark.parametrize("way", CHATS)
     def test_chat_engines(self, kind, way):
         def program(llm: Any) -> None:
             for question in ("abc first?", "cba second?"):
@@ -274,19 +257,6 @@ class TestOtherPrograms:
         assert all(WORDS in one for one in moved)
         statistics = model.prompt_statistics
         assert statistics.planned + statistics.in_history == 4
-
-
-def say(chat: Any, way: str, question: str) -> str:
-    async def asynchronously() -> str:
-        answer = await getattr(chat, way)(question)
-        if way == "astream_chat":
-            return "".join([one async for one in answer.async_response_gen()])
-        return str(answer)
-
-    if way.startswith("a"):
-        return asyncio.run(asynchronously())
-    answer = getattr(chat, way)(question)
-    return "".join(answer.response_gen) if way == "stream_chat" else str(answer)
 
 
 class TestTenants:

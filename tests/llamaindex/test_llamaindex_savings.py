@@ -1,5 +1,6 @@
 """What `planner.savings` says of a wrapped LLM: the usage of its answers, and its failures."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,15 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import CustomLLM
 from llama_index.core.schema import TextNode
 from llamaindex_helpers import RecordingLLM
-from llamaindex_llm_helpers import FaultyPlanner, Served, context, question, sent_words
+from llamaindex_llm_helpers import (
+    CHATS,
+    FaultyPlanner,
+    Served,
+    called,
+    context,
+    question,
+    sent_words,
+)
 
 from ctxreuse import ReusePlanner
 from llamaindex_ctxreuse import ReuseLLM
@@ -26,19 +35,12 @@ WORDS = ("abc", "cab", "bca", "acb")
 STREAMED = {"stream_options": {"include_usage": True}}
 
 
-async def calls(llm, way):
-    for word in WORDS:
-        if way == "chat":
-            llm.chat(question(word))
-        elif way == "achat":
-            await llm.achat(question(word))
-        elif way == "stream_chat":
-            list(llm.stream_chat(question(word), **STREAMED))
-        elif way == "astream_chat":
-            stream = await llm.astream_chat(question(word), **STREAMED)
-            _ = [piece async for piece in stream]
+def calls(llm, way):
     if way == "achat_batch":
-        await llm.achat_batch([question(word) for word in WORDS])
+        asyncio.run(llm.achat_batch([question(word) for word in WORDS]))
+        return
+    for word in WORDS:
+        called(llm, way, question(word), **(STREAMED if "stream" in way else {}))
 
 
 @examples(40)
@@ -76,18 +78,18 @@ class Silent(CustomLLM):
         yield CompletionResponse(text="Yes.", delta="Yes.")
 
 
-@pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat", "achat_batch"])
-async def test_each_answer_without_usage_counts_as_unreported_once(way):
+@pytest.mark.parametrize("way", [*CHATS, "achat_batch"])
+def test_each_answer_without_usage_counts_as_unreported_once(way):
     llm = ReuseLLM(inner=Silent(), window_s=0)
-    await calls(llm, way)
+    calls(llm, way)
     assert llm.planner.savings.reported.unreported == len(WORDS)
 
 
-@pytest.mark.parametrize("way", ["chat", "achat", "stream_chat", "astream_chat", "achat_batch"])
-async def test_the_usage_of_each_answer_is_counted_once(way):
+@pytest.mark.parametrize("way", [*CHATS, "achat_batch"])
+def test_the_usage_of_each_answer_is_counted_once(way):
     served = Served()
     llm = ReuseLLM(inner=served.bare, window_s=0)
-    await calls(llm, way)
+    calls(llm, way)
     savings = llm.planner.savings
     assert savings.requests == savings.reported.answers == len(WORDS)
     assert savings.reported.prompt_tokens == served.engine.usage.prompt_tokens

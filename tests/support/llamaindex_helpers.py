@@ -19,6 +19,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import LLM
+from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
 
@@ -87,6 +88,25 @@ class LetterRetriever(BaseRetriever):
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return self._retrieve(query_bundle)
+
+
+class SubQuestions(BaseQuestionGenerator):
+    """Asks a tool some questions, whatever was asked."""
+
+    def __init__(self, tool: str, *questions: str) -> None:
+        self._made = [SubQuestion(sub_question=one, tool_name=tool) for one in questions]
+
+    def generate(self, tools: Any, query: QueryBundle) -> list[SubQuestion]:
+        return self._made
+
+    async def agenerate(self, tools: Any, query: QueryBundle) -> list[SubQuestion]:
+        return self._made
+
+    def _get_prompts(self) -> dict[str, Any]:
+        return {}
+
+    def _update_prompts(self, prompts: Any) -> None:
+        pass
 
 
 class RecordingLLM(LLM):

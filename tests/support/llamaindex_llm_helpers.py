@@ -61,6 +61,21 @@ def answer_to(llm: LLM, way: str, text: str) -> str:
     return str(called(llm, way, text).text)
 
 
+def say(chat: Any, way: str, question: Any) -> str:
+    """Return what a chat engine answers that is asked in a way."""
+
+    async def asynchronously() -> str:
+        answer = await getattr(chat, way)(question)
+        if way == "astream_chat":
+            return "".join([one async for one in answer.async_response_gen()])
+        return str(answer)
+
+    if way.startswith("a"):
+        return asyncio.run(asynchronously())
+    answer = getattr(chat, way)(question)
+    return "".join(answer.response_gen) if way == "stream_chat" else str(answer)
+
+
 def sent_words(inner: RecordingLLM) -> list[str]:
     """Return the letters of each prompt that was sent, in order."""
     return ["".join(re.findall(r"\] (\w) says", prompt)) for prompt in inner.prompts]
