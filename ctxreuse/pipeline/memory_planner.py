@@ -496,6 +496,13 @@ def relation_blocks(result: Any) -> list[ContextBlock]:
     return [ContextBlock(text="\n".join(sorted(lines)))] if lines else []
 
 
-_MEMORIES: ItemKind[Any] = ItemKind(
-    lambda memory: ContextBlock(text=memory["memory"]), lambda found: [texts_as_found(found)]
-)
+# functions by name, for what has them is copied and pickled
+def _found_block(memory: MemoryRecord) -> ContextBlock:
+    return ContextBlock(text=memory["memory"])
+
+
+def _found_forms(memories: Sequence[MemoryRecord]) -> list[list[str]]:
+    return [texts_as_found(memories)]
+
+
+_MEMORIES: ItemKind[Any] = ItemKind(_found_block, _found_forms)

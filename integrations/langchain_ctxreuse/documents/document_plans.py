@@ -209,9 +209,13 @@ def _annotation_document(text: str, documents: Sequence[Document]) -> Document:
     return Document(page_content=text, metadata=shared)
 
 
-DOCUMENTS = ItemKind(
-    lambda document: ContextBlock(text=document.page_content),
-    lambda documents: [seen_forms(documents)],
-    _annotation_document,
-    followed=seen_forms,
-)
+# functions by name, for what has them is copied and pickled
+def _block(document: Document) -> ContextBlock:
+    return ContextBlock(text=document.page_content)
+
+
+def _all_forms(documents: Sequence[Document]) -> list[list[Form]]:
+    return [seen_forms(documents)]
+
+
+DOCUMENTS = ItemKind(_block, _all_forms, _annotation_document, followed=seen_forms)
