@@ -432,21 +432,18 @@ class TestRetrieval:
         def fails(nodes: Any, planner: Any) -> Any:
             raise KeyError("a fault of ours")
 
-        class Odd(LetterRetriever):
-            def _retrieve(self, query_bundle: Any) -> Any:
-                return [NodeWithScore(node=node) for node in nodes]
-
         template = "{key}: {value}" if is_ours else "{odd}"
         nodes = [
             TextNode(text="b", metadata={"k": "v"}, metadata_template=template),
             TextNode(text="a", metadata={"k": "v"}),
             AnnotationNode(text="[BCDF] > [GHJK]"),
         ]
+        found = [NodeWithScore(node=node) for node in nodes]
         if is_ours:
             monkeypatch.setattr(chat_turn, "as_retrieved", fails)
         inner, planner = RecordingLLM(), ReusePlanner()
         options: dict[str, Any] = {"planner": planner, "metadata_mode": MetadataMode.LLM}
-        chat = engine(inner, retriever=Odd(), **options)
+        chat = engine(inner, retriever=LetterRetriever(change=lambda _: found), **options)
         response = chat.chat("one?")
         texts = "k: v\n\nb\n\nk: v\n\na" if is_ours else "b\n\na"
         assert inner.prompts == [f"<user>{texts}\n\none?</>"]

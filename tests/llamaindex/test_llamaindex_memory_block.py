@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 from llama_index.core import VectorStoreIndex
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.schema import ImageNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import ImageNode, MetadataMode, NodeWithScore, TextNode
 from llama_index.core.vector_stores.simple import SimpleVectorStore
 from llamaindex_helpers import CountingPlanner, LetterRetriever, letter_nodes, letter_text
 from llamaindex_llm_helpers import FaultyPlanner
@@ -35,15 +34,6 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 NESTED: Any = reduce(lambda inner, _: [inner], range(5_000), [])  # has no repr
 
 
-class ListRetriever(BaseRetriever):
-    def __init__(self, found: list[NodeWithScore]) -> None:
-        super().__init__()
-        self.found = found
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return self.found
-
-
 class TestReuseMemoryBlock:
     async def test_memories_without_text_get_no_label(self):
         images = [
@@ -51,7 +41,7 @@ class TestReuseMemoryBlock:
             NodeWithScore(node=TextNode(text=" ")),
         ]
         for found in (images, [letter_nodes("a")[0], *images, *letter_nodes("bc")]):
-            retriever = ListRetriever(found)
+            retriever = LetterRetriever(change=lambda _, found=found: found)
             shown = await ReuseMemoryBlock(memory=retriever).aget([user("hello")])
             assert shown == labelled("abc" if len(found) > 2 else "")
         mem0 = FakeMemory()

@@ -78,13 +78,14 @@ def letter_nodes(letters: str) -> list[NodeWithScore]:
 class LetterRetriever(BaseRetriever):
     """Retrieves the nodes of the letters that a query begins with, up to the first space."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, change: Callable[[Any], Any] = list, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.queries: list[str] = []
+        self.change = change  # of what was retrieved
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         self.queries.append(query_bundle.query_str)
-        return letter_nodes(query_bundle.query_str.partition(" ")[0])
+        return list(self.change(letter_nodes(query_bundle.query_str.partition(" ")[0])))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return self._retrieve(query_bundle)
