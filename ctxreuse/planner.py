@@ -262,7 +262,7 @@ class ReusePlanner(FixedSettings):
             _log.error("%s. This planner starts empty.", error)
             return
         digests = KeyedDigests(secret)
-        planning = TenantPlanner(self._settings, keyed=digests)
+        planning = TenantPlanner(self._settings, digests)
         planning.restore(entries)
         self._meter = SavingsMeter(self._mode, self._settings, self._tenant_class)
         for entry in entries:

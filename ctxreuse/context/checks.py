@@ -134,15 +134,11 @@ def checked_each(name: str, value: Any, kind: type[_Kind], words: str) -> list[_
 
 def checked_texts(name: str, value: Any, words: str = "a list of str") -> list[str]:
     """Return a list of texts; a single text is none, and the message holds none of them."""
-    if not isinstance(value, (str, bytes)) and isinstance(value, Iterable):
-        texts = []
-        for text in value:
-            if not isinstance(text, str):
-                break
-            texts.append(text)
-        else:
-            return texts
-    raise InvalidRequestError(f"{name} must be {words}, not {type(value).__name__}")
+    is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+    texts: list[Any] = list(value) if is_list else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidRequestError(f"{name} must be {words}, not {type(value).__name__}")
+    return texts
 
 
 def checked_id(name: str, value: Any) -> str | int:

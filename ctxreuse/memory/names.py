@@ -55,6 +55,11 @@ class Sharing(KeyedDigests, ABC):
     def tell(self, entry: ToldEntry) -> None:
         """Tell the others; takes no time, and waits for nobody."""
 
+    def tell_own(self, entry: Entry) -> None:
+        """Tell the others of a request, under the name that it has in all planners that share."""
+        assert not isinstance(entry.request_id, bytes), "it is another planner's"
+        self.tell(named_by(entry, self.own(_named(entry.tenant, entry.request_id))))
+
 
 class IndexedContext(NamedTuple):
     """The weights of a context's blocks, by the names that the index has for them."""
@@ -134,13 +139,6 @@ class IndexNames:
             return entry._replace(tenant=tenant, system=system)
         keys = cast(list[BlockKey], keyed.keyed_each(entry.keys))
         return replace(entry, tenant=tenant, system=system, keys=tuple(keys))
-
-
-def told(sharing: Sharing, entry: Entry) -> Entry:
-    """Return an entry with the name that its request has in all planners that share."""
-    if isinstance(entry.request_id, bytes):
-        return entry
-    return named_by(entry, sharing.own(_named(entry.tenant, entry.request_id)))
 
 
 def named_by(entry: Entry, uid: bytes) -> Entry:

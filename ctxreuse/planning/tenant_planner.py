@@ -30,7 +30,6 @@ from ctxreuse.memory.names import (
     Ranks,
     Sharing,
     named_by,
-    told,
 )
 from ctxreuse.memory.points import Looked
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, RequestId, Root, SearchBudget
@@ -113,7 +112,6 @@ class TenantPlanner:
     def __init__(
         self,
         settings: PlannerSettings,
-        sharing: Sharing | None = None,
         keyed: KeyedDigests | None = None,
     ) -> None:
         self._settings = settings
@@ -126,9 +124,9 @@ class TenantPlanner:
         self._least_tokens, self._has_minimum = cache.least_tokens, cache.has_minimum
         # what ends at a mark is read whole
         self._is_cut = cache.has_minimum and (cache.step_tokens > 1 or cache.serves_all)
-        self._sharing = sharing
-        self._is_keyed = sharing is not None or keyed is not None
-        self._names = IndexNames(keyed if sharing is None else sharing)
+        self._sharing = keyed if isinstance(keyed, Sharing) else None
+        self._is_keyed = keyed is not None
+        self._names = IndexNames(keyed)
         self._begun_behind = b""  # the uid of what this planner started from
         self._note_process()
         renew_after_fork(self._note_process)
@@ -493,7 +491,7 @@ class TenantPlanner:
         behind = conversations.end_of(conversation, turn.root) if request.history else 0
         inserted = state.commit(entry, tick, chosen.looked, behind)
         if self._sharing is not None and not request.history:
-            self._sharing.tell(told(self._sharing, entry))
+            self._sharing.tell_own(entry)
         if conversation is not None:
             label_of = self._settings.templates.label_of
             shown = [(label_of(turn.blocks[key]), turn.blocks[key]) for key in sent.keys]
@@ -625,7 +623,7 @@ class TenantPlanner:
         if isinstance(request_id, bytes):
             return
         if self._sharing is not None:
-            self._sharing.tell(told(self._sharing, entry))
+            self._sharing.tell_own(entry)
             return
         with self._tenants.holding(tenant) as state:
             state.log.add(next(self._clock), entry)
