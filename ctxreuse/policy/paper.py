@@ -164,79 +164,63 @@ def paper_orders(
             f"strategy 'paper' compares all pairs and takes at most {MAX_CONTEXTS} distinct "
             f"contexts, not {len(leaves)}; split the batch or use strategy 'reuse'"
         )
-    content, children = _linkage_tree(leaves, alpha)
-    orders, paths = _aligned(leaves, content, children)
+    orders, paths = _aligned(leaves, _linkage_tree(leaves, alpha))
     return [list(orders[leaf]) for leaf in positions], [paths[leaf] for leaf in positions]
 
 
-def _linkage_tree(
-    leaves: list[Sequence[int]], alpha: float
-) -> tuple[list[frozenset[int]], list[list[int]]]:
-    """Return each node's content and children; leaves first, the root last (its content empty)."""
-    content = [frozenset(leaf) for leaf in leaves]
-    children: list[list[int]] = [[] for _ in leaves]
-    tops = dict.fromkeys(range(len(leaves)))
+class _Tree(NamedTuple):
+    """Nodes by number: leaves first, the root last (its content empty)."""
+
+    content: list[frozenset[int]]
+    children: dict[int, list[int]]  # those without content replaced by what is below them (line 16)
+    first_leaf: list[int]
+
+
+def _linkage_tree(leaves: list[Sequence[int]], alpha: float) -> _Tree:
+    tree = _Tree([frozenset(leaf) for leaf in leaves], {}, list(range(len(leaves))))
+    content, children, first_leaf = tree
+
+    def standing(node: int) -> list[int]:
+        return [node] if node < len(leaves) or content[node] else children.pop(node)
+
     if len(leaves) > 1:
         # imported here: scipy.cluster takes half a second that nothing else needs
         with importing_late:
             from scipy.cluster.hierarchy import linkage
 
-        for one, two, _, _ in linkage(pairwise_distances(leaves, alpha), method="average"):
-            pair = [int(one), int(two)]
-            tops[len(content)] = None
-            content.append(content[pair[0]] & content[pair[1]])
-            children.append(pair)
-            for child in pair:
-                del tops[child]
+        for pair in linkage(pairwise_distances(leaves, alpha), method="average")[:, :2]:
+            one, two = map(int, pair)
+            children[len(content)] = [*standing(one), *standing(two)]
+            content.append(content[one] & content[two])
+            first_leaf.append(min(first_leaf[one], first_leaf[two]))
+    children[len(content)] = standing(len(content) - 1) if leaves else []
     content.append(frozenset())
-    children.append(list(tops))
-    return content, children
+    return tree
 
 
 def _aligned(
-    leaves: list[Sequence[int]], content: list[frozenset[int]], children: list[list[int]]
+    leaves: list[Sequence[int]], tree: _Tree
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Align every node with its parent from the top down (lines 16 to 23)."""
-    first_leaf = list(range(len(leaves))) + [0] * (len(content) - len(leaves))
-    for node in range(len(leaves), len(content) - 1):
-        first_leaf[node] = min(first_leaf[child] for child in children[node])
-    root = len(content) - 1
     ranks: dict[int, dict[int, int]] = {}  # of each leaf that gives nodes their order
     orders: dict[int, list[int]] = {}
     paths: dict[int, list[int]] = {}
-    stack: list[tuple[int, list[int], list[int]]] = [(root, [], [])]
+    stack: list[tuple[int, list[int], list[int]]] = [(len(tree.content) - 1, [], [])]
     while stack:
         node, order, path = stack.pop()
-        for position, child in enumerate(
-            _without_empty(children[node], content, len(leaves), children)
-        ):
-            leaf = first_leaf[child]
+        for position, child in enumerate(tree.children[node]):
+            leaf = tree.first_leaf[child]
             if leaf not in ranks:
                 ranks[leaf] = {block: rank for rank, block in enumerate(leaves[leaf])}
             # in the order of the first context; the paper sorts, which is the same to a cache
             # the content, not the leaf, is walked: a long leaf may give many nodes their order
-            own = content[child].difference(order)
+            own = tree.content[child].difference(order)
             aligned = order + sorted(own, key=ranks[leaf].__getitem__)
             if child < len(leaves):
                 orders[child], paths[child] = aligned, [*path, position]
             else:
                 stack.append((child, aligned, [*path, position]))
     return orders, paths
-
-
-def _without_empty(
-    nodes: list[int], content: list[frozenset[int]], leaves: int, children: list[list[int]]
-) -> list[int]:
-    """Return the nodes, those without content replaced by what is below them (line 16)."""
-    kept: list[int] = []
-    stack = nodes[::-1]
-    while stack:
-        node = stack.pop()
-        if node >= leaves and not content[node]:
-            stack += children[node][::-1]
-        else:
-            kept.append(node)
-    return kept
 
 
 def paper_schedule(search_paths: Sequence[Sequence[int]]) -> list[int]:
