@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,7 @@ class TenantPlanner:
         self._tenants = Tenants(settings.capacity_tokens, rules=cache)
         self._clock = count(1)
         self._words = lru_cache(_KEPT_WORDS)(settings.words)
+        self._most_ranked = settings.templates.most_ranked or sys.maxsize
         # asked for with each request
         self._least_tokens, self._has_minimum = cache.least_tokens, cache.has_minimum
         # what ends at a mark is read whole
@@ -342,7 +344,7 @@ class TenantPlanner:
             has_minimum=self._has_minimum,
             rules=settings.cache,
             now=now,
-            words=self._words(len(weights), counted.root[1]),
+            words=self._words(min(len(weights), self._most_ranked), counted.root[1]),
             keeps_best=settings.keep_best,
             note_limit=self._tenants.note_limit,
             budget=budget,
