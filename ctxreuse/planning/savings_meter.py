@@ -120,8 +120,7 @@ class SavingsMeter:
         if self._mode == "shadow":
             with self._lock:
                 self._took(each, len(plans))
-            return
-        for plan in plans:
+        for plan in plans if self._mode == "active" else ():
             assert plan.logged is not None, "what a planner has planned is logged"
             turn, name, gone, said = plan.turn, "", 0, 0
             if self._class_of is not None:
