@@ -13,13 +13,13 @@ from planning_helpers import (
     assert_keeps_the_promises,
     assistant,
     block,
-    first_turns,
     identity,
     odd_contexts,
     plain_blocks,
     plain_contexts,
     plan_everything,
     queries,
+    requests_of_any_kind,
     texts_of,
     user,
     without_id,
@@ -34,14 +34,6 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 
 strategies = st.sampled_from(STRATEGIES)
 capacities = st.sampled_from((None, None, 0, 30, 120))
-later_turns = st.builds(
-    ContextRequest,
-    odd_contexts,
-    queries,
-    history=st.sampled_from(([user("[Doc_1] a")], [user("Hello."), assistant("[Doc_7] a")])),
-    conversation_id=st.sampled_from((None, 1, "1")),
-)
-requests_of_any_kind = st.lists(first_turns | later_turns, max_size=8)
 lively = examples(150)
 
 

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from planning_helpers import (
     assistant,
     big_request,
-    first_turns,
-    odd_contexts,
     plan_everything,
-    queries,
-    user,
+    requests_of_any_kind,
 )
 
 from ctxreuse import ContextRequest, ReusePlanner
@@ -24,18 +21,6 @@ from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planning.savings import PLANNING_BOUNDS_S, PlanningTime, ReportedUsage
-
-requests_of_any_kind = st.lists(
-    first_turns
-    | st.builds(
-        ContextRequest,
-        odd_contexts,
-        queries,
-        history=st.sampled_from(([user("[Doc_1] a")], [user("Hello."), assistant("[Doc_7] a")])),
-        conversation_id=st.sampled_from((None, 1)),
-    ),
-    max_size=8,
-)
 
 
 @examples(150)

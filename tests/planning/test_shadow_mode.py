@@ -11,24 +11,14 @@ from planning_helpers import (
     assistant,
     big_request,
     first_turns,
-    odd_contexts,
     plan_everything,
-    queries,
-    user,
+    requests_of_any_kind,
 )
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import InvalidRequestError
 
-later_turns = st.builds(
-    ContextRequest,
-    odd_contexts,
-    queries,
-    history=st.sampled_from(([user("[Doc_1] a")], [user("Hello."), assistant("[Doc_7] a")])),
-    conversation_id=st.sampled_from((None, 1)),
-)
-requests_of_any_kind = st.lists(first_turns | later_turns, max_size=8)
 strategies = st.sampled_from(STRATEGIES)
 
 

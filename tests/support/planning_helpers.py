@@ -169,6 +169,14 @@ first_turns = st.builds(
     conversation_id=st.sampled_from((None, 1, "1")),
     tenant=st.sampled_from(("", "", "t")),
 )
+later_turns = st.builds(
+    ContextRequest,
+    odd_contexts,
+    queries,
+    history=st.sampled_from(([user("[Doc_1] a")], [user("Hello."), assistant("[Doc_7] a")])),
+    conversation_id=st.sampled_from((None, 1, "1")),
+)
+requests_of_any_kind = st.lists(first_turns | later_turns, max_size=8)
 
 
 def plan_trace(trace, planner, mode, strategy="reuse", **options):
