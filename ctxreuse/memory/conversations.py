@@ -437,6 +437,10 @@ class _Paragraphs:
         return -1
 
 
+_ByLength: TypeAlias = dict[int, dict[bytes, ShownBlock]]
+"""Blocks by length and digest, the longest first."""
+
+
 class _Places:
     """Looks for recorded blocks under the labels of a history.
 
@@ -473,7 +477,10 @@ class _Places:
             return None
         if name not in self._by_length:
             known = [ShownBlock(*row) for row in recorded or ()]
-            self._by_length[name] = _by_length([*known[::-1], *self.own.get(name, ())])
+            known = [*known[::-1], *self.own.get(name, ())]
+            by_length = self._by_length[name] = {}
+            for shown in sorted(known, key=lambda shown: -shown.length):
+                by_length.setdefault(shown.length, {}).setdefault(shown.digest, shown)
         digests: dict[int, bytes] = {}
         for ending in (self.templates.separator, "\n"):  # users join blocks in their own way
             found = self._longest(text, first, ending, self._by_length[name], digests)
@@ -502,14 +509,3 @@ class _Places:
             if digests[length] in by_digest:
                 return by_digest[digests[length]]
         return None
-
-
-_ByLength: TypeAlias = dict[int, dict[bytes, ShownBlock]]
-
-
-def _by_length(blocks: Iterable[ShownBlock]) -> _ByLength:
-    """Return blocks by length and digest, the longest first."""
-    known: _ByLength = {}
-    for shown in sorted(blocks, key=lambda shown: -shown.length):
-        known.setdefault(shown.length, {}).setdefault(shown.digest, shown)
-    return known
