@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from ctxreuse.context.blocks import BlockKey, encoded, text_digest
 from ctxreuse.memory.prefix_index import RequestId
@@ -61,23 +61,6 @@ class Sharing(KeyedDigests, ABC):
         self.tell(named_by(entry, self.own(_named(entry.tenant, entry.request_id))))
 
 
-class IndexedContext(NamedTuple):
-    """The weights of a context's blocks, by the names that the index has for them."""
-
-    own: Mapping[BlockKey, int]  # by the blocks' own keys, in the retriever's order
-    weights: Mapping[BlockKey, int]
-
-    def order(self, ranks: Ranks) -> list[BlockKey]:
-        """Return the blocks' own keys in an order."""
-        keys = list(self.own)
-        return [keys[rank] for rank in ranks]
-
-    def named(self, ranks: Ranks) -> list[BlockKey]:
-        """Return the blocks' names in an order."""
-        names = list(self.weights)
-        return [names[rank] for rank in ranks]
-
-
 class IndexNames:
     """What stands for tenants, system texts and blocks in the index and in shared logs."""
 
@@ -110,11 +93,11 @@ class IndexNames:
         digest = text_digest(system)
         return digest if self._keyed is None else self._keyed.keyed(b"system" + digest)
 
-    def context(self, weights: Mapping[BlockKey, int]) -> IndexedContext:
-        """Return the weights of a context's blocks by their names."""
+    def weights(self, weights: Mapping[BlockKey, int]) -> dict[BlockKey, int]:
+        """Return the weights of blocks by their names."""
         assert self._keyed is not None, "without a key they have their own"
         names = cast(list[BlockKey], self._keyed.keyed_each(weights))
-        return IndexedContext(weights, dict(zip(names, weights.values(), strict=True)))
+        return dict(zip(names, weights.values(), strict=True))
 
     def uid(self, tenant: str, request_id: RequestId, begun_behind: bytes) -> bytes:
         """Return 16 bytes that name a request in a file; ids are counted anew in each process."""

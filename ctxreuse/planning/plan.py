@@ -27,7 +27,6 @@ from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import (
     Reference,
-    SentBlock,
     Templates,
     TurnPart,
     render_messages,
@@ -141,7 +140,7 @@ class Plan:
     @cached_property
     def sent(self) -> list[BlockKey]:
         """The keys of `blocks`."""
-        return [key for key in self.turn.context.order(self.ranks) if key not in self.turn.shown]
+        return [key for key in self.turn.order(self.ranks) if key not in self.turn.shown]
 
     @property
     def is_labelled(self) -> bool:
@@ -155,7 +154,7 @@ class Plan:
     @property
     def blocks(self) -> tuple[ContextBlock, ...]:
         """The blocks to send, in order."""
-        return tuple(part.block for part in self.parts if isinstance(part, SentBlock))
+        return tuple([self.turn.blocks[key] for key in self.sent])
 
     @property
     def references(self) -> tuple[BlockId, ...]:
@@ -171,11 +170,10 @@ class Plan:
     @property
     def label_of(self) -> dict[BlockKey, str]:
         """The label of each block of the request; of a left-out one the label where it stands."""
-        sent = {part.block.key: part.label for part in self.parts if isinstance(part, SentBlock)}
-        # references stand in the retriever's order
-        left_out = iter([part.label for part in self.parts if isinstance(part, Reference)])
+        shown, label_of = self.turn.shown, self.templates.label_of
         return {
-            key: sent[key] if key in sent else next(left_out) for key in self.request.unique_blocks
+            key: shown[key] if key in shown else label_of(block)
+            for key, block in self.turn.blocks.items()
         }
 
     @property
@@ -371,17 +369,15 @@ class BatchPlan:
 
 def group_of(plan: Plan) -> tuple[str, ...]:
     """Return the names of a plan's prefix group, the tenant first."""
-    request = plan.request
-    if 0 in plan.marks:
-        return request.tenant, "system", request.system or ""
-    if request.conversation_id is not None and not plan.is_labelled:
+    request, first = plan.request, _leading(plan)[:1]
+    conversation = request.conversation_id
+    if 0 not in plan.marks:
         # without labels, later turns cannot tell which block the first one began with
-        return request.tenant, "conversation", id_name(request.conversation_id)
-    first = _leading(plan)
-    if first:
-        return request.tenant, "block", request.system or "", first[0]
-    if request.history and request.conversation_id is not None:
-        return request.tenant, "conversation", id_name(request.conversation_id)
+        is_told = plan.is_labelled and (first or not request.history)
+        if conversation is not None and not is_told:
+            return request.tenant, "conversation", id_name(conversation)
+        if first:
+            return request.tenant, "block", request.system or "", *first
     return request.tenant, "system", request.system or ""
 
 

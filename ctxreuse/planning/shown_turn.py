@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ctxreuse.context.blocks import BlockId, BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.rendering import Notice, Reference, SentBlock, Templates, TurnPart
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History
-from ctxreuse.memory.names import IndexedContext, Ranks
+from ctxreuse.memory.names import Ranks
 from ctxreuse.memory.prefix_index import Root
 
 
@@ -18,31 +18,32 @@ class PreparedRequest(NamedTuple):
     request: ContextRequest
     tenant: str  # as `IndexNames` names it
     tokens: Mapping[BlockKey, int]
-    context: IndexedContext
+    weights: Mapping[BlockKey, int]  # at least 1 each, in the retriever's order
+    named: Mapping[BlockKey, int]  # the same, by the names that the index has for the blocks
     front_tokens: int  # in front of the blocks; 0 where the cache has no minimum
     root: Root  # what its root in the index is named after
-    blocks: Mapping[BlockKey, ContextBlock] = {}
+    blocks: Mapping[BlockKey, ContextBlock]
     history: History = EMPTY_HISTORY
     shown: Mapping[BlockKey, str] = {}  # blocks to leave out, with their labels there, or ""
     outdated: Sequence[str] = ()  # labels of what no longer holds, and is not yet said
     withdrawn: Sequence[str] = ()  # words on those without a label
 
     @property
-    def weights(self) -> Mapping[BlockKey, int]:
-        """The weight of each block, in the retriever's order."""
-        return self.context.own
-
-    @property
     def is_labelled(self) -> bool:
         """Whether it shows its blocks under labels."""
         return self.root[1]
+
+    def order(self, ranks: Ranks) -> list[BlockKey]:
+        """Return the blocks in an order."""
+        keys = list(self.weights)
+        return [keys[rank] for rank in ranks]
 
 
 def shown_parts(
     turn: PreparedRequest, ranks: Ranks, templates: Templates
 ) -> tuple[tuple[TurnPart, ...], dict[str, BlockId]]:
     """Return the parts of a turn in its order, and the labels in its prompt."""
-    shown, order = turn.shown, turn.context.order(ranks)
+    shown, order = turn.shown, turn.order(ranks)
     label_of = {key: templates.label_of(turn.blocks[key]) for key in order if key not in shown}
     parts: list[TurnPart] = [Notice("", words) for words in turn.withdrawn]
     labels = dict(turn.history.labels)

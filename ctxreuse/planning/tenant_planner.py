@@ -25,7 +25,6 @@ from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History, without_blocks
 from ctxreuse.memory.names import (
-    IndexedContext,
     IndexNames,
     KeyedDigests,
     Ranks,
@@ -179,7 +178,7 @@ class TenantPlanner:
             if not one.request.history
         }
         arranged = arrange(requests, views, policy)
-        ranks = [tuple(range(len(one.context.weights))) for one in counted]
+        ranks = [tuple(range(len(one.weights))) for one in counted]
         for position in views:
             ranks[position] = checked_ranks(policy, arranged.orders[position], counted[position])
         marks: Mapping[int, tuple[int, ...]] = dict.fromkeys(views, given_marks or ())
@@ -254,7 +253,7 @@ class TenantPlanner:
         if known is None:
             return 0
         counted = self._counted(request, None)
-        weights, index = counted.context.weights, known.index
+        weights, index = counted.named, known.index
         with self._tenants.holding(tenant):
             if not in_order:
                 match = index.search(counted.root, weights)
@@ -313,18 +312,17 @@ class TenantPlanner:
         system = None if request.system is None else text_digest(request.system)
         if self._is_keyed:
             tenant, system = self._names.tenant(tenant), self._names.system(request.system)
-        tokens = self._tokens(request.blocks, tenant, system)
+        blocks = request.unique_blocks
+        tokens = self._tokens(blocks.values(), tenant, system)
         # at least 1, for a label
         weights = {key: number or 1 for key, number in tokens.items()}
-        context = IndexedContext(weights, weights)
-        if self._is_keyed:
-            context = self._names.context(weights)
+        named = self._names.weights(weights) if self._is_keyed else weights
         front_tokens = 0
         if request.system and self._has_minimum:
             front = [ContextBlock(text=request.system)]
             [front_tokens] = self._tokens(front, tenant, system).values()
         root = system, self._shows_labels(request, tokens, deduplicate)
-        return PreparedRequest(request, tenant, tokens, context, front_tokens, root)
+        return PreparedRequest(request, tenant, tokens, weights, named, front_tokens, root, blocks)
 
     def _view(
         self,
@@ -333,7 +331,7 @@ class TenantPlanner:
         budget: SearchBudget | None = None,
     ) -> View:
         """Return what a policy may see of a request."""
-        settings, weights = self._settings, counted.context.weights
+        settings, weights = self._settings, counted.named
         return View(
             self._tenants.state(counted.tenant),
             counted.request,
@@ -365,10 +363,9 @@ class TenantPlanner:
         return history
 
     def _open_turn(self, counted: PreparedRequest, deduplicate: bool | None) -> PreparedRequest:
-        request, tokens = counted.request, counted.tokens
-        unique = request.unique_blocks
+        request, tokens, unique = counted.request, counted.tokens, counted.blocks
         if not request.history:  # nothing is shown yet
-            return counted._replace(blocks=unique)
+            return counted
         history = self._history(request, counted.tenant)
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
@@ -395,7 +392,6 @@ class TenantPlanner:
                 if key in current or key in history.unlabelled
             }
         return counted._replace(
-            blocks=unique,
             history=history,
             shown=self._certain(shown, unique),
             outdated=outdated,
@@ -440,9 +436,8 @@ class TenantPlanner:
                 groups.setdefault((one.tenant, one.root), []).append(position)
         marks: dict[int, tuple[int, ...]] = {}
         for (tenant, root), positions in groups.items():
-            pairs = [(counted[position].context, ranks[position]) for position in positions]
-            keys = [context.named(order) for context, order in pairs]
-            weights = [[list(context.own.values())[n] for n in order] for context, order in pairs]
+            sent = [_sent(counted[position], ranks[position]) for position in positions]
+            keys, weights = [one.named for one in sent], [one.weights for one in sent]
             front = counted[positions[0]].front_tokens
             with self._tenants.holding(tenant) as state:
                 if state.points is None or not (state.points.most_marks or primes):
@@ -633,12 +628,15 @@ class TenantPlanner:
 
 def _sent(turn: PreparedRequest, ranks: Ranks) -> _SentTurn:
     """Return what is sent in an order: not the blocks that the history shows."""
-    (own, names), shown = turn.context, turn.shown
+    own, names, shown = turn.weights, turn.named, turn.shown
     retrieved = list(own)
     if shown:
         ranks = tuple([rank for rank in ranks if retrieved[rank] not in shown])
     keys = [retrieved[rank] for rank in ranks]
-    named = keys if names is own else turn.context.named(ranks)
+    named = keys
+    if names is not own:
+        all_names = list(names)
+        named = [all_names[rank] for rank in ranks]
     return _SentTurn(ranks, keys, named, [own[key] for key in keys])
 
 
@@ -668,12 +666,12 @@ def _marks(
 
 def checked_ranks(policy: Policy, order: Sequence[BlockKey], counted: PreparedRequest) -> Ranks:
     """Return the ranks of a policy's order, which holds each block once."""
-    rank = {key: place for place, key in enumerate(counted.context.weights)}
+    rank = {key: place for place, key in enumerate(counted.named)}
     ranks = tuple([rank.pop(key, -1) for key in order])
     if rank or -1 in ranks:
         raise InvalidRequestError(
             f"the policy {policy.name!r} returned an order of {len(order)} keys that is no "
-            f"permutation of the {len(counted.context.weights)} blocks in view.weights; return "
+            f"permutation of the {len(counted.named)} blocks in view.weights; return "
             "each key once"
         )
     return ranks
