@@ -206,16 +206,15 @@ def mark_turn_before(messages: list[Json]) -> None:
         if message.get("role") == "assistant":
             return
         content = message.get("content")
-        if message.get("role") == "user" and isinstance(content, str) and content.strip():
-            message["content"] = [ContentPart(content, is_marked=True)]
-            return
         parts = content_list(message)
+        if isinstance(content, str) and content.strip():
+            parts = [{"type": "text", "text": content}]
         if message.get("role") != "user" or not parts:
             continue
-        last = parts[-1]
-        if _is_plain_text(last):
-            part = ContentPart(last["text"], is_marked=bool(last["text"].strip()))
-            message["content"] = [*parts[:-1], part]
+        if _is_plain_text(parts[-1]):
+            text = parts[-1]["text"]
+            marked = ContentPart(text, is_marked=bool(text.strip()))
+            message["content"] = [*parts[:-1], marked]
         return
 
 
