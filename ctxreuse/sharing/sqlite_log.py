@@ -36,6 +36,7 @@ INSERT INTO log SELECT hex(randomblob(8)) WHERE NOT EXISTS (SELECT 1 FROM log);
 """
 _DROP_OLDEST = "DELETE FROM entries WHERE number <= (SELECT max(number) FROM entries) - ?"
 _NEXT = "SELECT number, entry FROM entries WHERE number > ? ORDER BY number LIMIT ?"
+_LATEST = "SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'entries'"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST_NAME = 64
 _POSITION = re.compile(r"(\d{1,19})-([0-9A-F]{16})", re.ASCII)
@@ -149,8 +150,9 @@ class SQLiteLog(FixedSettings):
         with self._step("read"):
             connection, name = self._connected(), self._name
             after, of = (min(int(parts[1]), _LARGEST), parts[2]) if parts else (0, name)
+            [latest] = connection.execute(_LATEST).fetchone()
             # another file of this name, or an earlier state of it
-            is_other = after > 0 and (of != name or after > _latest(connection))
+            is_other = after > 0 and (of != name or after > latest)
             after = 0 if is_other else after
             found = connection.execute(_NEXT, (after, min(most, _LARGEST))).fetchall()
         has_gap = is_other or bool(after and found and found[0][0] > after + 1)
@@ -194,12 +196,6 @@ class SQLiteLog(FixedSettings):
             remedies = (remedy for kind, remedy in _REMEDIES.items() if code.startswith(kind))
             advice = next((f"; {remedy}" for remedy in remedies), "")
             raise SharedLogError(f"{self._path} cannot be {done}: {error}{advice}") from error
-
-
-def _latest(connection: sqlite3.Connection) -> int:
-    """Return the number of the entry that was appended last, gone or not; 0 without one."""
-    latest = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()
-    return latest[0] if latest else 0
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
