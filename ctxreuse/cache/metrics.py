@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -55,18 +56,12 @@ class PrefixCacheMetrics:
         Raises:
             InvalidRequestError: wrong type.
         """
-        queries: dict[_Labels, float] = {}
-        hits: dict[_Labels, float] = {}
-        info: dict[_Labels, None] = {}
+        found: defaultdict[str, dict[_Labels, float]] = defaultdict(dict)
         for name, labels, value in _samples(checked_kind("metrics", text, str, "a string")):
-            match name:
-                case "prefix_cache_queries" if 0 <= value <= _MOST_TOKENS:
-                    queries[labels] = value
-                case "prefix_cache_hits" if 0 <= value <= _MOST_TOKENS:
-                    hits[labels] = value
-                case "cache_config_info":
-                    info[labels] = None
-        configs: list[Mapping[str, str]] = [dict(labels) for labels in info]
+            if name == "cache_config_info" or 0 <= value <= _MOST_TOKENS:
+                found[name][labels] = value
+        queries, hits = found["prefix_cache_queries"], found["prefix_cache_hits"]
+        configs: list[Mapping[str, str]] = [dict(one) for one in found["cache_config_info"]]
         sizes = _numbers(configs, "kv_cache_size_tokens")
         return cls(
             prefix_cache_queries=int(sum(queries.values())) if queries else None,
