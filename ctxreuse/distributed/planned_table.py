@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -103,9 +104,8 @@ def _beginnings(plans: Sequence[Plan]) -> list[tuple[Hashable, ...]]:
         keys: list[Hashable] = [block.key for block in plan.blocks]
         if request.history:
             keys = ["turn", conversation or number]
-        beginning: tuple[Hashable, ...] = ()
-        if keys:
-            beginning = ((request.tenant, request.system, keys[0]), *keys[1:])
+        scoped = [(request.tenant, request.system, key) for key in keys[:1]]
+        beginning = (*scoped, *keys[1:])
         if conversation:
             beginning = known.setdefault(conversation, beginning)
         found.append(beginning)
@@ -114,16 +114,16 @@ def _beginnings(plans: Sequence[Plan]) -> list[tuple[Hashable, ...]]:
 
 def _with_turns_in_order(rows: list[_Planned], order: Sequence[int]) -> list[_Planned]:
     """Put the turns of each conversation into the order in which they were planned."""
-    places: dict[int, list[int]] = {}
-    for place, one in enumerate(rows):
-        if conversation := conversation_digest(one.plan.request):
-            places.setdefault(conversation, []).append(place)
-    rank = {row: number for number, row in enumerate(order)} if places else {}
-    for turns in places.values():
-        inside = sorted((rows[place] for place in turns), key=lambda one: rank[one.row])
-        for place, one in zip(turns, inside, strict=True):
-            rows[place] = one._replace(group=rows[place].group)
-    return rows
+    rank = {row: number for number, row in enumerate(order)}
+    turns: dict[int, deque[_Planned]] = {}
+    for one in sorted(rows, key=lambda one: rank[one.row]):
+        turns.setdefault(conversation_digest(one.plan.request), deque()).append(one)
+    found = []
+    for one in rows:
+        conversation = conversation_digest(one.plan.request)
+        turn = turns[conversation].popleft() if conversation else one
+        found.append(turn._replace(group=one.group))
+    return found
 
 
 def _sent_positions(plan: Plan) -> list[int]:

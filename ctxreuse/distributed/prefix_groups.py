@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import groupby
 
 
 def prefix_groups(sequences: Sequence[Sequence[Hashable]], most: int) -> list[int]:
@@ -16,23 +17,12 @@ def prefix_groups(sequences: Sequence[Sequence[Hashable]], most: int) -> list[in
             sizes.append(end - start)
             continue
         parts = []
-        while start < end:
-            sequence = sequences[start]
-            is_end = len(sequence) <= depth
-            after = start + 1
-            while (
-                after < end
-                and (len(sequences[after]) <= depth) == is_end
-                and (is_end or sequences[after][depth] == sequence[depth])
-            ):
-                after += 1
-            if is_end:
+        for key, run in groupby(one[depth : depth + 1] for one in sequences[start:end]):
+            after = start + len(list(run))
+            step = after - start
+            if not key:  # they end here
                 step = most if depth else 1
-                parts += [
-                    (at, min(at + step, after), depth + 1) for at in range(start, after, step)
-                ]
-            else:
-                parts.append((start, after, depth + 1))
+            parts += [(at, min(at + step, after), depth + 1) for at in range(start, after, step)]
             start = after
         stack += reversed(parts)
     return sizes
