@@ -434,9 +434,10 @@ def recorded_prompts(size: int) -> Prepared:
 def dropped_cache_blocks(size: int) -> Prepared:
     """Follow an engine that drops a prompt of `size` cache blocks from its beginning on."""
     from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+    from ctxreuse.cache.kv_events.event_stream import BlocksStored
 
     blocks, tokens = EngineBlocks(), list(range(size))
-    blocks.stored(tokens, None, tokens, 1)
+    blocks.stored(BlocksStored(tokens, None, tokens, 1))
     blocks.follow("one", tokens)
     return Prepared(lambda: (blocks.removed(tokens), blocks.take_lowered()))
 
@@ -444,9 +445,10 @@ def dropped_cache_blocks(size: int) -> Prepared:
 def growing_cache_chain(size: int) -> Prepared:
     """Follow a late listener's prompt that grows by `size` cache blocks, one event for each."""
     from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+    from ctxreuse.cache.kv_events.event_stream import BlocksStored
 
     blocks = EngineBlocks()
-    return Prepared(lambda: [blocks.stored([n + 1], n, [n], 1) for n in range(size)])
+    return Prepared(lambda: [blocks.stored(BlocksStored([n + 1], n, [n], 1)) for n in range(size)])
 
 
 def followed_prompt(size: int) -> Prepared:
@@ -485,19 +487,23 @@ def followed_prompt(size: int) -> Prepared:
 def full_cache_mirror(size: int) -> Prepared:
     """Follow an engine that stores `size` cache blocks more than the `size` that are remembered."""
     from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+    from ctxreuse.cache.kv_events.event_stream import BlocksStored
 
     blocks = EngineBlocks(max_blocks=size)
-    blocks.stored(range(size), None, range(size), 1)
-    return Prepared(lambda: [blocks.stored([n], None, [n], 1) for n in range(size, 2 * size)])
+    blocks.stored(BlocksStored(range(size), None, range(size), 1))
+    return Prepared(
+        lambda: [blocks.stored(BlocksStored([n], None, [n], 1)) for n in range(size, 2 * size)]
+    )
 
 
 def cache_blocks_of_all_sizes(size: int) -> Prepared:
     """Look a prompt of `size` tokens up where the engine has stored blocks of as many sizes."""
     from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+    from ctxreuse.cache.kv_events.event_stream import BlocksStored
 
     blocks, tokens = EngineBlocks(), list(range(size))
     for number in range(1, size):
-        blocks.stored([number], None, tokens[:number], number)
+        blocks.stored(BlocksStored([number], None, tokens[:number], number))
     return Prepared(lambda: blocks.follow("p", [0, *tokens]))
 
 

@@ -6,6 +6,7 @@ from kv_event_helpers import TellingCache, held_tokens
 
 from ctxreuse.cache.kv_events import block_tree
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+from ctxreuse.cache.kv_events.event_stream import BlocksStored
 from ctxreuse.errors import InvalidRequestError
 
 
@@ -14,12 +15,17 @@ def blocks():
     return EngineBlocks()
 
 
+def put(blocks, *event, **fields):
+    return blocks.stored(BlocksStored(*event, **fields))
+
+
 def told(blocks, events):
     """Tell an EngineBlocks what happened; return it."""
     for event in events:
         if event["type"] == "BlockStored":
             extra = event["extra_keys"]
-            assert blocks.stored(
+            assert put(
+                blocks,
                 event["block_hashes"],
                 event["parent_block_hash"],
                 event["token_ids"],
@@ -38,7 +44,7 @@ def stored(blocks, hashes, parent, tokens, **fields):
     """Store blocks of two tokens; hashes and tokens are letters."""
     names = [name.encode() for name in hashes]
     above = None if parent is None else parent.encode()
-    return blocks.stored(names, above, [ord(letter) for letter in tokens], 2, **fields)
+    return put(blocks, names, above, [ord(letter) for letter in tokens], 2, **fields)
 
 
 def removed(blocks, hashes, **fields):
@@ -234,9 +240,9 @@ def test_a_cleared_cache_implies_nothing(blocks):
 
 
 def test_blocks_of_several_sizes_are_found_the_largest_first(blocks):
-    blocks.stored([b"x", b"y"], None, [1, 2, 3, 4], 2)
-    blocks.stored([b"z"], None, [1, 2, 3, 4, 5, 6], 6)
-    blocks.stored([b"w"], b"y", [7], 1)
+    put(blocks, [b"x", b"y"], None, [1, 2, 3, 4], 2)
+    put(blocks, [b"z"], None, [1, 2, 3, 4, 5, 6], 6)
+    put(blocks, [b"w"], b"y", [7], 1)
     assert held_tokens(blocks, [1, 2, 3, 4, 5, 6, 7]) == 6
     assert held_tokens(blocks, [1, 2, 3, 4, 7]) == 5
     assert blocks.block_size == 1
@@ -298,9 +304,9 @@ def test_states_are_bounded_the_oldest_go_first():
 
 
 def test_blocks_without_tokens_are_refused(blocks):
-    assert not blocks.stored([b"x"], None, [], 0)
-    assert not blocks.stored([b"x"], None, [1, 2, 3], 2)
-    assert not blocks.stored([b"x"], None, [1, 2], 2, [None, None])
+    assert not put(blocks, [b"x"], None, [], 0)
+    assert not put(blocks, [b"x"], None, [1, 2, 3], 2)
+    assert not put(blocks, [b"x"], None, [1, 2], 2, [None, None])
     assert held_tokens(blocks, [1, 2]) == 0
 
 
@@ -351,7 +357,7 @@ def test_any_events_leave_it_consistent(steps, max_blocks, size):
     known = {}
     for step, *arguments in steps:
         if step == "stored":
-            blocks.stored(*arguments, size)
+            put(blocks, *arguments, size)
         elif step == "follow":
             known[arguments[0]] = blocks.follow(*arguments)
             assert known[arguments[0]] == held_tokens(blocks, arguments[1])
@@ -412,10 +418,10 @@ def test_who_goes_on_or_asks_for_less_news_is_told_the_same(calls, max_blocks):
                 extra = [("s",), *[None] * 3][: len(run)] if is_salted and not first else None
                 keys = [key.upper() if extra else key for key, _ in run]
                 for one in both:
-                    one.stored(keys, parent, [bit for _, bit in run], 1, extra)
+                    put(one, keys, parent, [bit for _, bit in run], 1, extra)
             case "store large", is_first:
                 for one in both:
-                    one.stored([b"e"], None if is_first else b"b", ROUTE_ENDS[is_first], 2)
+                    put(one, [b"e"], None if is_first else b"b", ROUTE_ENDS[is_first], 2)
             case "remove", key:
                 for one in both:
                     one.removed([key])

@@ -215,5 +215,5 @@ def test_what_waits_to_be_followed_is_bounded_and_the_tenant_that_has_most_pays(
 def test_groups_share_the_bound_on_the_blocks():
     blocks = EngineBlocks(max_blocks=12)
     for group in range(4):
-        blocks.stored(range(12), None, range(12), 1, group=group)
+        blocks.stored(BlocksStored(range(12), None, range(12), 1, group=group))
     assert blocks.parts == {"cache_blocks": (12, 12)}

@@ -12,6 +12,7 @@ from kv_event_helpers import held_tokens
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import CapacityTracker
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
+from ctxreuse.cache.kv_events.event_stream import BlocksStored
 from ctxreuse.errors import EngineError
 from ctxreuse.serving import EmulatedEngine, EngineClient
 
@@ -94,7 +95,7 @@ async def test_an_adapters_blocks_are_found_by_its_name():
         await completed(engine, plan, {"events": events, "lora": lora, "model": "my-lora"})
         _, tokens, salt, adapter = events.told[0]
         blocks = EngineBlocks()
-        blocks.stored([b"x"], None, tokens[:4], 4, extra_keys=[("my-lora",)])
+        blocks.stored(BlocksStored([b"x"], None, tokens[:4], 4, [("my-lora",)]))
         held[lora] = held_tokens(blocks, tokens, cache_salt=salt, lora=adapter)
     assert held == {None: 0, "my-lora": 4}
 

@@ -188,8 +188,8 @@ class BlockTree:
                 level += [(child, left - block.size) for child in below]
         return names
 
-    def attach(self, name: Name, prompt: PromptBlocks, *, goes_on: bool = False) -> int:
-        """Follow a prompt under a name, maybe again; return how many leading tokens are here."""
+    def attach(self, name: Name, prompt: PromptBlocks, *, goes_on: bool = False) -> None:
+        """Follow a prompt under a name, maybe again."""
         key = self._ends.get(name) if goes_on and not self._unknown_parents else _ROOT
         if key is not _ROOT and len(self.sizes) == 1:
             self.lowered.pop(name, None)
@@ -205,7 +205,6 @@ class BlockTree:
             block = self._blocks[key]
             block.start = end - block.size
         self._move(name, path[-1].key if path else _ROOT)
-        return _end_of(path)
 
     def tell_below(self, name: Name, tokens: int) -> None:
         """Note a followed name in `lowered` only when fewer leading tokens are here."""

@@ -11,7 +11,6 @@ from typing import TypeAlias, cast
 from ctxreuse.cache.kv_events.block_tree import (
     BlockHash,
     BlockTree,
-    ExtraKeys,
     Name,
     PathEnd,
     PromptBlocks,
@@ -58,45 +57,31 @@ class EngineBlocks:
         """Tokens of the smallest block that was stored; 0 before that."""
         return min((size for tree in self._trees.values() for size in tree.sizes), default=0)
 
-    def stored(
-        self,
-        block_hashes: Sequence[BlockHash],
-        parent_hash: BlockHash | None,
-        token_ids: Sequence[int],
-        block_size: int,
-        extra_keys: Sequence[ExtraKeys] | None = None,
-        group: int = 0,
-        *,
-        whole_prompts: bool = True,
-        window: int = 1,
-    ) -> bool:
-        """Note stored blocks behind a parent; return whether they could be used.
-
-        Without `whole_prompts` they are some of those behind it, of layers that look back so many
-        tokens.
-        """
-        count = len(block_hashes)
+    def stored(self, event: BlocksStored) -> bool:
+        """Note stored blocks; return whether they could be used."""
+        hashes, parent, token_ids, size, extra_keys, group, whole_prompts, window = event
+        count = len(hashes)
         extras = [None] * count if extra_keys is None else extra_keys
-        rest = len(token_ids) - count * block_size  # of the prompt's blocks that are not kept
-        if block_size < 1 or len(extras) != count or rest < 0 or rest % block_size:
+        rest = len(token_ids) - count * size  # of the prompt's blocks that are not kept
+        if size < 1 or len(extras) != count or rest < 0 or rest % size:
             return False
         if group not in self._trees.keys() | self._states.keys() and (
             len(self._trees) + len(self._states) == _MOST_GROUPS
         ):
             return False
         if rest or not whole_prompts or group in self._states:
-            self._store_states(group, block_hashes, block_size, window)
+            self._store_states(group, hashes, size, window)
             return True
         if group not in self._trees:
             self._trees[group] = BlockTree(self._max_blocks)
             for tree in self._trees.values():
                 tree.keep(self._max_blocks // len(self._trees))
         sizes = self._trees[group].sizes
-        if block_size not in sizes and len(sizes) == _MOST_SIZES:
+        if size not in sizes and len(sizes) == _MOST_SIZES:
             return False
         tokens = token_array(token_ids)
         links = [
-            block_link(tokens[number * block_size : (number + 1) * block_size], extra)
+            block_link(tokens[number * size : (number + 1) * size], extra)
             for number, extra in enumerate(extras)
         ]
         if any(extras) and not self._knows_salts:
@@ -104,7 +89,7 @@ class EngineBlocks:
             self._looked_up.clear()
         again = bool(self._states)
         tree = self._trees[group]
-        tree.stored(block_hashes, parent_hash, links, block_size, computes_again=again)
+        tree.stored(hashes, parent, links, size, computes_again=again)
         return True
 
     def _store_states(
@@ -311,7 +296,7 @@ class HeldRequests:
     def apply(self, event: CacheEvent) -> bool:
         """Apply an event; return whether it could be used."""
         if isinstance(event, BlocksStored):
-            return self._blocks.stored(**event._asdict())
+            return self._blocks.stored(event)
         if isinstance(event, BlocksRemoved):
             self._blocks.removed(event.block_hashes, event.group)
         else:

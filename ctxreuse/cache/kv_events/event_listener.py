@@ -164,7 +164,7 @@ class EventListener:
         self._take_replayed()
         if not self.requests.recorded.are_expected and batches != self._counts["batches"]:
             self._tell_if_idle()
-        if self._sockets.is_replaying:  # a prompt's events may come yet
+        if self._sockets.replay is not None:  # a prompt's events may come yet
             return False
         self.requests.settle(self._clock())
         return batches == self._counts["batches"] and not self.requests.recorded
@@ -178,17 +178,17 @@ class EventListener:
         self._live = message.number
         if self.applied is None:  # with another number than 0 the listener is late
             self._backoff.reset()
-            if message.number > 0 and not self._sockets.is_replaying:
+            if message.number > 0 and self._sockets.replay is None:
                 self._ask_from(0)
         self._apply_in_turn(message)
 
     def _apply_in_turn(self, message: Received) -> None:
         """Apply a live message if none is missing before it, or if that cannot be helped."""
-        is_replaying, applied = self._sockets.is_replaying, self.applied
-        if not is_replaying and applied is not None and message.number > applied + 1:
+        applied = message.number if self.applied is None else self.applied
+        if self._sockets.replay is None and message.number > applied + 1:
             self._counts["gaps"] += 1
             self._ask_from(applied + 1)
-        if not self._sockets.is_replaying:
+        if self._sockets.replay is None:
             self._apply(message)
             return
         self._waiting.append(message)
@@ -204,16 +204,16 @@ class EventListener:
 
     def _take_replayed(self) -> None:
         """Apply what has come of a replay; go on with live messages when it is over."""
-        if not self._sockets.is_replaying:
+        replay = self._sockets.replay
+        if replay is None:
             return
         for message in self._sockets.replayed(_AT_ONCE):
             if not self._is_wanted:
                 return
             self._counts["replayed"] += 1
             self._apply(message)
-        is_complete = self._sockets.replay_outcome()
-        if is_complete is not None:
-            self._end_replay(is_complete=is_complete)
+        if replay.outcome is not None:
+            self._end_replay(is_complete=replay.outcome)
 
     def _end_replay(self, *, is_complete: bool) -> None:
         """Apply the live messages that have waited; what is missing still is lost."""

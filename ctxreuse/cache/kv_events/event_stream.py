@@ -110,7 +110,7 @@ class EventSockets:
         self._live: Any = None
         self._monitor: Any = None
         self._poller: Any = None
-        self._replay: _PendingReplay | None = None
+        self.replay: PendingReplay | None = None  # that was asked for and has not ended
         self._counts = counts
 
     @property
@@ -183,11 +183,6 @@ class EventSockets:
             else:
                 yield message
 
-    @property
-    def is_replaying(self) -> bool:
-        """Whether a replay was asked for and has not ended."""
-        return self._replay is not None
-
     def begin_replay(self, start: int) -> None:
         """Ask for the messages from a number on, instead of those asked for before."""
         self.end_replay()
@@ -196,25 +191,21 @@ class EventSockets:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
         dealer.setsockopt(zmq.MAXMSGSIZE, _LARGEST_MESSAGE)
-        try:
-            self._use(dealer.connect, "replay_endpoint", self._replay_endpoint)
-        except InvalidRequestError:
-            dealer.close()
-            raise
+        self._use(dealer.connect, "replay_endpoint", self._replay_endpoint)
         dealer.send_multipart([b"", start.to_bytes(_NUMBER_BYTES, "big")])
         self._poller.register(dealer, zmq.POLLIN)
-        self._replay = _PendingReplay(dealer, self._replay_timeout_s)
+        self.replay = PendingReplay(dealer, self._replay_timeout_s)
 
     def end_replay(self) -> None:
         """Hear no more of a replay."""
-        replay, self._replay = self._replay, None
+        replay, self.replay = self.replay, None
         if replay is not None:
             self._poller.unregister(replay.socket)
             replay.socket.close(linger=0)
 
     def replayed(self, most: int) -> Iterator[Received]:
         """Yield the messages that have come of a replay, without waiting for others."""
-        replay = self._replay
+        replay = self.replay
         assert replay is not None, "a replay was asked for"
         replay.note_wait(has_come=bool(replay.socket.poll(0)))
         for _ in range(most):
@@ -230,15 +221,8 @@ class EventSockets:
                 yield message
         replay.asked_at = time.monotonic()  # what the caller does with a message is no wait
 
-    def replay_outcome(self) -> bool | None:
-        """Return whether a replay has come to its end, False if it never will; None goes on."""
-        assert self._replay is not None, "a replay was asked for"
-        if self._replay.is_complete:
-            return True
-        return False if self._replay.is_overdue else None
 
-
-class _PendingReplay:
+class PendingReplay:
     """A replay under way: how long it was waited for, and how much has come."""
 
     def __init__(self, socket: Any, timeout_s: float) -> None:
@@ -250,13 +234,19 @@ class _PendingReplay:
         self._idle_s = self._waited_s = 0.0
 
     @property
-    def is_overdue(self) -> bool:
-        """Whether it has taken too long, or brings more than a sender keeps."""
-        return (
+    def outcome(self) -> bool | None:
+        """Whether it has come to its end; None while it goes on.
+
+        It has failed if it takes too long, or brings more than a sender keeps.
+        """
+        if self.is_complete:
+            return True
+        is_overdue = (
             self._idle_s >= self._timeout_s
             or self._waited_s >= 2 * self._timeout_s
             or self.messages > _MOST_REPLAYED
         )
+        return False if is_overdue else None
 
     def note_wait(self, *, has_come: bool) -> None:
         """Count the time since it was last looked at as waiting."""
@@ -273,7 +263,11 @@ def _message(frames: list[bytes]) -> Received | None:
 
 
 class BlocksStored(NamedTuple):
-    """Blocks came into the cache; fields as `EngineBlocks.stored` takes them."""
+    """Blocks came into the cache, behind a parent.
+
+    Without `whole_prompts` they are some of those behind it, of layers that look back so many
+    tokens.
+    """
 
     block_hashes: tuple[BlockHash, ...]
     parent_hash: BlockHash | None
