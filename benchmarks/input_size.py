@@ -24,6 +24,13 @@ from rich.progress import track
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import PrefixCacheMetrics
+from ctxreuse.cache.kv_events.engine_blocks import (
+    EngineBlocks,
+    HeldRequests,
+    RecordedRequests,
+    SentRequest,
+)
+from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.pipeline.context_finder import contexts_in
@@ -433,9 +440,6 @@ def recorded_prompts(size: int) -> Prepared:
 
 def dropped_cache_blocks(size: int) -> Prepared:
     """Follow an engine that drops a prompt of `size` cache blocks from its beginning on."""
-    from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
-    from ctxreuse.cache.kv_events.event_stream import BlocksStored
-
     blocks, tokens = EngineBlocks(), list(range(size))
     blocks.stored(BlocksStored(tokens, None, tokens, 1))
     blocks.follow("one", tokens)
@@ -444,23 +448,12 @@ def dropped_cache_blocks(size: int) -> Prepared:
 
 def growing_cache_chain(size: int) -> Prepared:
     """Follow a late listener's prompt that grows by `size` cache blocks, one event for each."""
-    from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
-    from ctxreuse.cache.kv_events.event_stream import BlocksStored
-
     blocks = EngineBlocks()
     return Prepared(lambda: [blocks.stored(BlocksStored([n + 1], n, [n], 1)) for n in range(size)])
 
 
 def followed_prompt(size: int) -> Prepared:
     """Follow `size` requests of one prompt of 64 cache blocks through 20 turns and its eviction."""
-    from ctxreuse.cache.kv_events.engine_blocks import (
-        EngineBlocks,
-        HeldRequests,
-        RecordedRequests,
-        SentRequest,
-    )
-    from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored
-
     planner, tokens = ReusePlanner(), array("q", range(64 * 16))
     blocks, names = [_block(f"b{number}", tokens=256) for number in range(4)], list(range(64))
     recorded = RecordedRequests(planner, max(10_000, size))
@@ -486,9 +479,6 @@ def followed_prompt(size: int) -> Prepared:
 
 def full_cache_mirror(size: int) -> Prepared:
     """Follow an engine that stores `size` cache blocks more than the `size` that are remembered."""
-    from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
-    from ctxreuse.cache.kv_events.event_stream import BlocksStored
-
     blocks = EngineBlocks(max_blocks=size)
     blocks.stored(BlocksStored(range(size), None, range(size), 1))
     return Prepared(
@@ -498,9 +488,6 @@ def full_cache_mirror(size: int) -> Prepared:
 
 def cache_blocks_of_all_sizes(size: int) -> Prepared:
     """Look a prompt of `size` tokens up where the engine has stored blocks of as many sizes."""
-    from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
-    from ctxreuse.cache.kv_events.event_stream import BlocksStored
-
     blocks, tokens = EngineBlocks(), list(range(size))
     for number in range(1, size):
         blocks.stored(BlocksStored([number], None, tokens[:number], number))

@@ -15,11 +15,7 @@ from vllm_environment import HOME, PYTHON
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import PrefixCacheSimulator
-from ctxreuse.cache.kv_events.engine_blocks import (
-    EngineBlocks,
-    HeldRequests,
-    RecordedRequests,
-)
+from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests, RecordedRequests
 from ctxreuse.cache.kv_events.event_stream import decode_batch
 from ctxreuse.rules.cache_rules import States
 

@@ -44,8 +44,8 @@ def plan_dataset(
     Requests with heavy blocks in common are cut into one partition, and each partition is planned
     as `ReusePlanner.plan_batch` does. The result depends on the requests alone, not on workers or
     blocks of the dataset. `ds` is read twice: here, and when the result is; give `ds.materialize()`
-    where that is dear, or would give other rows. A worker holds one partition at a time, and
-    this process 16 bytes for each block of each row.
+    where that is dear, or would give other rows. A worker holds one partition at a time,
+    and this process 16 bytes for each block of each row.
 
     The rows come back with all their columns and with
 
@@ -92,10 +92,7 @@ def plan_dataset(
     contexts = joined([pickle.loads(row["contexts"]) for row in counted.take_all()])
     partitioning = partition(contexts, partition_size)
     located = ds.map_batches(
-        job.located,
-        batch_size=_ROWS_AT_A_TIME,
-        fn_args=[ray.put(partitioning)],
-        **as_tables,
+        job.located, batch_size=_ROWS_AT_A_TIME, fn_args=[ray.put(partitioning)], **as_tables
     )
     # one block for each partition, in order: batches begin anew with each
     bounds = list(range(1, partitioning.count)) or [0]

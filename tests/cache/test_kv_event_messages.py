@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 from kv_event_helpers import encoded
 
 from ctxreuse import ReusePlanner
-from ctxreuse.cache.kv_events.engine_blocks import (
-    EngineBlocks,
-    HeldRequests,
-    RecordedRequests,
-)
+from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests, RecordedRequests
 from ctxreuse.cache.kv_events.event_stream import (
     BlocksRemoved,
     BlocksStored,

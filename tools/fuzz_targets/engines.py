@@ -14,11 +14,7 @@ import msgspec
 import openai  # noqa: F401  # before the first reply, so that its import is not timed
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.cache.kv_events.engine_blocks import (
-    EngineBlocks,
-    HeldRequests,
-    RecordedRequests,
-)
+from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests, RecordedRequests
 from ctxreuse.cache.kv_events.event_stream import decode_batch
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.serving import EngineClient
