@@ -269,7 +269,7 @@ def test_a_server_that_counts_what_was_read_as_input_is_not_added_up(told, read_
     begin = {"id": "m", "usage": {"input_tokens": told, "output_tokens": 0}}
     end = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}
     reader = read(json.dumps({"type": "message_start", "message": begin}), json.dumps(end))
-    assert (reader.prompt_tokens, reader.cached_tokens) == (prompt, read_at_end)
+    assert reader.usage[:2] == (prompt, read_at_end)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_tool_calls_and_thoughts_are_read():
     reader.end()
     assert reader.has_ended
     assert reader.tool_calls == (ToolCall("find", '{"x": 1}', "t1"),)
-    assert (reader.prompt_tokens, reader.cached_tokens, reader.completion_tokens) == (8, 5, 7)
+    assert reader.usage[:3] == (8, 5, 7)
     assert (reader.finish_reason, reader.reply_id) == ("tool_calls", "m1")
 
 
@@ -328,7 +328,7 @@ def test_counts_that_cannot_be_right_are_unknown():
         '{"type": "message_start", "message": {"usage": {"input_tokens": -3,'
         ' "cache_read_input_tokens": "many"}}}'
     )
-    assert reader.prompt_tokens is None
+    assert reader.usage.prompt_tokens is None
     assert reader.has_odd_counts
 
 

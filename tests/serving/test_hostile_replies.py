@@ -83,7 +83,7 @@ def test_any_bytes_are_a_typed_reply_or_broken(parts):
     except BrokenReplyError:
         return
     assert isinstance(reader.text + reader.reply_id + reader.finish_reason, str)
-    for count in (reader.prompt_tokens, reader.cached_tokens, reader.completion_tokens):
+    for count in reader.usage[:3]:
         assert count is None or (type(count) is int and count >= 0)
     for call in reader.tool_calls:
         assert isinstance(call.name + call.arguments + call.id, str)

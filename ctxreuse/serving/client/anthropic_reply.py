@@ -24,7 +24,7 @@ class AnthropicReplyReader(ReplyReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._usage: dict[str, Any] = {}
+        self._told: dict[str, Any] = {}
         self._whole: int | None = None  # the prompt, as the beginning tells it without a cache
 
     def _take_chunk(self, chunk: Mapping[str, Any]) -> str:
@@ -69,16 +69,15 @@ class AnthropicReplyReader(ReplyReader):
             return
         # counts come at the beginning and again, some of them, at the end
         names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-        if not self._usage and not any(name in usage for name in names[1:]):
+        if not self._told and not any(name in usage for name in names[1:]):
             self._whole = self._count(usage, "input_tokens")
-        self._usage |= {name: count for name, count in usage.items() if count is not None}
-        told = usage_of(self._usage)
+        self._told |= {name: count for name, count in usage.items() if count is not None}
+        told = usage_of(self._told)
         for name in (*names, "output_tokens"):
-            self._count(self._usage, name)
+            self._count(self._told, name)
         if told is None:
             return
-        self.prompt_tokens, self.cached_tokens = told.prompt_tokens, told.cached_tokens
         whole = self._whole
-        if whole is not None and self._usage["input_tokens"] == whole >= (told.cached_tokens or 0):
-            self.prompt_tokens = whole  # what was read is among them
-        self.completion_tokens, self.written_tokens = told.completion_tokens, told.written_tokens
+        if whole is not None and self._told["input_tokens"] == whole >= (told.cached_tokens or 0):
+            told = told._replace(prompt_tokens=whole)  # what was read is among them
+        self.usage = told

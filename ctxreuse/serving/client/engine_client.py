@@ -465,20 +465,17 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     def _completed(self, call: EngineCall) -> Completion:
         reader, ended = call.reader, self._clock()
-        cached, prompt = None, reader.prompt_tokens
+        cached, usage = None, reader.usage
         if reader.has_odd_counts:
             self._bookkeeping.note(BrokenReplyError("counts that cannot be right are unknown"))
         else:
-            cached = self._reports.read(call.expectation, prompt, reader.cached_tokens)
+            cached = self._reports.read(call.expectation, usage.prompt_tokens, usage.cached_tokens)
         first_token = ended if call.first_token_at is None else call.first_token_at
         completion = Completion(
             text=reader.text,
             request_id=reader.reply_id if call.plan is None else call.plan.request_id,
             finish_reason=reader.finish_reason or "",
-            prompt_tokens=prompt,
-            cached_tokens=cached,
-            completion_tokens=reader.completion_tokens,
-            written_tokens=reader.written_tokens,
+            **usage._replace(cached_tokens=cached)._asdict(),
             miss=reader.miss,
             time_to_first_token_s=first_token - call.attempt_began_at,
             total_s=ended - call.began_at,
@@ -492,15 +489,11 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     def _note(self, call: EngineCall, completion: Completion) -> None:
         """Tell what the engine has seen to those that follow its cache."""
         if self._planner is not None:
-            self._planner.report_usage(
-                () if call.plan is None else call.plan,
-                None if call.reader.has_odd_counts else completion.prompt_tokens,
-                completion.cached_tokens,
-                completion_tokens=completion.completion_tokens,
-                written_tokens=completion.written_tokens,
-                seconds=completion.total_s,
-                through="",
-            )
+            usage = call.reader.usage._replace(cached_tokens=completion.cached_tokens)
+            if call.reader.has_odd_counts:
+                usage = usage._replace(prompt_tokens=None)
+            told, seconds = usage._asdict(), completion.total_s
+            self._planner.report_usage(call.plan or (), **told, seconds=seconds, through="")
         plan, events = call.plan, self._events
         if plan is None or events is None:
             return

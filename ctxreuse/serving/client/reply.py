@@ -48,10 +48,7 @@ class ReplyReader:
     def __init__(self) -> None:
         self.reply_id = ""
         self.finish_reason: str | None = None
-        self.prompt_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.completion_tokens: int | None = None
-        self.written_tokens: Mapping[str, int] | None = None
+        self.usage = ReportedTokens()
         self.miss: ReportedMiss | None = None
         self.prompt_token_ids: tuple[int, ...] | None = None
         self.has_token = False  # text, a thought, a tool call or the answer's end
@@ -121,12 +118,11 @@ class ReplyReader:
         self._count(usage, "prompt_tokens")
         self._count(usage, "prompt_tokens_details", "cached_tokens")
         told = usage_of(usage) or ReportedTokens()
-        self.prompt_tokens, self.written_tokens = told.prompt_tokens, told.written_tokens
-        self.completion_tokens = self._count(usage, "completion_tokens")
-        cached = told.cached_tokens
-        if cached is not None and self.prompt_tokens is not None and cached > self.prompt_tokens:
+        cached, prompt = told.cached_tokens, told.prompt_tokens
+        if cached is not None and prompt is not None and cached > prompt:
             cached, self.has_odd_counts = None, True
-        self.cached_tokens = cached
+        answer = self._count(usage, "completion_tokens")
+        self.usage = told._replace(cached_tokens=cached, completion_tokens=answer)
 
     def _count(self, usage: object, *path: str) -> int | None:
         told = field_of(usage, *path)

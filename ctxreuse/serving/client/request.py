@@ -39,16 +39,12 @@ class EngineCall:
     reads: Callable[[], ReplyReader] = ReplyReader
     use: PrefixUse | None = None  # what others may have to wait for
     in_flight: CallInFlight | None = None  # where they wait
-    reader: ReplyReader = field(init=False)
+    reader: ReplyReader = field(default_factory=ReplyReader)
     expectation: Expectation = field(default_factory=Expectation)
     attempts: int = 0
     began_at: float = 0.0  # seconds of the client's clock, as below
     attempt_began_at: float = 0.0
     first_token_at: float | None = None
-
-    def __post_init__(self) -> None:
-        """Expect a reply."""
-        self.reader = self.reads()
 
     def note_beginning(self) -> None:
         """Let those go on that wait for the first token, which has come."""

@@ -95,8 +95,7 @@ class ForwardingClient(EngineClient):
                 usage = reader.usage()
                 is_told = usage.prompt_tokens is not None
                 yield AnswerPiece(reader.end(), usage=usage if is_told else None)
-        for name, count in usage._asdict().items():
-            setattr(call.reader, name, count)
+        call.reader.usage = usage
         stream.answer = self._completed(call)
 
 
