@@ -48,12 +48,12 @@ class ThroughputTable:
         _ascending(self.arriving, "arriving")
         shape = (len(self.memory_bytes), len(self.arriving))
         table = _numbers(self.completed)
-        if table is None or table.shape != shape:
+        if table.shape != shape:
             raise InvalidRequestError(
                 f"completed must hold {shape[0]} rows (one a memory size) of {shape[1]} numbers "
                 "(one an arrival rate)"
             )
-        if not np.isfinite(table).all() or (table < 0).any():
+        if not _are_counts(table):
             raise InvalidRequestError("completed must hold finite numbers from 0")
 
     def over_memory(self, arriving: float) -> npt.NDArray[np.float64]:
@@ -143,21 +143,19 @@ def _crossing(low: MemorySplit, high: MemorySplit) -> tuple[int, ...]:
 
 def _ascending(numbers: Sequence[float], name: str) -> None:
     array = _numbers(numbers)
-    if (
-        array is None
-        or array.ndim != 1
-        or not array.size
-        or not np.isfinite(array).all()
-        or array[0] < 0
-    ):
+    if array.ndim != 1 or not array.size or not _are_counts(array):
         raise InvalidRequestError(f"{name} must hold finite numbers from 0, at least one")
     if (np.diff(array) <= 0).any():
         raise InvalidRequestError(f"{name} must be in ascending order, each number once")
 
 
-def _numbers(values: object) -> npt.NDArray[np.float64] | None:
-    """Return values as an array; None if they are not all numbers, or of rows that differ."""
+def _are_counts(array: npt.NDArray[np.float64]) -> bool:
+    return bool((np.isfinite(array) & (array >= 0)).all())
+
+
+def _numbers(values: object) -> npt.NDArray[np.float64]:
+    """Return values as an array, without dimensions if they are not all numbers, or rows differ."""
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        return None
+        return np.array(0.0)

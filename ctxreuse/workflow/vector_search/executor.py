@@ -141,11 +141,10 @@ class SearchExecutor:
 
     def _tell_from_thread(self, searches: list[SearchHandle]) -> None:
         """Have the event loops tell the owners that wait in them."""
-        for loop in {search.loop for search in searches}:
-            assert loop is not None, "begin has set it"
-            in_loop = [search for search in searches if search.loop is loop]
+        for search in searches:
+            assert search.loop is not None, "begin has set it"
             try:
-                loop.call_soon_threadsafe(self._tell, in_loop)
+                search.loop.call_soon_threadsafe(self._tell, [search])
             except RuntimeError:  # the loop is closed, and nothing waits in it any more
                 continue
 
