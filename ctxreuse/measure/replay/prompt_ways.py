@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import ChainMap, Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -16,7 +16,7 @@ from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, text_
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.measure.replay.prompts import Tokenizer
-from ctxreuse.measure.replay.simulate import Progress, no_progress
+from ctxreuse.measure.replay.simulate import Progress
 from ctxreuse.measure.traces.changing_documents import ChangingDocuments
 from ctxreuse.measure.traces.recorded_prompts import (
     MEMORIES,
@@ -97,11 +97,11 @@ class PromptWays:
 def measured_ways(
     seen: Sequence[SeenPrompt],
     requests: Sequence[TraceRequest],
-    new_planner: Callable[..., ReusePlanner] = ReusePlanner,
-    capacity_tokens: int | None = None,
-    changing: ChangingDocuments | None = None,
-    tokenizer: Tokenizer | None = None,
-    progress: Progress = no_progress,
+    new_planner: Callable[[], ReusePlanner],
+    capacity_tokens: int | None,
+    changing: ChangingDocuments | None,
+    tokenizer: Tokenizer | None,
+    progress: Progress,
 ) -> PromptWays | None:
     """Measure whole prompts in all ways that apply; None where no prompt shows a document.
 
@@ -114,7 +114,8 @@ def measured_ways(
     if tokenizer is not None:
         encode = partial(tokenizer.encode, add_special_tokens=False)
         tokens_of = lru_cache(_TEXTS)(lambda text: array("i", encode(well_formed(text)).ids))
-    replay = _ReplayedPrompts(seen, requests, new_planner, capacity_tokens, tokens_of)
+    named = {one.request_id: one for one in requests}
+    replay = _ReplayedPrompts(seen, named, capacity_tokens, new_planner, tokens_of)
     given, wrapped = (one.prompt.parts for one in seen), replay.planned(seen)
     with progress("replaying prompts as they are", 2 * len(seen)) as advance:
         plain = MeasuredWay("as they are", replay.cost(given, advance))
@@ -122,7 +123,8 @@ def measured_ways(
     if changing is not None:
         requests = changing.settled(requests)
         seen = list(seen_prompts(_settled(seen, changing), requests))
-        replay = _ReplayedPrompts(seen, requests, new_planner, capacity_tokens, tokens_of)
+        named = {one.request_id: one for one in requests}
+        replay = replace(replay, seen=seen, named=named)
     framework = seen[0].prompt.framework
     are_memories = median(one.source == MEMORIES for one in requests) > 0
     behind = list(_behind(seen))
@@ -144,33 +146,26 @@ def measured_ways(
     return PromptWays(plain, as_it_is, (*ways, as_it_is), len(seen), framework, are_memories)
 
 
+@dataclass(frozen=True, slots=True)
 class _ReplayedPrompts:
     """Sends a recording's prompts to a simulated engine."""
 
-    def __init__(
-        self,
-        seen: Sequence[SeenPrompt],
-        requests: Sequence[TraceRequest],
-        new_planner: Callable[..., ReusePlanner],
-        capacity_tokens: int | None,
-        tokens_of: Callable[[str], array[int]],
-    ) -> None:
-        self._seen = seen
-        self._named = {one.request_id: one for one in requests}
-        self._of_runs = {n for one in seen for n in one.prompt.retrieved}
-        self._capacity, self._tokens_of = capacity_tokens, tokens_of
-        self._planner = partial(new_planner, capacity_tokens=capacity_tokens)
+    seen: Sequence[SeenPrompt]
+    named: Mapping[str | int, TraceRequest]
+    capacity_tokens: int | None
+    new_planner: Callable[[], ReusePlanner]
+    tokens_of: Callable[[str], array[int]]
 
     def cost(
         self, prompts: Iterable[Sequence[PromptPart]], advance: Callable[[], object]
     ) -> CacheUsage:
         """Return what prompts cost, the recorded tools in front of each."""
-        rules, usage = self._planner().cache, CacheUsage()
-        cache = PrefixCacheSimulator(self._capacity, rules.step_tokens, states=rules.states)
-        for one, parts in zip(self._seen, prompts, strict=True):
-            tokens = array("i", self._tokens_of(one.prompt.beside))
+        rules, usage = self.new_planner().cache, CacheUsage()
+        cache = PrefixCacheSimulator(self.capacity_tokens, rules.step_tokens, states=rules.states)
+        for one, parts in zip(self.seen, prompts, strict=True):
+            tokens = array("i", self.tokens_of(one.prompt.beside))
             for part in parts:
-                tokens += self._tokens_of(f"<|{part.role}|>\n{part.text}\n")
+                tokens += self.tokens_of(f"<|{part.role}|>\n{part.text}\n")
             usage += cache.serve(tokens, one.prompt.tenant)
             advance()
         return usage
@@ -180,11 +175,12 @@ class _ReplayedPrompts:
     ) -> Iterator[list[PromptPart]]:
         """Yield prompts as a wrapped model sends them."""
         known, given = KnownTexts(), set[str | int]()
-        planning = PromptPlanner(self._planner(), kind="", known=known)  # nobody is told
+        of_runs = {n for one in self.seen for n in one.prompt.retrieved}
+        planning = PromptPlanner(self.new_planner(), kind="", known=known)  # nobody is told
         for prompt, shown, outside in seen:
             seen_too = [one for one in outside if is_rendered or one.source not in _UNSEEN]
-            lists = [one for one in seen_too if one.request_id not in self._of_runs]
-            lists += [self._named[n] for n in prompt.retrieved if n in self._named.keys() - given]
+            lists = [one for one in seen_too if one.request_id not in of_runs]
+            lists += [self.named[n] for n in prompt.retrieved if n in self.named.keys() - given]
             given.update(prompt.retrieved)
             for found in lists:
                 kind = ANY_KIND if prompt.framework == "llamaindex" else ""
@@ -200,10 +196,10 @@ class _ReplayedPrompts:
 
     def ordered(self) -> Iterator[list[PromptPart]]:
         """Yield prompts with their documents in planned order, whatever puts them there."""
-        planner, order = self._planner(), dict[str | int, list[dict[str, str]]]()
+        planner, order = self.new_planner(), dict[str | int, list[dict[str, str]]]()
         sent = dict[tuple[str, str], str]()
         forms: dict[str, dict[str, str]] = defaultdict(dict)  # of each document, by run
-        for prompt, shown, _ in self._seen:
+        for prompt, shown, _ in self.seen:
             for number, at in shown.items():
                 text = prompt.parts[number].text
                 movable = _movable(text, at, is_bare=False)
@@ -213,11 +209,11 @@ class _ReplayedPrompts:
         again = [set(one.values()) for one in forms.values() if len(one) > 1]
         # what stands on a document is of its place
         is_numbered = sum(len(one) > 1 for one in again) > _OFTEN * len(again)
-        for seen in self._seen:
+        for seen in self.seen:
             prompt = seen.prompt
             for request_id in seen.retrieved:
-                if request_id in self._named and request_id not in order:
-                    order[request_id] = _in_planned_order(planner, self._named[request_id])
+                if request_id in self.named and request_id not in order:
+                    order[request_id] = _in_planned_order(planner, self.named[request_id])
             of_forms = [one for n in seen.retrieved for one in order.get(n, ())]
             texts = [one.text for one in prompt.parts]
             for number, at in seen.pieces.items():
@@ -239,8 +235,8 @@ class _ReplayedPrompts:
 
     def shown_once(self) -> Iterator[list[PromptPart]]:
         """Yield prompts whose tools' results leave out what their conversation shows."""
-        planner, edits = self._planner(), dict[bytes, Edit]()
-        for prompt, shown, _ in self._seen:
+        planner, edits = self.new_planner(), dict[bytes, Edit]()
+        for prompt, shown, _ in self.seen:
             history, before, texts = list[Message](), ShownTexts(), list[str]()
             conversation = prompt.conversation_id or prompt.run
             key = text_digest(f"{prompt.tenant} {conversation}")

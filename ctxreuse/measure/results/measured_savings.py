@@ -118,8 +118,8 @@ def measure_savings(
     too_large = "; ".join(one.name for one in tried if one.name not in names)
     of_prompts = None
     if runs[0].bill is None and not asked.independent and not profile.takes_primes:
-        planner = partial(ReusePlanner, cache=profile, keep_best=asked.keep_best)
-        size = next(iter(smaller), None)
+        size, best = next(iter(smaller), None), asked.keep_best
+        planner = partial(ReusePlanner, cache=profile, keep_best=best, capacity_tokens=size)
         of_prompts = measured_ways(prompts, recorded, planner, size, changing, encoder, progress)
         if prompts and of_prompts is None:
             causes.append(FirstCause(_UNKNOWN.format(len(prompts)), _RENDER))
