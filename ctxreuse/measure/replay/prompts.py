@@ -61,12 +61,7 @@ def _in_turns(
     continued = Counter(request.after for request in planned)
     for number, request in enumerate(planned):
         before = None
-        if (after := request.after) is not None:
-            if after not in prompts:
-                raise InputFileError(
-                    f"{request.place}: request {describe(request.request_id)} comes after "
-                    f"{describe(after)}, which is no request before it; give the turns in order"
-                )
+        if (after := request.after) is not None:  # which stands before it, in files, too
             continued[after] -= 1
             before = prompts[after] if continued[after] else prompts.pop(after)
         prompt = prompt_of(number, request, before)
