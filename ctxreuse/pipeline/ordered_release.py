@@ -288,6 +288,10 @@ def run_here(work: Coroutine[Any, Any, _Result]) -> _Result:
     except StopIteration as end:
         result: _Result = end.value
         return result
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):  # which a coroutine cannot raise itself
+            raise error.__cause__ from None
+        raise
     raise AssertionError("it has awaited something")
 
 

@@ -20,6 +20,7 @@ from ctxreuse.pipeline.ordered_release import (
     TaskWaiter,
     in_event_loop,
     planned_aside,
+    run_here,
 )
 from virtual_clock import run_in_virtual_time
 
@@ -152,6 +153,21 @@ async def test_waiting_tasks_say_whether_they_were_woken_in_time_and_large_batch
     assert in_event_loop()
     assert await planned_aside(in_event_loop, PLANNED_ON_THE_LOOP)
     assert not await planned_aside(in_event_loop, PLANNED_ON_THE_LOOP + 1)
+
+
+def test_what_awaits_nothing_runs_here_and_raises_what_it_would_without_us():
+    async def answer(error=None):
+        if error is not None:
+            raise error
+        return "So."
+
+    assert run_here(answer()) == "So."
+    for error in (StopIteration("no more"), ValueError("no"), RuntimeError("broken")):
+        with pytest.raises(type(error), match=str(error)) as raised:
+            run_here(answer(error))
+        assert raised.value is error
+    with pytest.raises(AssertionError, match="awaited"):
+        run_here(asyncio.sleep(0))
 
 
 async def test_who_is_released_while_it_comes_does_not_overtake_who_was_released_before():
