@@ -264,7 +264,6 @@ class ReusePlanner(FixedSettings):
         digests = KeyedDigests(secret)
         planning = TenantPlanner(self._settings, digests)
         planning.restore(entries)
-        self._meter = SavingsMeter(self._mode, self._settings, self._tenant_class)
         for entry in entries:
             if isinstance(entry, SentEntry):
                 self._meter.sent_elsewhere(entry)
