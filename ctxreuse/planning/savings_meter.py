@@ -40,7 +40,7 @@ TenantClasses: TypeAlias = Callable[[str], str] | Mapping[str, str]
 MOST_CLASSES: Final = 16
 OTHER_CLASS: Final = "other"
 _LONGEST_CLASS = 64
-_MOST_QUEUED = 256
+_MOST_QUEUED = 128
 _COUNTED = (
     "requests", "changed", "block_tokens", "cached_as_sent", "cached_if_planned", "left_out",
     "references", "word_tokens",
