@@ -12,8 +12,6 @@ from planning_helpers import assistant, big_request, sent_ids
 from virtual_time import virtual_time
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.errors import UnknownStrategyError
-from ctxreuse.serving.pool.admission import AdmissionQueue
 from virtual_clock import run_in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -336,8 +334,3 @@ def test_an_interrupt_while_planning_is_for_one_and_the_others_hear_of_it(monkey
     loop.close()
     assert_is_empty(queue)
     assert_knows_only(planner, [plan])
-
-
-def test_an_unknown_strategy_is_refused():
-    with pytest.raises(UnknownStrategyError):
-        AdmissionQueue(ReusePlanner(), strategy="best")

@@ -1,15 +1,14 @@
 import asyncio
-from contextlib import asynccontextmanager
 
-import httpx
 import pytest
+from client_helpers import connected
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.memory.prefix_index import IndexStatistics
-from ctxreuse.serving import EmulatedEngine, EngineClient, dispatch, progress_bar
+from ctxreuse.serving import EmulatedEngine, dispatch, progress_bar
 from ctxreuse.serving.dispatch import leaders
 
 BLOCKS = {name: ContextBlock(id=name, text=f"{name} " * 40, tokens=40) for name in "abcdefgh"}
@@ -26,12 +25,6 @@ def plans_of(*words, **fields):
 
 def query_of(body):
     return body["messages"][-1]["content"].rsplit("\n\n", 1)[-1]
-
-
-@asynccontextmanager
-async def connected(engine, **options):
-    async with httpx.AsyncClient(transport=engine.transport()) as http:
-        yield EngineClient("http://engine", "emulated", http_client=http, backoff_s=0, **options)
 
 
 async def dispatched(engine, plans, planner=None, **options):

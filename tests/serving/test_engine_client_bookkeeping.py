@@ -6,7 +6,7 @@ import logging
 
 import httpx
 import pytest
-from client_helpers import MESSAGES, completed, connected, planned, raw_replies
+from client_helpers import MESSAGES, completed, connected, overheard, planned, raw_replies
 from kv_event_helpers import held_tokens
 
 from ctxreuse import ContextRequest, ReusePlanner
@@ -14,7 +14,7 @@ from ctxreuse.cache import CapacityTracker
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 from ctxreuse.cache.kv_events.event_stream import BlocksStored
 from ctxreuse.errors import EngineError
-from ctxreuse.serving import EmulatedEngine, EngineClient
+from ctxreuse.serving import EmulatedEngine
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -126,8 +126,7 @@ async def test_a_field_of_ours_that_an_engine_refuses_is_dropped_once_and_logged
                 return httpx.Response(400, json={"error": {"message": message}})
             return await engine.transport().handle_async_request(request)
 
-    async with httpx.AsyncClient(transport=Strict()) as http:
-        client = EngineClient("http://engine", "emulated", http_client=http, events=Records())
+    async with connected(Strict(), model="emulated", events=Records()) as client:
         for _ in range(3):
             assert (await client.complete(planned(ReusePlanner()))).text == "OK."
         pieces = [piece async for piece in client.stream(planned(ReusePlanner()))]
@@ -188,20 +187,12 @@ async def test_an_sglang_is_asked_for_tokens_behind_an_answer_and_named_once_wit
     ("request_id", "sent"), [("mine-1", "mine-1"), (7, "7"), ("zwölf", None), ("a\nb", None)]
 )
 async def test_the_request_id_goes_out_as_a_header_and_to_sglang_as_a_field(request_id, sent):
-    seen = []
-
-    async def note(request):
-        seen.append(request.headers.get("x-request-id"))
-
     engine = EmulatedEngine()
-    for cache in ("vllm", "sglang"):
-        planner = ReusePlanner(cache=cache)
-        plan = planner.plan(ContextRequest(["a text"], "Which?", request_id=request_id))
-        async with httpx.AsyncClient(
-            transport=engine.transport(), event_hooks={"request": [note]}
-        ) as http:
-            client = EngineClient("http://engine", "emulated", http_client=http)
-            assert (await client.complete(plan)).request_id == request_id
+    async with overheard("x-request-id", engine) as (connect, seen):
+        for cache in ("vllm", "sglang"):
+            planner = ReusePlanner(cache=cache)
+            plan = planner.plan(ContextRequest(["a text"], "Which?", request_id=request_id))
+            assert (await connect().complete(plan)).request_id == request_id
     assert seen == [sent, sent]
     assert [body.get("rid") for body in engine.requests] == [None, sent]
 

@@ -4,7 +4,7 @@ import asyncio
 
 import httpx
 import pytest
-from client_helpers import MESSAGES, NOTHING, completed, connected, planned
+from client_helpers import MESSAGES, NOTHING, completed, connected, overheard, planned
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,12 +111,9 @@ def test_a_look_up_that_an_event_loop_left_behind_is_begun_anew_in_the_next():
     assert len(asked) == 2
 
 
-async def test_a_given_model_is_not_asked_for_and_an_engine_without_one_is_said_so():
+async def test_a_given_model_is_not_asked_for():
     with pytest.raises(EngineError, match=r"status 404 \(NotFoundError\)"):
         await completed(EmulatedEngine(), options={"model": "another"})
-    page = httpx.MockTransport(lambda request: httpx.Response(200, json={"data": []}))
-    with pytest.raises(EngineError, match="the engine at engine names no model; pass model="):
-        await completed(page)
 
 
 async def test_tenants_get_their_own_salt_and_the_default_tenant_none(planner):
@@ -165,19 +162,9 @@ def test_a_conversations_session_is_its_own():
 
 
 async def test_sessions_are_sent_as_a_header_if_asked_for(planner):
-    sessions = []
-
-    async def note(request):
-        sessions.append(request.headers.get("X-Session-ID"))
-
-    hooks = {"request": [note]}
-    transport = EmulatedEngine().transport()
-    async with httpx.AsyncClient(transport=transport, event_hooks=hooks) as http:
-        client = EngineClient("http://engine", "emulated", http_client=http)
-        await client.complete(planned(planner, conversation_id="c"))
-        client = EngineClient(
-            "http://engine", "emulated", http_client=http, session_id="conversation"
-        )
+    async with overheard("X-Session-ID") as (connect, sessions):
+        await connect().complete(planned(planner, conversation_id="c"))
+        client = connect(session_id="conversation")
         await client.complete(planned(planner, conversation_id="c", tenant="t"))
         await client.complete(planned(planner))
         await client.complete(planned(planner), session_id="mine")

@@ -349,16 +349,6 @@ async def test_one_client_asks_for_health_and_context_window():
     assert network.paths("a")[:2] == ["/health", "/v1/models"]
 
 
-@pytest.mark.parametrize(
-    "page",
-    [b"", b"[]", b'{"data": []}', b'{"data": [{"max_model_len": "9"}]}', b'{"data": [{}]}'],
-)
-async def test_a_models_page_without_a_length_tells_no_context_window(page):
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=page))
-    async with httpx.AsyncClient(transport=transport) as http:
-        assert await EngineClient("http://a", http_client=http).context_window() is None
-
-
 async def test_a_draining_replica_gets_nothing_new_until_it_is_resumed():
     network = engines()
     async with pool_on(network) as pool:

@@ -7,7 +7,7 @@ from functools import partial
 
 import httpx
 import pytest
-from client_helpers import MESSAGES, completed, planned, raw_replies
+from client_helpers import MESSAGES, completed, connected, planned, raw_replies
 from example_counts import slow_unless
 from hostile_servers import (
     CASES,
@@ -93,8 +93,7 @@ def test_any_bytes_are_a_typed_reply_or_broken(parts):
 async def test_counts_that_cannot_be_right_are_unknown_and_that_is_seen(count, caplog, planner):
     tracker = CapacityTracker(planner, 1_000)
     transport = raw_replies(usage_of(count), usage(prompt_tokens=100, prompt_tokens_details=None))
-    async with httpx.AsyncClient(transport=transport) as http:
-        client = EngineClient("http://engine", "m", planner=planner, http_client=http)
+    async with connected(transport, model="m", planner=planner) as client:
         completion = await client.complete(planned(planner))
         counts = (completion.prompt_tokens, completion.cached_tokens, completion.completion_tokens)
         assert (completion.text, counts) == ("Hi", (None, None, None))
@@ -107,8 +106,7 @@ async def test_counts_that_cannot_be_right_are_unknown_and_that_is_seen(count, c
 
 async def test_more_cached_tokens_than_the_prompt_has_are_unknown(planner):
     replies = [usage(prompt_tokens=10, prompt_tokens_details={"cached_tokens": n}) for n in (5, 11)]
-    async with httpx.AsyncClient(transport=raw_replies(*replies)) as http:
-        client = EngineClient("http://engine", "m", planner=planner, http_client=http)
+    async with connected(raw_replies(*replies), model="m", planner=planner) as client:
         counts = [await client.complete(planned(planner)) for _ in replies]
     assert [(one.prompt_tokens, one.cached_tokens) for one in counts] == [(10, 5), (10, None)]
     reported = planner.savings.reported
@@ -118,8 +116,7 @@ async def test_more_cached_tokens_than_the_prompt_has_are_unknown(planner):
 async def test_one_bad_reply_of_a_dispatch_is_one_failed_outcome(planner):
     replies = [event(END), event({"choices": 5}), event(delta(content=["Hi"])), event(END)]
     plans = [planned(planner, f"Text {number}.") for number in range(4)]
-    async with httpx.AsyncClient(transport=raw_replies(*replies)) as http:
-        client = EngineClient("http://engine", "m", planner=planner, retries=0, http_client=http)
+    async with connected(raw_replies(*replies), model="m", planner=planner, retries=0) as client:
         outcomes = await dispatch(client, plans, concurrency=1)
     assert [one.completion and one.completion.text for one in outcomes] == ["Hi", None, None, "Hi"]
     assert [type(one.error) for one in outcomes[1:3]] == [EngineError, EngineError]
@@ -129,22 +126,22 @@ async def test_one_bad_reply_of_a_dispatch_is_one_failed_outcome(planner):
 @pytest.mark.parametrize(
     "page",
     ["", "not JSON", "5", "null", "[]", "{}", "[" * 100_000, '{"data": 5}', '{"data": []}',
-     '{"data": [5]}', '{"data": [{"id": 5, "max_model_len": -5}]}',
+     '{"data": [5]}', '{"data": [{"max_model_len": "9"}]}',
+     '{"data": [{"id": 5, "max_model_len": -5}]}',
      '{"data": [{"id": null, "max_model_len": true}], "tokens": [1, "two"]}',
      '{"data": [{"max_model_len": 1e400}], "tokens": {"a": 1}}', '{"tokens": [-1]}',
      'vllm:cache_config_info{block_size="16",num_gpu_blocks="-5"} NaN'],
 )  # fmt: skip
 async def test_other_routes_may_answer_anything(page):
     answer = httpx.MockTransport(lambda request: httpx.Response(200, text=page))
-    async with httpx.AsyncClient(transport=answer) as http:
-        client = EngineClient("http://engine", http_client=http)
-        with pytest.raises(EngineError, match="names no model"):
+    async with connected(answer) as client, connected(answer, model="m") as named:
+        with pytest.raises(EngineError, match="the engine at engine names no model; pass model="):
             await client.model()
         assert await client.context_window() is None
         assert (await client.metrics()).capacity_tokens is None
         await client.check_health()
         with pytest.raises(EngineError, match="returned no tokens"):
-            await EngineClient("http://engine", "m", http_client=http).tokenize(MESSAGES)
+            await named.tokenize(MESSAGES)
 
 
 @pytest.mark.parametrize("kind", slow_unless(ENDLESS, "events", "nothing"))

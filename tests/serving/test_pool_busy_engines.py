@@ -6,11 +6,12 @@ from email.utils import format_datetime
 
 import httpx
 import pytest
+from client_helpers import completed
 from pool_helpers import Clock, Network, asking, index_tokens, pool_on, state_of
 
 from ctxreuse import ContextBlock, ContextRequest
 from ctxreuse.errors import EngineError
-from ctxreuse.serving import EmulatedEngine, EngineClient
+from ctxreuse.serving import EmulatedEngine
 
 
 class BusyNetwork(Network):
@@ -199,19 +200,14 @@ async def test_a_client_waits_until_the_date_that_an_engine_names(clock, monkeyp
     async def answer(request):
         return answers.pop(0) if answers else await emulated.handle_async_request(request)
 
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
-        client = EngineClient("http://engine", "emulated", http_client=http)
-        completion = await client.complete([{"role": "user", "content": "?"}])
+    options = {"model": "emulated"}
+    completion = await completed(httpx.MockTransport(answer), options=options)
     assert completion.attempts == 3
     assert clock.now == 20
 
 
 async def test_a_client_gives_up_at_once_where_it_would_have_to_wait_too_long():
     refuse = httpx.MockTransport(lambda _: httpx.Response(429, headers={"retry-after": "31"}))
-    async with httpx.AsyncClient(transport=refuse) as http:
-        client = EngineClient("http://engine", "m", http_client=http, timeout_s=30)
-        with pytest.raises(
-            EngineError, match=r"status 429, it asks to be left alone for 31 s"
-        ) as e:
-            await client.complete([{"role": "user", "content": "?"}])
+    with pytest.raises(EngineError, match="status 429, it asks to be left alone for 31 s") as e:
+        await completed(refuse, options={"model": "m", "timeout_s": 30})
     assert (e.value.attempts, e.value.retry_after_s) == (1, 31.0)

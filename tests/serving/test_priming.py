@@ -1,9 +1,8 @@
 """Primes: calls that a client sends before a plan, so that the plan's forks can be read."""
 
-from contextlib import asynccontextmanager
-
 import httpx
 import pytest
+from client_helpers import connected
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, cache_profile
 from ctxreuse.cache import PrefixCacheSimulator
@@ -25,18 +24,10 @@ def primed_batch(**fields):
     return planner, planner.plan_batch(requests, primes=True)
 
 
-@asynccontextmanager
-async def connected(engine, planner, **options):
-    async with httpx.AsyncClient(transport=engine.transport()) as http:
-        yield EngineClient(
-            "http://engine", "emulated", http_client=http, planner=planner, retries=0, **options
-        )
-
-
 async def test_what_shares_a_primed_beginning_reads_it_from_its_first_sight_on():
     planner, batch = primed_batch()
     engine = EmulatedEngine(states="junctions")
-    async with connected(engine, planner) as client:
+    async with connected(engine, planner=planner, retries=0) as client:
         outcomes = await dispatch(client, batch, concurrency=8)
     primes, requests = split(engine)
     assert len(primes) == len(batch.primes) > 0
@@ -61,7 +52,7 @@ async def test_what_shares_a_primed_beginning_reads_it_from_its_first_sight_on()
 async def test_a_prime_has_the_tenants_salt_the_tools_and_an_id_of_its_own():
     planner, batch = primed_batch(tenant="t")
     engine = EmulatedEngine(states="junctions")
-    async with connected(engine, planner, cache_salt="tenant") as client:
+    async with connected(engine, planner=planner, retries=0, cache_salt="tenant") as client:
         await dispatch(client, batch, tools=TOOLS)
     primes, requests = split(engine)
     assert {body["cache_salt"] for body in engine.requests} == {requests[0]["cache_salt"]}
@@ -78,7 +69,7 @@ async def test_a_server_without_token_ids_gets_chat_calls_whose_last_message_sta
     engine = EmulatedEngine(
         states="junctions", fail=lambda number, body: 404 if "prompt" in body else None
     )
-    async with connected(engine, planner) as client:
+    async with connected(engine, planner=planner, retries=0) as client:
         await dispatch(client, batch, concurrency=1)
     primes, _ = split(engine)
     refused = [body for body in primes if "prompt" in body]
@@ -94,7 +85,7 @@ async def test_a_server_that_takes_no_prime_is_not_asked_again_and_answers_all_t
     engine = EmulatedEngine(
         states="junctions", fail=lambda number, body: 400 if "max_tokens" in body else None
     )
-    async with connected(engine, planner) as client:
+    async with connected(engine, planner=planner, retries=0) as client:
         outcomes = await dispatch(client, batch, concurrency=1)
         assert await client.prime(batch.plans[0]) == []
     assert all(one.error is None for one in outcomes)
@@ -115,7 +106,7 @@ async def test_a_prime_that_fails_costs_nothing_but_itself():
         return None
 
     engine = EmulatedEngine(states="junctions", fail=fail)
-    async with connected(engine, planner) as client:
+    async with connected(engine, planner=planner, retries=0) as client:
         outcomes = await dispatch(client, batch)
     assert all(one.error is None for one in outcomes)
     assert len(failed) == 1
@@ -134,7 +125,7 @@ async def test_a_prime_that_an_engine_refuses_once_ends_no_priming(caplog):
         return None
 
     engine = EmulatedEngine(states="junctions", fail=fail)
-    async with connected(engine, planner) as client:
+    async with connected(engine, planner=planner, retries=0) as client:
         await dispatch(client, batch, concurrency=1)
         assert len(await client.prime(batch.primes[0].plan)) == len(batch.primes[0].plan.primes)
     assert len(refused) == 2
@@ -184,7 +175,7 @@ def test_the_front_of_a_plan_without_blocks_is_empty():
 async def test_plans_without_primes_send_none_and_wrong_arguments_are_named():
     planner = ReusePlanner(cache=RULES)
     engine = EmulatedEngine(states="junctions")
-    async with connected(engine, planner) as client:
+    async with connected(engine, planner=planner, retries=0) as client:
         plan = planner.plan(ContextRequest([BLOCKS["a"]], "Which?"))
         assert await client.prime(plan) == []
         with pytest.raises(InvalidRequestError, match="a Plan"):

@@ -1,6 +1,7 @@
 """What the tests of the engine client share: a client on an emulated engine."""
 
 from contextlib import asynccontextmanager
+from functools import partial
 
 import httpx
 
@@ -18,6 +19,19 @@ async def connected(engine, **options):
     transport = engine.transport() if isinstance(engine, EmulatedEngine) else engine
     async with httpx.AsyncClient(transport=transport) as http:
         yield EngineClient("http://engine/v1", http_client=http, backoff_s=0, **options)
+
+
+@asynccontextmanager
+async def overheard(header, engine=None):
+    """What makes clients of an emulated engine, and what their requests have in a header."""
+    heard = []
+
+    async def hear(request):
+        heard.append(request.headers.get(header))
+
+    hooks, transport = {"request": [hear]}, (engine or EmulatedEngine()).transport()
+    async with httpx.AsyncClient(transport=transport, event_hooks=hooks) as http:
+        yield partial(EngineClient, "http://engine", "emulated", http_client=http), heard
 
 
 async def completed(engine, prompt=MESSAGES, options=None, **params):
