@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from queue import SimpleQueue
 from threading import Thread, current_thread
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ctxreuse.context.fork_safety import (
     ForkSafeLock,
@@ -33,7 +33,7 @@ def waiting_loops() -> frozenset[asyncio.AbstractEventLoop]:
 def run(work: Callable[[], Coroutine[Any, Any, _Result]], *, lasting: bool) -> _Result:
     """Return what a coroutine returns, run in the event loop that lasts or in a new one."""
     with _starting(lasting) as start:
-        running = start(work)
+        running: Future[_Result] = start(work)
         try:
             return running.result()
         finally:
@@ -64,13 +64,9 @@ def iterate(work: Callable[[], AsyncIterator[_Piece]], *, lasting: bool) -> Iter
             pumping.cancel()
 
 
-class _Start(Protocol):
-    def __call__(self, work: Callable[[], Coroutine[Any, Any, _Result]], /) -> Future[_Result]:
-        """Start a coroutine in an event loop, with the caller's context variables."""
-
-
 @contextmanager
-def _starting(lasting: bool) -> Iterator[_Start]:
+def _starting(lasting: bool) -> Iterator[Callable[[Callable[[], Any]], Future[Any]]]:
+    """Yield what starts a coroutine in an event loop, with the caller's context variables."""
     # a caller that waited inside the lasting event loop would keep its own call from running
     token = _waiting.set(_waiting.get() | _loop_here())
     try:

@@ -31,13 +31,7 @@ _NO_IDS = (
 
 
 class OwnCalls:
-    """Asks one engine, outside of callbacks and response caches; a fault costs only itself.
-
-    Args:
-        address: The engine's.
-        key: Its key.
-        rules: Those of its cache.
-    """
+    """Asks one engine, outside of callbacks and response caches; a fault costs only itself."""
 
     def __init__(self, address: str, key: str, rules: CacheRules) -> None:
         self._made_with = address, key, rules
@@ -52,11 +46,7 @@ class OwnCalls:
 
     @classmethod
     def beside(cls, model: object, rules: CacheRules, *, primes: bool) -> OwnCalls | None:
-        """Return what asks the engine of a framework's model; None if it names none.
-
-        Raises:
-            InvalidRequestError: there shall be primes, and the rules or the model take none.
-        """
+        """Return what asks the engine of a framework's model; None if it names none."""
         if primes and (rules.lives or not rules.takes_primes):
             raise InvalidRequestError(
                 "prime=True is for engines of your own that keep states at junctions, and "

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator
+from ctxreuse.context.checks import check_function
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
@@ -93,12 +94,10 @@ class EmulatedEngine(OnePerProcess):
         max_model_len: int | None = None,
         states: States = "everywhere",
     ) -> None:
-        if not isinstance(answer, str) and not callable(answer):
-            raise InvalidRequestError(
-                f"answer must be a text or a function, not {describe(answer)}"
-            )
-        if not isinstance(fail, (list, tuple)) and not callable(fail):
-            raise InvalidRequestError(f"fail must be a list or a function, not {describe(fail)}")
+        if not isinstance(answer, str):
+            check_function("answer", answer, "a text or a function")
+        if not isinstance(fail, (list, tuple)):
+            check_function("fail", fail, "a list or a function")
         if prompt_tokens_details not in _DETAILS:
             raise InvalidRequestError(
                 "prompt_tokens_details must be True, False or 'if cached', not "
