@@ -66,8 +66,9 @@ class WorkflowRun:
         try:
             wavefront = await self._next([START])
             while wavefront:
-                values = await self._values(wavefront)
-                writes = {self._graph.nodes[name].output: values[name] for name in wavefront}
+                nodes = [self._graph.nodes[name] for name in wavefront]
+                values = await all_of(self._value(node, len(nodes) == 1) for node in nodes)
+                writes = {node.output: value for node, value in zip(nodes, values, strict=True)}
                 self.state = self.state.commit(writes, wavefront)
                 self.visited += wavefront
                 wavefront = await self._next(wavefront)
@@ -75,14 +76,6 @@ class WorkflowRun:
             self._generation_ahead.drop()
             self._search_ahead.drop()
             await self._background.wait()
-
-    async def _values(self, wavefront: tuple[str, ...]) -> dict[str, Any]:
-        """Return what the nodes of a wavefront write; they run side by side."""
-        nodes = [self._graph.nodes[name] for name in wavefront]
-        if len(nodes) == 1:
-            return {wavefront[0]: await self._value(nodes[0], is_alone=True)}
-        values = await all_of(self._value(node, False) for node in nodes)
-        return dict(zip(wavefront, values, strict=True))
 
     async def _value(self, node: Node, is_alone: bool) -> Any:
         visit = self.state.visits(node.name) + 1
