@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -104,54 +104,53 @@ class SearchExecutor:
 
     def _work_in_thread(self) -> None:
         try:
-            while (job := self._next_job()) is not None:
+            for job in self._jobs():
                 job.run()
-                self._tell_from_thread(self._finish(job))
         except Exception as error:
-            self._tell_from_thread(self._give_up(error))
+            self._give_up(error)
 
     async def _work_in_loop(self) -> None:
         try:
-            while (job := self._next_job()) is not None:
+            for job in self._jobs():
                 try:
                     await self.execute(job.run)
                 except asyncio.CancelledError:  # the event loop ends
                     with self._lock:
                         self.scheduler.return_job(job)
                     raise
-                self._tell(self._finish(job))
         except Exception as error:
-            self._tell(self._give_up(error))
+            self._give_up(error)
 
-    def _next_job(self) -> Job | None:
-        """Return a worker's next job, and start another worker if there is more to do."""
+    def _jobs(self) -> Iterator[Job]:
+        """Yield a worker's jobs, each to be run, and take in what they find."""
+        while True:
+            with self._lock:
+                job = self.scheduler.next_job()
+            if job is None:
+                return
+            self._start_workers()  # if there is more to do
+            yield job
+            with self._lock:
+                told = self.scheduler.finish(job)
+            self._tell(told)
+
+    def _give_up(self, error: Exception) -> None:
         with self._lock:
-            job = self.scheduler.next_job()
-        if job is not None:
-            self._start_workers()
-        return job
+            told = self.scheduler.give_up(error)
+        self._tell(told)
 
-    def _finish(self, job: Job) -> list[SearchHandle]:
-        with self._lock:
-            return self.scheduler.finish(job)
-
-    def _give_up(self, error: Exception) -> list[SearchHandle]:
-        with self._lock:
-            return self.scheduler.give_up(error)
-
-    def _tell_from_thread(self, searches: list[SearchHandle]) -> None:
+    def _tell(self, searches: list[SearchHandle]) -> None:
         """Have the event loops tell the owners that wait in them."""
         for search in searches:
             assert search.loop is not None, "begin has set it"
             try:
-                search.loop.call_soon_threadsafe(self._tell, [search])
+                search.loop.call_soon_threadsafe(self._note_news, search)
             except RuntimeError:  # the loop is closed, and nothing waits in it any more
                 continue
 
-    def _tell(self, searches: list[SearchHandle]) -> None:
-        """Tell the owners of searches; start a rebuild of the hot tier if it is time."""
-        for search in searches:
-            search.news.set()
+    def _note_news(self, search: SearchHandle) -> None:
+        """Tell the owner of a search; start a rebuild of the hot tier if it is time."""
+        search.news.set()
         tier = self.retriever.hot
         if tier is not None and tier.due() and self._rebuilding is None:
             self._rebuilding = asyncio.ensure_future(self._rebuild(tier))
