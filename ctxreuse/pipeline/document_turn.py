@@ -145,12 +145,9 @@ class DocumentPlanner(Generic[_Item]):
             )
             for items, place in zip(ranked, moving, strict=True)
         ]
-        plans, _ = plans_together(
-            self._planner.provisional,
-            requests,
-            deduplicate=False,
-            **planning_time(self._planner),
-        )
+        options = planning_time(self._planner)
+        planner = self._planner.provisional
+        plans, _ = plans_together(planner, requests, deduplicate=False, **options)
         ordered = list(given)
         for place, items, plan in zip(moving, ranked, plans, strict=True):
             ordered[place] = _Ordered(place, self._ordered(batch[place], items, plan), plan)

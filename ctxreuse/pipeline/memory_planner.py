@@ -42,7 +42,6 @@ from ctxreuse.pipeline.memories import (
     tenant_of,
     without_memories,
 )
-from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
@@ -224,7 +223,13 @@ class MemoryPlanner:
         get: Callable[[Any], Any] | None,
     ) -> MemoryContext:
         """Return what a search found as text; `get` finds what earlier messages show by its id."""
-        return run_here(self.acontext(found, search, asked, get, awaits=False))
+        shown = self._shown(found, search, asked)
+        for memory_id in shown.to_look_up if callable(get) else ():
+            try:
+                shown.note(memory_id, get(memory_id))
+            except Exception as error:
+                shown.note_error(memory_id, error, self._fail_open)
+        return self._as_text(found, search, asked, shown)
 
     async def acontext(
         self,
@@ -232,18 +237,25 @@ class MemoryPlanner:
         search: MemorySearch,
         asked: ContextRequest,
         get: Callable[[Any], Any] | None,
-        *,
-        awaits: bool = True,
     ) -> MemoryContext:
         """Do what `context` does, with a `get` that may be awaited, all at once."""
-        shown, opened = self._shown(found, search, asked), self._opened(asked)
-        ids = shown.to_look_up if callable(get) else ()
-        looked_up = [self._look_up(shown, get, one, awaits=awaits) for one in ids]
-        if awaits:
-            await asyncio.gather(*looked_up)
-        else:
-            for one in looked_up:
-                await one
+        shown = self._shown(found, search, asked)
+
+        async def look_up(get: Callable[[Any], Any], memory_id: Any) -> None:
+            try:
+                stored = get(memory_id)
+                shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
+            except Exception as error:
+                shown.note_error(memory_id, error, self._fail_open)
+
+        if callable(get):
+            await asyncio.gather(*(look_up(get, one) for one in shown.to_look_up))
+        return self._as_text(found, search, asked, shown)
+
+    def _as_text(
+        self, found: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
+    ) -> MemoryContext:
+        opened = self._opened(asked)
         return self._fail_open.attempt(
             lambda: self._context(found, search, opened, shown),
             # without labels, because earlier turns may use these
@@ -254,16 +266,6 @@ class MemoryPlanner:
                 placement=self._placement_in(opened),
             ),
         )
-
-    async def _look_up(
-        self, shown: ShownMemories, get: Any, memory_id: Any, *, awaits: bool
-    ) -> None:
-        try:
-            stored = get(memory_id)
-            is_awaited = awaits and inspect.isawaitable(stored)
-            shown.note(memory_id, await stored if is_awaited else stored)
-        except Exception as error:
-            shown.note_error(memory_id, error, self._fail_open)
 
     def _shown(self, result: Any, search: MemorySearch, asked: ContextRequest) -> ShownMemories:
         """Return the memories that earlier messages show and that have not been found now."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import isawaitable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.reported_usage import ReportedTokens
@@ -25,6 +25,7 @@ from ctxreuse.planner import PromptFollower, ReusePlanner, Strategy
 from ctxreuse.planning.tracing import AnsweredCall
 
 _Piece = TypeVar("_Piece")
+_Prompt: TypeAlias = ScopedPrompt | PlannedPrompt
 
 
 class EngineBeside(Protocol):
@@ -74,21 +75,16 @@ class ModelGateway:
         """How often planning has failed and prompts were sent as given."""
         return self._fail_open.faults
 
-    def plan(self, prompt: ScopedPrompt | PlannedPrompt, wire: Wire | None = None) -> PlannedPrompt:
+    def plan(self, prompt: _Prompt, wire: Wire | None = None) -> PlannedPrompt:
         """Wait in this thread as `aplan` does."""
         return run_here(self.aplan(prompt, wire, blocks=True))
 
     async def aplan(
-        self,
-        prompt: ScopedPrompt | PlannedPrompt,
-        wire: Wire | None = None,
-        *,
-        blocks: bool = False,
+        self, prompt: _Prompt, wire: Wire | None = None, *, blocks: bool = False
     ) -> PlannedPrompt:
-        """Wait until a prompt is to be sent; return it planned, its primes sent.
+        """Wait until a prompt is to be sent, in this thread if it blocks; return it planned.
 
-        One that a batch has planned waits for its leader alone. `wire` says how it goes over the
-        wire; None is unknown. `blocks` waits in this thread.
+        One that a batch has planned waits for its leader alone. Primes are sent if `wire` is known.
         """
         if isinstance(prompt, PlannedPrompt):
             planned = prompt if prompt.use is None else self._entered(prompt)

@@ -203,16 +203,17 @@ class ReuseStore(PlansMemories, BaseStore):
     async def _messages(
         self, namespace: Any, messages: Any, options: Mapping[str, Any], *, awaits: bool
     ) -> list[BaseMessage]:
-        turn, names = _OpenTurn.of(messages), checked_each("namespace", namespace, str, "a string")
-        search = _StoreSearch(self.search, turn.question, (), options, tuple(names))
-        ask, get = (self._store.asearch, self._aget) if awaits else (self._store.search, self._get)
+        turn = _OpenTurn.of(messages)
+        names = tuple(checked_each("namespace", namespace, str, "a string"))
+        search = _StoreSearch(self.search, turn.question, (), options, names)
+        store, planner = self._store, self._memory_planner
         with serving(scope_from_config(None)):
-            found: Any = ask(search.namespace, query=search.query, **options)
-            memories, request = self._found(await found if awaits else found), turn.request()
-            planner = self._memory_planner
-            return turn.prompt(
-                await planner.acontext(memories, search, request, get, awaits=awaits)
-            )
+            request = turn.request()
+            if awaits:
+                found = self._found(await store.asearch(names, query=search.query, **options))
+                return turn.prompt(await planner.acontext(found, search, request, self._aget))
+            found = self._found(store.search(names, query=search.query, **options))
+            return turn.prompt(planner.context(found, search, request, self._get))
 
     def _found(self, items: Iterable[Item]) -> list[dict[str, Any]]:
         """Return what a search found as memories; their ids say the namespace, too."""
