@@ -1,5 +1,16 @@
+from collections.abc import Iterator
+
 import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
 from langchain_model_helpers import RecordingModel
+
+
+@pytest.fixture
+def global_cache() -> Iterator[None]:
+    set_llm_cache(InMemoryCache())
+    yield
+    set_llm_cache(None)
 
 
 @pytest.fixture

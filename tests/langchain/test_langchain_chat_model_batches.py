@@ -17,7 +17,6 @@ from langchain_model_helpers import (
     RecordingModel,
     StreamingModel,
     context,
-    global_cache,
     letters_in,
     openai_model,
     question,
@@ -27,8 +26,6 @@ from langchain_model_helpers import (
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel
-
-__all__ = ["global_cache"]
 
 CONTEXTS = ["abc", "xyz", "bca", "zyx", "mno", "cab"]
 PLANNED = ["q0", "q2", "q5", "q1", "q3", "q4"]

@@ -18,7 +18,6 @@ from langchain_model_helpers import (
     RecordingModel,
     StreamingModel,
     configured,
-    global_cache,
     letters_in,
     model,
     openai_model,
@@ -27,8 +26,6 @@ from langchain_model_helpers import (
 
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse.messages import prompt_texts
-
-__all__ = ["global_cache"]
 
 
 class TestCallbacks:

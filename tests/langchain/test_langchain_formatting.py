@@ -41,14 +41,11 @@ def test_documents_are_shown_as_an_application_joins_them():
     assert format_context(found, labels=True) == labelled(B, A)
     assert format_context(found, "{source}", labels=True) == labelled("b.txt", "a.txt")
     assert format_context(found, label="source") == f"b.txt {B}\n\na.txt {A}"
-    assert format_context([]) == format_context([], labels=True) == ""
-    assert found == before
-
-
-def test_a_text_that_comes_twice_is_shown_once_where_it_has_a_label():
     twins = [document("a", page=1), document("b"), document("a", page=2)]
     assert format_context(twins) == f"{A}\n\n{B}\n\n{A}"
-    assert format_context(twins, labels=True) == labelled(A, B)
+    assert format_context(twins, labels=True) == labelled(A, B), "once where it has a label"
+    assert format_context([]) == format_context([], labels=True) == ""
+    assert found == before
 
 
 def test_other_words_can_be_used():

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,20 +42,13 @@ def unread(server: CachingServer) -> int:
     return sum(usage.read == 0 for usage in server.usages)
 
 
-async def test_tasks_wait_for_the_one_that_writes_what_they_read(server):
+@pytest.mark.parametrize("in_threads", [False, True])
+async def test_calls_wait_for_the_one_that_writes_what_they_read(server, in_threads):
     server.let_all_come()
     model = wrapped(server)
-    await asyncio.gather(*map(model.ainvoke, prompts()))
-    assert unread(server) == 1
-    assert len(server.usages) == 4
-
-
-def test_threads_wait_for_the_one_that_writes_what_they_read(server):
-    server.let_all_come()
-    model = wrapped(server)
-    with ThreadPoolExecutor(4) as threads:
-        assert len(list(threads.map(model.invoke, prompts()))) == 4
-    assert unread(server) == 1
+    ask: Any = partial(asyncio.to_thread, model.invoke) if in_threads else model.ainvoke
+    await asyncio.gather(*map(ask, prompts()))
+    assert (unread(server), len(server.usages)) == (1, 4)
 
 
 async def test_a_leader_that_fails_lets_its_followers_go(server):

@@ -193,13 +193,7 @@ def test_neighbours_of_a_document_stay_in_reading_order():
         follower = {"f": "g", "b": "c"}
         return [Form(one.text, None, one.name, follower.get(one.name)) for one in items]
 
-    kind = ItemKind(
-        lambda item: ContextBlock(text=item.text),
-        lambda items: [[one.text for one in items]],
-        followed=followed,
-    )
-    documents = DocumentPlanner[Item](ReusePlanner(), kind, "Test")
+    made = DocumentPlanner(ReusePlanner(), kind(followed=followed), "Test")
     for names in ("gbfc", "fgbc"):
-        items = [Item(name) for name in names]
-        planned = documents.plan_batch([RetrievedItems(items, "?", NO_SCOPE)])[0]
-    assert [one.name for one in planned] == list("fgbc")
+        [planned] = made.plan_batch([retrieved(items_of(names))])
+    assert names_of(planned) == "fgbc"

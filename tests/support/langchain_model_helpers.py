@@ -5,10 +5,7 @@ from threading import Lock
 from typing import Any
 
 import httpx
-import pytest
-from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -207,10 +204,3 @@ def openai_model(engine: EmulatedEngine, **fields: Any) -> ChatOpenAI:
 
 def configured(**configurable: Any) -> dict[str, Any]:
     return {"configurable": configurable}
-
-
-@pytest.fixture
-def global_cache() -> Iterator[None]:
-    set_llm_cache(InMemoryCache())
-    yield
-    set_llm_cache(None)
