@@ -224,11 +224,12 @@ class MemoryPlanner:
     ) -> MemoryContext:
         """Return what a search found as text; `get` finds what earlier messages show by its id."""
         shown = self._shown(found, search, asked)
-        for memory_id in shown.to_look_up if callable(get) else ():
-            try:
-                shown.note(memory_id, get(memory_id))
-            except Exception as error:
-                shown.note_error(memory_id, error, self._fail_open)
+        if callable(get):
+            for memory_id in shown.to_look_up:
+                try:
+                    shown.note(memory_id, get(memory_id))
+                except Exception as error:
+                    shown.note_error(memory_id, error, self._fail_open)
         return self._as_text(found, search, asked, shown)
 
     async def acontext(

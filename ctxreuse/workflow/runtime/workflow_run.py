@@ -14,7 +14,7 @@ from ctxreuse.serving.aio.concurrency import BackgroundTasks, all_of
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, quoted
 from ctxreuse.workflow.graph.nodes import START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.graph.state import Documents
-from ctxreuse.workflow.graph.steps import (
+from ctxreuse.workflow.graph.walking import (
     certain_successor,
     initial_state,
     may_search_again,
