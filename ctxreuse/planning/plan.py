@@ -128,10 +128,10 @@ class Plan:
             return self.words
         best = self.templates.most_ranked  # further ones are not named
         order, retrieved = self.ranks[:best], tuple(range(len(self.ranks)))[:best]
-        if not self.annotates or self.request.history or order == retrieved:
+        if not self.annotates or self.turn.request.history or order == retrieved:
             return None
         keys = list(self.turn.weights)[:best]
-        if self.is_labelled:
+        if self.turn.root[1]:
             named = [self.templates.label_of(self.turn.blocks[key]) for key in keys]
         else:
             named = [str(self.sent.index(key) + 1) for key in keys]
@@ -145,7 +145,7 @@ class Plan:
     @property
     def is_labelled(self) -> bool:
         """Whether the message shows the blocks under their labels."""
-        return self.turn.is_labelled
+        return self.turn.root[1]
 
     def with_order_annotation(self, words: str | None) -> Plan:
         """Return a plan that says something else of the order, or nothing."""

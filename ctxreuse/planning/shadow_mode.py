@@ -159,7 +159,7 @@ class ShadowPlanner(TenantPlanner):
         templates = self._settings.templates
         label = templates.label_of(ContextBlock(text=""))
         words = sum(map(word_tokens, templates.location_annotations([label] * left_out)))
-        if not self._planned._counted(request, deduplicate).is_labelled:
+        if not self._planned._counted(request, deduplicate).root[1]:
             return words
         return words + templates.label_tokens * (len(request.unique_blocks) - left_out)
 

@@ -21,17 +21,12 @@ class PreparedRequest(NamedTuple):
     weights: Mapping[BlockKey, int]  # at least 1 each, in the retriever's order
     named: Mapping[BlockKey, int]  # the same, by the names that the index has for the blocks
     front_tokens: int  # in front of the blocks; 0 where the cache has no minimum
-    root: Root  # what its root in the index is named after
+    root: Root  # what its root in the index is named after; whether it shows labels
     blocks: Mapping[BlockKey, ContextBlock]
     history: History = EMPTY_HISTORY
     shown: Mapping[BlockKey, str] = {}  # blocks to leave out, with their labels there, or ""
     outdated: Sequence[str] = ()  # labels of what no longer holds, and is not yet said
     withdrawn: Sequence[str] = ()  # words on those without a label
-
-    @property
-    def is_labelled(self) -> bool:
-        """Whether it shows its blocks under labels."""
-        return self.root[1]
 
     def order(self, ranks: Ranks) -> list[BlockKey]:
         """Return the blocks in an order."""
@@ -73,7 +68,7 @@ def shown_parts(
             parts.append(SentBlock(label, block))
             labels[label] = block.id
         for old in earlier:
-            new = label or shown[key] if turn.is_labelled else shown.get(key)
+            new = label or shown[key] if turn.root[1] else shown.get(key)
             if old != label:
                 parts.append(Notice(old, templates.outdated_annotation(old, new or None)))
     return tuple(parts), labels

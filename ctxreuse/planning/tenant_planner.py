@@ -373,7 +373,7 @@ class TenantPlanner:
         if deduplicate:
             shown = history.label_of
             # no label tells where these stand: where something may refer to them, they come again
-            if history.unlabelled and not counted.is_labelled:
+            if history.unlabelled and not counted.root[1]:
                 shown = {**dict.fromkeys(history.unlabelled & tokens.keys(), ""), **shown}
         withdrawn = _withdrawn(request, history, self._settings.templates)
         outdated: list[str] = []
