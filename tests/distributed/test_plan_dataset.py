@@ -1,16 +1,16 @@
 """Planning on a small Ray cluster, of this machine."""
 
+import asyncio
 import gc
-import json
 import os
 import random
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import SimpleQueue
 
-import httpx
 import pytest
 import ray
+from http_servers import engine_script, listening
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache
@@ -241,39 +241,25 @@ def test_the_planners_settings_count():
 
 @pytest.fixture
 def engine():
-    """An emulated engine behind an address; yields it, the URL and the prompts that arrived."""
-    emulated = EmulatedEngine(model="m")
-    client = httpx.Client(transport=emulated.transport(), base_url="http://engine")
-    prompts = []
+    """An emulated engine at a port of this machine, and its URL."""
+    emulated, is_over, urls = EmulatedEngine(model="m"), threading.Event(), SimpleQueue()
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    async def serve():
+        async with listening(engine_script(emulated)) as [server]:
+            urls.put(f"{server.url}/v1/chat/completions")
+            await asyncio.to_thread(is_over.wait)
 
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["content-length"]))
-            prompts.append(json.loads(body)["messages"][-1]["content"])
-            reply = client.post(self.path, content=body)
-            self.send_response(reply.status_code)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(reply.content)))
-            self.end_headers()
-            self.wfile.write(reply.content)
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1/chat/completions", prompts
-        server.shutdown()
-        thread.join()
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    yield emulated, urls.get(timeout=20)
+    is_over.set()
+    thread.join()
 
 
 def test_the_http_processor_sends_batches_in_the_planned_order(engine):
     from ray.data.llm import HttpRequestProcessorConfig, build_processor
 
-    url, prompts = engine
+    emulated, url = engine
     planned = plan(ROWS[:200]).materialize()
     planned.context.execution_options.preserve_order = True  # what is materialized is not sorted
     processor = build_processor(
@@ -288,7 +274,7 @@ def test_the_http_processor_sends_batches_in_the_planned_order(engine):
     expected = planned.take_all()
     assert [row["n"] for row in rows] == [row["n"] for row in expected]
     place = {row["messages"][0]["content"]: number for number, row in enumerate(expected)}
-    arrived = [place[prompt] for prompt in prompts]
+    arrived = [place[body["messages"][-1]["content"]] for body in emulated.requests]
     assert sorted(arrived) == list(range(200))
     # batches may run side by side, but each is sent one after the other
     batches = {}
