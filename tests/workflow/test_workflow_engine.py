@@ -586,7 +586,10 @@ def test_an_engine_is_not_made_of_something_else(arguments, message):
         ({"workers": 0}, "workers must be an integer from 1 or None, not 0"),
         ({"max_wasted_share": 1.1}, "max_wasted_share must be a number from 0 to 1, not 1.1"),
         ({"speculation": "often"}, "there is no rule of speculation 'often'"),
-        *(({"speculation": one}, "'always', 'stable', 'off'") for one in (None, "Always", 1, ["off"])),
+        *(
+            ({"speculation": one}, "'always', 'stable', 'off'")
+            for one in (None, "Always", 1, ["off"])
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

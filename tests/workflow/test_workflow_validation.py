@@ -13,8 +13,8 @@ from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START
 from ctxreuse.workflow.graph.state import State
-from ctxreuse.workflow.graph.walking import certain_successor, next_wavefront, routed
 from ctxreuse.workflow.graph.validation import Flow
+from ctxreuse.workflow.graph.walking import certain_successor, next_wavefront, routed
 
 
 def reading(variable, name="b", **options):
