@@ -59,13 +59,14 @@ def check_flow(graph: Graph) -> None:
         )
     _check_cycles(graph, flow)
     _check_outputs(graph, flow)
+    given = {*graph.inputs, *graph.defaults}
     for name, node in graph.nodes.items():
-        before = flow.before(name)
-        written = [other.output for one, other in graph.nodes.items() if one in before]
-        known = dict.fromkeys([*graph.inputs, *graph.defaults, *written])
         for template in node.templates:
             for key in template.variables:
-                if key not in known:
+                if key not in given and not flow.may_read(name, key):
+                    before = flow.before(name)
+                    written = [two.output for one, two in graph.nodes.items() if one in before]
+                    known = dict.fromkeys([*graph.inputs, *graph.defaults, *written])
                     raise _unknown(graph, template, key, known)
 
 
@@ -155,6 +156,9 @@ class Flow:
         self._first = self._edges_from(graph.edges[START], with_limits=False)
         self._edges = [self._edges_from(graph.edges[name]) for name in graph.nodes]
         self._successors = [*map(_union, self._edges), 0]  # nothing follows END
+        self._writers: dict[str, int] = {}  # the nodes that write each key
+        for number, node in enumerate(self._nodes):
+            self._writers[node.output] = self._writers.get(node.output, 0) | 1 << number
 
     def unreached(self) -> Iterator[str]:
         """Yield the nodes that START does not lead to."""
@@ -171,11 +175,14 @@ class Flow:
 
     def clashes(self) -> Iterator[tuple[str, str]]:
         """Yield the pairs of nodes that can be on one wavefront and write the same key."""
-        writers: dict[str, int] = {}
         for number, node in enumerate(self._nodes):
-            for other in self._named(writers.get(node.output, 0) & self._beside[number]):
-                yield other, node.name
-            writers[node.output] = writers.get(node.output, 0) | 1 << number
+            later = self._all & -(2 << number)
+            for other in self._named(self._writers[node.output] & self._beside[number] & later):
+                yield node.name, other
+
+    def may_read(self, name: str, key: str) -> bool:
+        """Return whether a node that writes a key can have run before another node does."""
+        return bool(self._writers.get(key, 0) & self._before[self._number[name]])
 
     def before(self, name: str) -> frozenset[str]:
         """Return the nodes that can have run before a node does, itself on an earlier visit too."""
