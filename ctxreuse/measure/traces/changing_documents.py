@@ -128,7 +128,7 @@ class ChangingDocuments(NamedTuple):
             replace(
                 one,
                 blocks=tuple(
-                    without.get((one.tenant, one.as_shown(block)), (block,))[0]
+                    without.get((one.tenant, _as_shown(one, block)), (block,))[0]
                     for block in one.blocks
                 ),
             )
@@ -201,12 +201,17 @@ def _documents(trace: Sequence[TraceRequest]) -> Iterator[_ChangingDocument]:
         for place, (key, block) in enumerate(row.items()):
             own = [pair for name in names[key] if (pair := (request.tenant, name)) not in several]
             document = next(filter(None, map(known.get, own)), _ChangingDocument(request.tenant))
-            if own and document.add(block, request.as_shown(block)):
+            if own and document.add(block, _as_shown(request, block)):
                 document.computed[position] += block_tokens(block)
             # what always begins a whole prompt are the application's words
             document.is_behind |= place > 0 or request.sent is None
             known |= dict.fromkeys(own, document)
     yield from {id(one): one for one in known.values()}.values()
+
+
+def _as_shown(request: TraceRequest, block: ContextBlock) -> str:
+    """Return a block's text as prompts show it, with what stands around it, if known."""
+    return request.shown.get(block.text.strip(), block.text)
 
 
 def _names(block: ContextBlock) -> Iterator[str]:

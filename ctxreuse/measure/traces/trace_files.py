@@ -53,10 +53,6 @@ class TraceRequest:
     shown: Mapping[str, str] = field(default_factory=dict)  # by text: with what stands around it
     framework: str = ""
 
-    def as_shown(self, block: ContextBlock) -> str:
-        """Return a block's text as prompts show it, with what stands around it, if known."""
-        return self.shown.get(block.text.strip(), block.text)
-
 
 def request_fields(line: JsonLine) -> dict[str, Any]:
     """Return what lines of traces and of plans say alike of a request."""
