@@ -6,7 +6,12 @@ from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Router
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
 from ctxreuse.workflow.graph.state import State, Template
-from ctxreuse.workflow.graph.walking import certain_successor, initial_state, next_wavefront, routed
+from ctxreuse.workflow.runtime.workflow_run import (
+    certain_successor,
+    initial_state,
+    next_wavefront,
+    routed,
+)
 
 
 def visited(**visits):

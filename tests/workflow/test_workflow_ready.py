@@ -7,8 +7,8 @@ from ctxreuse import ContextBlock
 from ctxreuse.workflow.errors import GraphError
 from ctxreuse.workflow.graph.nodes import Generation
 from ctxreuse.workflow.graph.state import State
-from ctxreuse.workflow.graph.walking import certain_successor
 from ctxreuse.workflow.library import hyde, irg, multistep, one_shot, recomp
+from ctxreuse.workflow.runtime.workflow_run import certain_successor
 
 WORKFLOWS = (one_shot, hyde, recomp, irg, multistep)
 

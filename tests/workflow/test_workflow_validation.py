@@ -14,7 +14,7 @@ from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START
 from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.graph.validation import Flow
-from ctxreuse.workflow.graph.walking import certain_successor, next_wavefront, routed
+from ctxreuse.workflow.runtime.workflow_run import certain_successor, next_wavefront, routed
 
 
 def reading(variable, name="b", **options):
