@@ -265,7 +265,6 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     ProviderCache: lambda: ProviderCache(cache_profile("anthropic")),
     CacheRules: lambda: cache_profile("openai"),
     ConversationNames: ConversationNames,
-    TraceRequest: lambda: _trace()[0],
     MemoryContext: lambda: MemoryContext("one", None, _request(), _planner().plan(_request())),
     CallableRetriever: _finder,
     CapacityTracker: lambda: CapacityTracker(_planner(), 1_000),
