@@ -162,7 +162,7 @@ async def test_a_prime_goes_where_its_request_goes():
 
 async def test_primes_need_the_protocol_that_has_them():
     planner, batch = primed_batch()
-    async with connected(EmulatedEngine(), planner, protocol="anthropic") as client:
+    async with connected(EmulatedEngine(), planner=planner, protocol="anthropic") as client:
         with pytest.raises(InvalidRequestError, match="plan without primes=True"):
             await client.prime(batch.primes[0].plan, max_tokens=1)
 
