@@ -1,6 +1,7 @@
 from collections.abc import Iterator
 
 import pytest
+from caching_server import CachingServer, caching_server
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_model_helpers import RecordingModel
@@ -17,3 +18,10 @@ def global_cache() -> Iterator[None]:
 def inner() -> RecordingModel:
     """Return a model that keeps what it was sent, to be wrapped."""
     return RecordingModel()
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[CachingServer]:
+    """Run a provider whose cache is emulated: Anthropic, or whom a parameter names."""
+    with caching_server(getattr(request, "param", "anthropic")) as server:
+        yield server

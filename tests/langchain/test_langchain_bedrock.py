@@ -1,39 +1,25 @@
 """Wrapped chat models of Amazon Bedrock, whose marks are blocks of their own."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from caching_provider import count_tokens
-from caching_server import CachingServer, caching_server
+from caching_server import CachingServer
 from converse_model import ChatBedrock, ChatBedrockConverse
 from langchain.agents import create_agent
-from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
+from langchain_hosted import found, planner_for
+from langchain_hosted import wrapped as wrapped_at
 
-from ctxreuse import ReusePlanner
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, format_context
 
-ROUNDS = [("one", "two", "three"), ("two", "one", "four"), ("five", "one", "two"), ("one", "two")]
+ROUNDS = ["one two three", "two one four", "five one two", "one two"]
 POINT = {"cachePoint": {"type": "default"}}
 
 
-@pytest.fixture
-def server() -> Iterator[CachingServer]:
-    with caching_server("anthropic") as server:
-        yield server
-
-
-def found(names: str) -> list[Document]:
-    return [Document(id=one, page_content=f"{one} " * 800) for one in names.split()]
-
-
 def wrapped(server: CachingServer, cache: str = "bedrock") -> ReuseChatModel:
-    planner = ReusePlanner(cache=cache, token_counter=count_tokens)
-    inner = ChatBedrockConverse.at(server)
-    return ReuseChatModel(inner=inner, planner=planner, window_s=0)
+    return wrapped_at(server, cache, ChatBedrockConverse.at(server))
 
 
 def points(model: ReuseChatModel) -> int:
@@ -46,7 +32,7 @@ def points(model: ReuseChatModel) -> int:
 def test_cache_points_stand_where_prompts_fork(server, life):
     model = wrapped(server, f"bedrock(life={life})")
     for number, names in enumerate([*ROUNDS, *ROUNDS]):
-        context = format_context(found(" ".join(names)))
+        context = format_context(found(names))
         model.invoke([SystemMessage("Be brief."), HumanMessage(f"{context}\n\nQ {number}?")])
     assert server.usages[-1].read > 1_500
     assert {ttl for usage in server.usages for ttl in usage.written} == {life}
@@ -60,7 +46,7 @@ def test_what_is_sent_in_parts_says_what_is_sent_in_one(server):
     for cache in ("bedrock", "vllm"):
         model = wrapped(server, cache).model_copy(update={"strategy": "none"})
         for number, names in enumerate(ROUNDS):
-            context = format_context(found(" ".join(names)))
+            context = format_context(found(names))
             model.invoke([HumanMessage(f"{context}\n\nQ {number}?")])
         inner: Any = model.inner
         said.append(
@@ -80,7 +66,7 @@ def test_the_users_cache_points_stay_and_a_fifth_never_leaves_us(server, users):
     for number in range(users):
         rules += [{"type": "text", "text": f"rule{number} holds"}, POINT]
     for number, names in enumerate(ROUNDS):
-        text = {"type": "text", "text": f"{format_context(found(' '.join(names)))}\n\nQ {number}?"}
+        text = {"type": "text", "text": f"{format_context(found(names))}\n\nQ {number}?"}
         messages: list[BaseMessage] = [HumanMessage([*rules, text])]
         if rules:
             messages.insert(0, SystemMessage([{"type": "text", "text": "Be brief."}]))
@@ -118,7 +104,7 @@ def test_each_turn_of_a_conversation_reads_the_turn_before(server):
 
 
 def test_an_agents_tool_result_has_one_cache_point_behind_it(server):
-    ours = ReuseMiddleware(planner=ReusePlanner(cache="bedrock", token_counter=count_tokens))
+    ours = ReuseMiddleware(planner=planner_for(server, "bedrock"))
     inner = ChatBedrockConverse.at(server)
     agent: Any = create_agent(inner, middleware=[ours])
     for number in range(3):
@@ -139,7 +125,7 @@ def test_an_agents_tool_result_has_one_cache_point_behind_it(server):
 
 
 def test_agents_send_cache_points(server):
-    planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
+    planner = planner_for(server, "bedrock")
     ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
     agent: Any = create_agent(ChatBedrockConverse.at(server), middleware=[ours])
     messages: list[Any] = []
@@ -153,12 +139,12 @@ def test_agents_send_cache_points(server):
 
 
 def test_the_older_class_sends_them_where_it_uses_that_api(server):
-    planner = ReusePlanner(cache="bedrock", token_counter=count_tokens)
+    planner = planner_for(server, "bedrock")
     points_sent = []
     for uses_converse in (False, True):
         inner = ChatBedrock.at(server)
         inner.beta_use_converse_api = uses_converse
-        model = ReuseChatModel(inner=inner, planner=planner, window_s=0)
+        model = wrapped_at(server, inner=inner, planner=planner)
         for number in range(3):
             model.invoke([HumanMessage(f"{format_context(found('one two'))}\n\nQ {number}?")])
         points_sent.append(points(model))

@@ -2,40 +2,40 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
-from caching_provider import count_tokens
-from caching_server import CachingServer, caching_server
-from langchain_anthropic import ChatAnthropic
-from langchain_core.documents import Document
+from caching_server import CachingServer
 from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
+from langchain_hosted import found
+from langchain_hosted import wrapped as wrapped_at
 
-from ctxreuse import ReusePlanner
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 
 WINDOW_S = 0.2  # wide, so that all come in it on a busy machine
 
 
-@pytest.fixture
-def server() -> Iterator[CachingServer]:
-    with caching_server("anthropic") as server:
-        yield server
-
-
-def wrapped(server: CachingServer, cache: str = "anthropic", **settings: Any) -> ReuseChatModel:
-    inner = ChatAnthropic(model="m", base_url=server.url, api_key="k", max_retries=0, max_tokens=9)
-    planner = ReusePlanner(cache=cache, token_counter=count_tokens)
-    return ReuseChatModel(inner=inner, planner=planner, **{"window_s": WINDOW_S, **settings})
+def wrapped(server: CachingServer, **settings: Any) -> ReuseChatModel:
+    return wrapped_at(server, **{"window_s": WINDOW_S, **settings})
 
 
 def prompts(number: int = 4) -> list[list[BaseMessage]]:
-    found = [Document(id=one, page_content=f"{one} " * 700) for one in ("a", "b")]
-    return [[HumanMessage(f"{format_context(found)}\n\nQuestion {n}?")] for n in range(number)]
+    context = format_context(found("a b"))
+    return [[HumanMessage(f"{context}\n\nQuestion {n}?")] for n in range(number)]
+
+
+def ask_in_threads(model: ReuseChatModel) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(model.invoke, prompts()))) == 4
+
+
+def have_all_meet(server: CachingServer) -> None:
+    """Have no call answered before four have come."""
+    everybody = threading.Barrier(4)
+    server.before_first_token = lambda: everybody.wait(60)
 
 
 def unread(server: CachingServer) -> int:
@@ -104,29 +104,23 @@ async def test_a_stream_leads_until_its_first_token(server):
 
 @pytest.mark.parametrize("settings", [{"window_s": 0}, {"cache": "vllm"}])
 def test_without_a_window_or_for_the_default_cache_nobody_waits(server, settings):
-    everybody = threading.Barrier(4)
-    server.before_first_token = lambda: everybody.wait(60)
-    model = wrapped(server, **settings)
-    with ThreadPoolExecutor(4) as threads:
-        assert len(list(threads.map(model.invoke, prompts()))) == 4
+    have_all_meet(server)
+    ask_in_threads(wrapped(server, **settings))
 
 
 def test_what_is_written_already_makes_nobody_wait(server):
     model = wrapped(server, window_s=0.01)
     for one in prompts(3):
         model.invoke(one)
-    everybody = threading.Barrier(4)
-    server.before_first_token = lambda: everybody.wait(60)
-    with ThreadPoolExecutor(4) as threads:
-        assert len(list(threads.map(model.invoke, prompts()))) == 4
+    have_all_meet(server)
+    ask_in_threads(model)
     assert unread(server) == 2
 
 
 async def test_chains_whose_retriever_has_planned_wait_too(server):
     server.let_all_come()
     model = wrapped(server)
-    found = [Document(id=one, page_content=f"{one} " * 700) for one in ("a", "b")]
-    lookup = RunnableLambda(lambda query: found)
+    lookup = RunnableLambda(lambda query: found("a b"))
     retriever = ReuseRetriever(retriever=lookup, planner=model.planner)
     ask = RunnableLambda(lambda context: [HumanMessage(f"{context}\n\nWhich?")])
     chain = retriever | format_context | ask | model

@@ -1,14 +1,10 @@
 """Chains and agents whose model is wrapped send marks that a provider's cache reads again."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from caching_provider import count_tokens
-from caching_server import CachingServer, caching_server
 from langchain.agents import create_agent
-from langchain_anthropic import ChatAnthropic
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_classic.chains.retrieval import create_retrieval_chain
 from langchain_classic.retrievers import ContextualCompressionRetriever
@@ -17,17 +13,11 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
-from langchain_openai import ChatOpenAI
+from langchain_hosted import found, planner_for, wrapped
 
-from ctxreuse import ReusePlanner
-from langchain_ctxreuse import (
-    ReuseChatModel,
-    ReuseCompressor,
-    ReuseMiddleware,
-    ReuseRetriever,
-    format_context,
-)
+from langchain_ctxreuse import ReuseCompressor, ReuseMiddleware, ReuseRetriever, format_context
 
+pytestmark = pytest.mark.parametrize("server", ["openai", "anthropic"], indirect=True)
 QUERIES = ["one two three", "two one four", "five one two", "one two", "two one six", "one two"]
 
 
@@ -36,32 +26,6 @@ class Named(BaseRetriever):
 
     def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
         return found(query)
-
-
-def found(query: str) -> list[Document]:
-    names = query.rstrip("?").split()
-    return [Document(id=name, page_content=f"{name} says: {'well ' * 800}{name}") for name in names]
-
-
-@pytest.fixture(params=["openai", "anthropic"])
-def server(request: pytest.FixtureRequest) -> Iterator[CachingServer]:
-    with caching_server(request.param) as server:
-        yield server
-
-
-def planner_for(server: CachingServer, cache: str | None = None) -> ReusePlanner:
-    return ReusePlanner(cache=cache or server.provider.protocol, token_counter=count_tokens)
-
-
-def wrapped(server: CachingServer, planner: ReusePlanner) -> ReuseChatModel:
-    inner: Any
-    if server.provider.protocol == "openai":
-        inner = ChatOpenAI(model="m", base_url=f"{server.url}/v1", api_key="k", max_retries=0)
-    else:
-        inner = ChatAnthropic(
-            model="m", base_url=server.url, api_key="k", max_retries=0, max_tokens=9
-        )
-    return ReuseChatModel(inner=inner, planner=planner, window_s=0)
 
 
 PROMPT = ChatPromptTemplate.from_messages(
@@ -99,7 +63,7 @@ RETRIEVERS: dict[str, Any] = {
 @pytest.mark.parametrize("chained", [formatted, stuffed, in_tags])
 async def test_what_prompts_share_is_read_again(server, chained, retriever):
     planner = planner_for(server)
-    chain = chained(RETRIEVERS[retriever](planner), wrapped(server, planner))
+    chain = chained(RETRIEVERS[retriever](planner), wrapped(server, planner=planner))
     for query in [*QUERIES, *QUERIES]:
         [piece async for piece in chain.astream({"input": query})]
     assert server.usages[-1].read > 1_600
@@ -116,7 +80,10 @@ def test_a_chains_batch_sends_the_one_first_that_writes_what_others_read(server,
     retriever = ReuseRetriever(retriever=Named(), planner=planner)
     begin: Any = RunnableLambda(lambda query: {"question": query})
     chain = (
-        retriever | {"context": format_context, "input": begin} | PROMPT | wrapped(server, planner)
+        retriever
+        | {"context": format_context, "input": begin}
+        | PROMPT
+        | wrapped(server, planner=planner)
     )
     server.let_all_come()
     queries = ["one two three"] * 4
@@ -132,7 +99,7 @@ def test_a_chains_batch_sends_the_one_first_that_writes_what_others_read(server,
 def test_later_turns_read_the_turn_before(server, shown, is_planned_before):
     planner = planner_for(server)
     retriever = RETRIEVERS["ReuseRetriever" if is_planned_before else "plain"](planner)
-    model = wrapped(server, planner)
+    model = wrapped(server, planner=planner)
     messages: list[BaseMessage] = []
 
     def turn(query: str) -> BaseMessage:
@@ -150,7 +117,7 @@ def test_later_turns_read_the_turn_before(server, shown, is_planned_before):
 def test_an_agents_context_is_sent_with_marks_by_a_wrapped_model(server):
     planner = planner_for(server)
     ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
-    agent: Any = create_agent(wrapped(server, planner), middleware=[ours])
+    agent: Any = create_agent(wrapped(server, planner=planner), middleware=[ours])
     for query in [*QUERIES, *QUERIES]:
         agent.invoke({"messages": [{"role": "user", "content": query}]})
     assert server.usages[-1].read > 1_600
