@@ -22,8 +22,8 @@ def some_vectors(seed: int = 0, count: int = SIZE) -> np.ndarray:
 
 def build_index(metric: str, vectors: np.ndarray | None = None, nlist: int = NLIST) -> Any:
     vectors = some_vectors() if vectors is None else vectors
-    coarse = faiss.IndexFlat(DIMENSION, METRICS[metric])
-    index = faiss.IndexIVFFlat(coarse, DIMENSION, nlist, METRICS[metric])
+    dimension, kind = vectors.shape[1], METRICS[metric]
+    index = faiss.IndexIVFFlat(faiss.IndexFlat(dimension, kind), dimension, nlist, kind)
     index.cp.min_points_per_centroid = 1
     index.train(vectors)
     index.add(vectors)

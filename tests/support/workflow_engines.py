@@ -17,6 +17,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+from ivf_helpers import build_index
 from virtual_time import run_by
 from workflow_interpreter import Asked, Interpreted, interpret
 
@@ -42,8 +43,6 @@ from virtual_clock import VirtualTimeLoop
 
 DIMENSION, SIZE, NLIST, NPROBE = 8, 600, 16, 12
 BLOCKS = tuple(ContextBlock(id=f"d{number}", text=f"passage {number}.") for number in range(SIZE))
-METRICS = {"L2": faiss.METRIC_L2, "inner product": faiss.METRIC_INNER_PRODUCT}
-
 EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
 
 
@@ -51,11 +50,7 @@ EAGER = WorkflowOptions(max_wasted_share=1.0, workers=2)
 def corpus_index(metric: str = "L2") -> Any:
     """Return an index over the corpus that many tests search and none changes."""
     vectors = np.random.default_rng(0).normal(size=(SIZE, DIMENSION)).astype(np.float32)
-    kind = METRICS[metric]
-    index = faiss.IndexIVFFlat(faiss.IndexFlat(DIMENSION, kind), DIMENSION, NLIST, kind)
-    index.cp.min_points_per_centroid = 1
-    index.train(vectors)
-    index.add(vectors)
+    index = build_index(metric, vectors, NLIST)
     index.nprobe = NPROBE
     return index
 

@@ -12,8 +12,8 @@ import pytest
 from example_counts import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from ivf_helpers import METRICS
 from workflow_engines import (
-    METRICS,
     Clock,
     Outcome,
     SteadyLLM,

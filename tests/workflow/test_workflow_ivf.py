@@ -39,14 +39,16 @@ def stock_search(index: faiss.Index, queries: np.ndarray, k: int, nprobe: int) -
     return Candidates(*index.search(queries, k, params=faiss.SearchParametersIVF(nprobe=nprobe)))
 
 
+def assert_as_stock(searched: IVFIndex, index: faiss.Index, k: int = 5) -> None:
+    clusters = searched.nearest_clusters(QUERIES, 8)
+    assert_same(scan_all(searched, QUERIES, clusters, k), *stock_search(index, QUERIES, k, 8))
+
+
 @metrics
 @pytest.mark.parametrize("k", [1, 5, 300, SIZE + 7])
 @pytest.mark.parametrize("threads", [None, 1, 2])
 def test_scanned_clusters_merge_to_what_stock_faiss_finds(metric, k, threads):
-    searched = IVFIndex(shared_index(metric), threads=threads)
-    clusters = searched.nearest_clusters(QUERIES, 8)
-    expected = stock_search(shared_index(metric), QUERIES, k, 8)
-    assert_same(scan_all(searched, QUERIES, clusters, k), *expected)
+    assert_as_stock(IVFIndex(shared_index(metric), threads=threads), shared_index(metric), k)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts a thread's switches")
@@ -248,9 +250,8 @@ def test_a_scalar_quantizer_is_searched_as_stock_faiss_does(by_residual):
     index.train(some_vectors())
     index.add(some_vectors())
     searched = IVFIndex(index)
-    clusters = searched.nearest_clusters(QUERIES, 8)
-    assert_same(scan_all(searched, QUERIES, clusters, 5), *stock_search(index, QUERIES, 5, 8))
-    cluster = int(clusters[0, 0])
+    assert_as_stock(searched, index)
+    cluster = int(searched.nearest_clusters(QUERIES, 8)[0, 0])
     id_ = int(searched.ids_of(cluster)[0])
     index.make_direct_map()
     np.testing.assert_array_equal(searched.vectors_of([id_], [cluster])[0], index.reconstruct(id_))
@@ -261,10 +262,7 @@ def test_handles_of_the_general_type_will_do_and_live_as_long_as_they_are_search
     wrapper.index.train(some_vectors())
     assert type(wrapper.index) is faiss.Index
     assert IVFIndex(wrapper.index).nlist == 4
-    searched = IVFIndex(build_index("L2"))
-    clusters = searched.nearest_clusters(QUERIES, 8)
-    expected = stock_search(shared_index("L2"), QUERIES, 5, 8)
-    assert_same(scan_all(searched, QUERIES, clusters, 5), *expected)
+    assert_as_stock(IVFIndex(build_index("L2")), shared_index("L2"))
 
 
 @metrics
@@ -275,9 +273,7 @@ def test_an_index_in_a_file_is_searched_alike(metric, memory_map, tmp_path):
     searched = IVFIndex.read(path, memory_map=memory_map)
     lists = type(faiss.downcast_InvertedLists(searched.faiss_index.invlists)).__name__
     assert lists == ("OnDiskInvertedLists" if memory_map else "ArrayInvertedLists")
-    clusters = searched.nearest_clusters(QUERIES, 8)
-    expected = stock_search(shared_index(metric), QUERIES, 5, 8)
-    assert_same(scan_all(searched, QUERIES, clusters, 5), *expected)
+    assert_as_stock(searched, shared_index(metric))
     np.testing.assert_array_equal(
         searched.vectors_of([searched.ids_of(2)[1]], [2])[0],
         some_vectors()[searched.ids_of(2)[1]],

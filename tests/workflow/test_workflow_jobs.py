@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workflow_engines import DIMENSION, METRICS, NLIST, corpus_index
+from ivf_helpers import METRICS
+from workflow_engines import DIMENSION, NLIST, corpus_index
 
 from ctxreuse.workflow.vector_search.costs import ScanLoad
 from ctxreuse.workflow.vector_search.handle import SearchHandle

@@ -97,6 +97,19 @@ def found_by(queue: ScanQueue, search: SearchHandle) -> list[tuple[float, int, i
     return list(found)[: search.k]
 
 
+def queue_with(*searches: SearchHandle) -> ScanQueue:
+    queue = Corpus(0, False).queue()
+    for search in searches:
+        queue.add(search)
+    return queue
+
+
+def next_of(queue: ScanQueue, budget_s: float = 100.0, *overhead_s: float) -> ScanBatch:
+    batch = queue.next_batch(budget_s, *overhead_s)
+    assert batch is not None
+    return batch
+
+
 def check_batch(batch: ScanBatch, shared_by: int) -> None:
     """Check that a batch is what its description says."""
     pairs = list(zip(batch.rows.tolist(), batch.clusters.tolist(), strict=True))
@@ -207,27 +220,21 @@ def check_searches(data: Any, corpus: Corpus, kept: int, shared_by: int) -> None
 
 
 def test_who_is_due_first_chooses_and_whoever_needs_the_same_joins():
-    queue = Corpus(0, False).queue()
     late, early = search_for(1, [0, 1, 2], due=2.0), search_for(2, [2, 3, 1], due=1.0)
-    queue.add(late)
-    queue.add(early)
-    batch = queue.next_batch(0.0)
-    assert batch is not None
+    queue = queue_with(late, early)
+    batch = next_of(queue, 0.0)
     assert batch.searches == (early, late)
     assert batch.clusters.tolist() == [2, 2]
     late.due = 0.0
-    following = queue.next_batch(0.0)
-    assert following is not None
+    following = next_of(queue, 0.0)
     assert following.searches == (late,)
     assert following.clusters.tolist() == [0]
 
 
 def test_only_the_most_urgent_share_a_scan(monkeypatch):
     monkeypatch.setattr(scan_queue, "SHARED_BY", 2)
-    queue = Corpus(0, False).queue()
     searches = [search_for(number, [4], due=float(-number)) for number in range(5)]
-    for search in searches:
-        queue.add(search)
+    queue = queue_with(*searches)
     batches = [queue.next_batch(1.0) for _ in range(4)]
     assert [batch and batch.searches for batch in batches] == [
         (searches[4], searches[3]),
@@ -239,13 +246,10 @@ def test_only_the_most_urgent_share_a_scan(monkeypatch):
 
 def test_a_batch_fits_its_budget_but_is_never_empty():
     costs = ScanCosts(DIMENSION)
-    queue = Corpus(0, False).queue()
-    queue.add(search_for(1, range(CLUSTERS)))
-    first = queue.next_batch(0.0)
-    assert first is not None
+    queue = queue_with(search_for(1, range(CLUSTERS)))
+    first = next_of(queue, 0.0)
     assert first.load.clusters == 1
-    second = queue.next_batch(2.5 * costs.seconds(first.load))
-    assert second is not None
+    second = next_of(queue, 2.5 * costs.seconds(first.load))
     assert second.load.clusters == 2
     assert costs.seconds(second.load) <= 2.5 * costs.seconds(first.load)
 
@@ -255,9 +259,7 @@ def test_a_larger_k_keeps_what_others_have_found():
     queue = corpus.queue()
     small, large = search_for(1, [0, 1], k=2), search_for(2, [0, 1, 2, 3], k=20)
     queue.add(small)
-    batch = queue.next_batch(0.0)
-    assert batch is not None
-    found = corpus.scan(batch)
+    found = corpus.scan(batch := next_of(queue, 0.0))
     queue.add(large)
     queue.take_in(batch, found)
     while (batch := queue.next_batch(1.0)) is not None:
@@ -287,27 +289,18 @@ FULL = [cluster for cluster in range(CLUSTERS) if Corpus(0, False).members[clust
 
 
 def test_what_ends_a_search_is_scanned_without_what_only_others_need():
-    queue = Corpus(0, False).queue()
-    early = search_for(1, FULL[:2], due=1.0)
-    late = search_for(2, FULL[1:], due=2.0)
-    queue.add(late)
-    queue.add(early)
-    batch = queue.next_batch(budget_s=100.0)
-    assert batch is not None
+    early, late = search_for(1, FULL[:2], due=1.0), search_for(2, FULL[1:], due=2.0)
+    queue = queue_with(late, early)
+    batch = next_of(queue)
     assert set(batch.clusters.tolist()) == set(FULL[:2])
     assert batch.searches == (early, late)  # who is late shares what it needs, too
-    rest = queue.next_batch(budget_s=100.0)
-    assert rest is not None
-    assert set(rest.clusters.tolist()) == set(FULL[2:])
+    assert set(next_of(queue).clusters.tolist()) == set(FULL[2:])
 
 
 @pytest.mark.parametrize(("overhead_s", "ended"), [(0.0, 1), (1e-9, 1), (100.0, 3)])
 def test_a_batch_ends_several_searches_where_its_overhead_costs_more(overhead_s, ended):
-    queue = Corpus(0, False).queue()
-    for number in range(3):
-        queue.add(search_for(number, FULL[3 * number : 3 * number + 3], due=float(number)))
-    batch = queue.next_batch(100.0, overhead_s)
-    assert batch is not None
+    searches = [search_for(n, FULL[3 * n : 3 * n + 3], due=float(n)) for n in range(3)]
+    batch = next_of(queue_with(*searches), 100.0, overhead_s)
     assert set(batch.clusters.tolist()) == set(FULL[: 3 * ended])
 
 
@@ -316,10 +309,9 @@ def test_a_batch_ends_several_searches_where_its_overhead_costs_more(overhead_s,
     [(2, 0, [2, len(FULL) - 2]), (3, 2, [3] + [2] * ((len(FULL) - 3) // 2)), (0, 0, [len(FULL)])],
 )
 def test_batches_end_where_their_search_wants_to_be_looked_at(pause_at, pause_every, parts):
-    queue = Corpus(0, False).queue()
     search = search_for(1, FULL)
     search.pause_at, search.pause_every = pause_at, pause_every
-    queue.add(search)
+    queue = queue_with(search)
     sizes = []
     while (batch := queue.next_batch(budget_s=100.0)) is not None:
         sizes.append(len(batch.clusters))
@@ -327,14 +319,9 @@ def test_batches_end_where_their_search_wants_to_be_looked_at(pause_at, pause_ev
 
 
 def test_what_nobody_waits_for_is_scanned_only_where_nobody_waits():
-    queue = Corpus(0, False).queue()
     awaited, ahead = search_for(1, FULL, due=1.0), search_for(2, FULL, due=float("inf"))
-    queue.add(ahead)
-    queue.add(awaited)
-    batch = queue.next_batch(100.0)
-    assert batch is not None
-    assert batch.searches == (awaited,)
-    following = queue.next_batch(100.0)
-    assert following is not None
+    queue = queue_with(ahead, awaited)
+    assert next_of(queue).searches == (awaited,)
+    following = next_of(queue)
     assert following.searches == (ahead,)
     assert len(following.clusters) == 1  # somebody may come any moment

@@ -232,6 +232,16 @@ def every_pair(searched: IVFIndex, queries: np.ndarray, k: int) -> Candidates:
     )
 
 
+def assert_as_faiss(
+    searched: IVFIndex, queries: np.ndarray, k: int, clusters: list[int], **capacity: int
+) -> GpuTier:
+    """Check that searches find the same once some clusters are on the device."""
+    expected = every_pair(searched, queries, k)
+    tier = on_device(searched, clusters, **capacity)
+    assert_same(every_pair(searched, queries, k), *expected)
+    return tier
+
+
 def certain_pairs(tier: GpuTier, queries: np.ndarray, k: int) -> np.ndarray:
     """Return for each query and held cluster whether the device's answer was taken."""
     scanner = tier.index._serving.scanner
@@ -245,10 +255,8 @@ def certain_pairs(tier: GpuTier, queries: np.ndarray, k: int) -> np.ndarray:
 @pytest.mark.parametrize("k", [1, 5, 400])
 def test_clusters_on_the_device_are_searched_as_faiss_does(torch, metric, k):
     searched = IVFIndex(shared_index(metric))
-    expected = every_pair(searched, QUERIES, k)
-    tier = on_device(searched, list(range(0, NLIST, 2)))
+    tier = assert_as_faiss(searched, QUERIES, k, list(range(0, NLIST, 2)))
     assert tier.clusters == tuple(range(0, NLIST, 2))
-    assert_same(every_pair(searched, QUERIES, k), *expected)
     assert certain_pairs(tier, QUERIES, k).all()
 
 
@@ -273,18 +281,14 @@ def test_whatever_the_vectors_results_are_those_of_faiss(metric, scale, shift, d
     index.add(vectors)
     searched = IVFIndex(index)
     queries = vectors[::60] + np.float32(scale) * random.normal(size=(7, dimension)).astype("f4")
-    expected = every_pair(searched, queries, k)
-    on_device(searched, [0, 1, 3], capacity_bytes=10**7)
-    assert_same(every_pair(searched, queries, k), *expected)
+    assert_as_faiss(searched, queries, k, [0, 1, 3], capacity_bytes=10**7)
 
 
 @metrics
 def test_equal_scores_at_the_end_are_left_to_faiss(torch, metric):
     vectors = np.repeat(some_vectors()[:20], 30, axis=0)
     searched = IVFIndex(build_index(metric, vectors, nlist=2))
-    expected = every_pair(searched, QUERIES, 7)
-    tier = on_device(searched, [0, 1])
-    assert_same(every_pair(searched, QUERIES, 7), *expected)
+    tier = assert_as_faiss(searched, QUERIES, 7, [0, 1])
     assert not certain_pairs(tier, QUERIES, 7).any()
     assert certain_pairs(tier, QUERIES, 30).all()
 
@@ -295,9 +299,7 @@ def test_more_candidates_within_the_margin_than_there_is_room_for_are_left_to_fa
     vectors = (1 + 1e-6 * random.normal(size=(300, DIMENSION))).astype(np.float32)
     searched = IVFIndex(build_index(metric, vectors, nlist=1))
     queries = vectors[:3]
-    expected = every_pair(searched, queries, 3)
-    tier = on_device(searched, [0])
-    assert_same(every_pair(searched, queries, 3), *expected)
+    tier = assert_as_faiss(searched, queries, 3, [0])
     assert not certain_pairs(tier, queries, 3).any()
 
 
@@ -306,9 +308,7 @@ def test_queries_that_are_no_numbers_are_left_to_faiss(torch, metric):
     searched = IVFIndex(shared_index(metric))
     queries = QUERIES[:3].copy()
     queries[1], queries[2] = np.nan, np.inf
-    expected = every_pair(searched, queries, 5)
-    tier = on_device(searched, list(range(NLIST)))
-    assert_same(every_pair(searched, queries, 5), *expected)
+    tier = assert_as_faiss(searched, queries, 5, list(range(NLIST)))
     certain = certain_pairs(tier, queries, 5).reshape(3, NLIST)
     assert certain.any(axis=1).tolist() == [True, False, False]
 
@@ -322,10 +322,8 @@ def test_rows_come_back_in_the_order_in_which_they_were_asked(torch, searched):
 
 
 def test_many_rows_are_scored_in_blocks(torch, monkeypatch, searched):
-    expected = every_pair(searched, QUERIES, 5)
-    on_device(searched, list(range(NLIST)))
     monkeypatch.setattr("ctxreuse.workflow.vector_search.gpu_tier._LARGEST_PRODUCT", 700)
-    assert_same(every_pair(searched, QUERIES, 5), *expected)
+    assert_as_faiss(searched, QUERIES, 5, list(range(NLIST)))
 
 
 def test_products_of_less_precision_are_not_trusted(torch, searched):
@@ -371,9 +369,7 @@ def test_clusters_of_very_different_sizes_are_searched_as_faiss_does(torch):
         index.invlists.resize(cluster, size)
     searched = IVFIndex(index)
     queries = np.concatenate([QUERIES, vectors[::50]])
-    expected = every_pair(searched, queries, 6)
-    on_device(searched, list(range(9)))
-    assert_same(every_pair(searched, queries, 6), *expected)
+    assert_as_faiss(searched, queries, 6, list(range(9)))
 
 
 @pytest.mark.parametrize("breaks", ["begin", "finish"])
