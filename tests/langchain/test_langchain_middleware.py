@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from langchain_agent_helpers import (
-    PICTURE,
     A,
     B,
     C,
@@ -37,7 +36,7 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, tool
 from langchain_document_helpers import LetterRetriever, document, documents, no_sockets, text_of
-from langchain_model_helpers import letters_in
+from langchain_model_helpers import PIXEL, letters_in
 from langgraph.checkpoint.memory import InMemorySaver
 from planning_helpers import location_words, order_words
 
@@ -106,7 +105,7 @@ TEA, CATS, NO_TEA = (
 
 
 def parts(query: str) -> list[Any]:
-    return [PICTURE, {"type": "text", "text": "\n\n".join(query), "extra": 1}]
+    return [PIXEL, {"type": "text", "text": "\n\n".join(query), "extra": 1}]
 
 
 SEVERAL = [{"type": "text", "text": "x\n\ny"}, {"type": "text", "text": "z"}]
@@ -151,9 +150,9 @@ RESULTS: dict[str, tuple[Any, BaseTool, list[tuple[str, ...]], list[Any]]] = {
         text_tool(parts),
         [("xy",), ("yz",)],
         [
-            [PICTURE, {"type": "text", "text": f"{labelled('x')}\n\n{labelled('y')}", "extra": 1}],
+            [PIXEL, {"type": "text", "text": f"{labelled('x')}\n\n{labelled('y')}", "extra": 1}],
             [
-                PICTURE,
+                PIXEL,
                 {"type": "text", "text": f"{pointed_to('y')}\n\n{labelled('z')}", "extra": 1},
             ],
         ],
@@ -422,14 +421,14 @@ def test_context_is_retrieved_once_for_a_question():
 
 def test_a_question_with_a_picture_keeps_it():
     agent, model = agent_with(ReuseMiddleware(retriever=LetterRetriever()), [done(), done()])
-    content = [{"type": "text", "text": "ab"}, PICTURE]
+    content = [{"type": "text", "text": "ab"}, PIXEL]
     [question, _] = ask(agent, content)
     assert question.content == [{"type": "text", "text": shown(A, B)}, *content]
     assert sent(ask(agent, "b"))[2].content == f"{see('b')}\n\nb"
     assert is_append_only(model.seen)
 
 
-@pytest.mark.parametrize("content", ["", "  ", [PICTURE], "!"])
+@pytest.mark.parametrize("content", ["", "  ", [PIXEL], "!"])
 def test_a_question_without_text_or_for_which_nothing_is_found_stays(content):
     found = RunnableLambda(lambda query: [] if query == "!" else documents("ab"))
     agent, _ = agent_with(ReuseMiddleware(retriever=found), [done()])

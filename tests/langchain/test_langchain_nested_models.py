@@ -59,34 +59,27 @@ async def _all(chunks: AsyncIterator[Any]) -> None:
         assert current_scope() == NO_SCOPE, "the reader's context shows nothing"
 
 
-def _invoke(model: ReuseChatModel, config: Any) -> None:
-    model.invoke(question("ab"), config)
-
-
-def _ainvoke(model: ReuseChatModel, config: Any) -> None:
-    asyncio.run(model.ainvoke(question("ab"), config))
-
-
-def _batch(model: ReuseChatModel, config: Any) -> None:
-    model.batch([question("ab")], config)
-
-
-def _stream(model: ReuseChatModel, config: Any) -> None:
-    for _ in model.stream(question("ab"), config):
+def _read(chunks: Iterator[Any]) -> None:
+    for _ in chunks:
         assert current_scope() == NO_SCOPE, "the reader's context shows nothing"
 
 
-def _astream(model: ReuseChatModel, config: Any) -> None:
-    asyncio.run(_all(model.astream(question("ab"), config)))
+CALLS: dict[str, Any] = {
+    "invoke": lambda model, config: model.invoke(question("ab"), config),
+    "ainvoke": lambda model, config: asyncio.run(model.ainvoke(question("ab"), config)),
+    "batch": lambda model, config: model.batch([question("ab")], config),
+    "stream": lambda model, config: _read(model.stream(question("ab"), config)),
+    "astream": lambda model, config: asyncio.run(_all(model.astream(question("ab"), config))),
+}
 
 
-@pytest.mark.parametrize("call", [_invoke, _ainvoke, _batch, _stream, _astream])
+@pytest.mark.parametrize("call", CALLS)
 def test_code_inside_a_foreign_wrapper_knows_whose_request_it_serves(call):
-    streams = call in (_stream, _astream)
+    streams = "stream" in call
     engine = StreamingModel() if streams else RecordingModel()
     foreign = (ForeignStream if streams else Foreign)(inner=ReuseChatModel(inner=engine))
     model = ReuseChatModel(inner=foreign)
-    call(model, configured(tenant="acme", thread_id="c1"))
+    CALLS[call](model, configured(tenant="acme", thread_id="c1"))
     assert [(one.tenant, one.conversation_id) for one in foreign.scopes] == [("acme", "c1")]
     assert current_scope() == NO_SCOPE
 

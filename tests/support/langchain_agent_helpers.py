@@ -8,9 +8,7 @@ from itertools import count, pairwise
 from typing import Any
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import (
-    AgentMiddleware,
-)
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
 from langchain_core.messages import (
     AIMessage,
@@ -22,11 +20,7 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, create_retriever_tool
-from langchain_document_helpers import (
-    LetterRetriever,
-    document,
-    text_of,
-)
+from langchain_document_helpers import LetterRetriever, document, text_of
 from langgraph.checkpoint.memory import InMemorySaver
 from planning_helpers import location_words
 
@@ -127,6 +121,3 @@ def result(message_id: str, letters: str) -> ToolMessage:
         name="search",
         id=message_id,
     )
-
-
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
