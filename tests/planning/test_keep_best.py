@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from planning_helpers import big_request, first_turns, identity, plan_everything, sent_ids
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.errors import InvalidRequestError
 from ctxreuse.rules.cache_rules import READY_PROFILES
 from ctxreuse.sharing import SQLiteLog
 
@@ -26,15 +25,6 @@ def test_no_block_is_moved_before_the_best_and_none_is_lost(requests, is_batch, 
         sent = list(map(identity, plan.blocks))
         assert sorted(map(repr, sent)) == sorted(map(repr, asked))
         assert sent[:1] == asked[:1]
-
-
-@given(st.lists(first_turns, max_size=8))
-@examples(100)
-def test_a_preview_is_what_is_planned_then(requests):
-    planner = ReusePlanner(keep_best=True)
-    for one in requests:
-        previewed = planner.preview(one)
-        assert sent_ids(planner.plan(one)) == sent_ids(previewed)
 
 
 def test_what_is_cached_behind_the_best_block_is_shared():
@@ -127,10 +117,3 @@ def test_a_copy_keeps_it_and_shadow_mode_counts_with_it():
             shadow.plan(one)
         saved.append(shadow.savings.saved_tokens)
     assert saved[0] > saved[1] == 0
-
-
-def test_other_values_are_refused():
-    with pytest.raises(InvalidRequestError, match="annotate must be True, False or None, not 'no'"):
-        ReusePlanner(annotate="no")
-    with pytest.raises(InvalidRequestError, match="keep_best must be True or False, not 1"):
-        ReusePlanner(keep_best=1)

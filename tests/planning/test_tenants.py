@@ -121,16 +121,3 @@ def test_all_tenants_together_stay_within_the_bounds(requests, max_nodes, max_te
     assert service.tenants.statistics().tokens == max(0, before - gone)
     for tenant in ("one", "two", "three"):
         check_index(service.tenants.state(tenant).index)
-
-
-@given(st.lists(sends, max_size=20))
-def test_a_tenants_index_does_not_depend_on_other_tenants(requests):
-    together = Service()
-    for request in requests:
-        together.send(*request)
-    for tenant in ("one", "two", "three"):
-        alone = Service()
-        for request in requests:
-            if request[0] == tenant:
-                alone.send(*request)
-        assert alone.shapes(tenant) == together.shapes(tenant)

@@ -160,6 +160,14 @@ def text(words: str, **fields: Any) -> dict[str, Any]:
     return {"type": "text", "text": words, **fields}
 
 
+def message(role: str, *content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": list(content), **fields}
+
+
+def of_responses(words: str, **fields: Any) -> dict[str, Any]:
+    return text(words, **fields) | {"type": "input_text"}
+
+
 texts = st.text(alphabet="ab \n\t\u00a0\ud800", max_size=6)
 
 
@@ -215,33 +223,17 @@ def test_marks_stand_behind_blocks_and_behind_the_system_text():
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "one\n\ntwo\n\nthree\n\nWhich?"},
     ]
-    assert plan.messages(parts=True) == [
-        {"role": "system", "content": [text("Be brief.", **MARK)]},
-        {
-            "role": "user",
-            "content": [
-                text("one"),
-                text("\n\ntwo", **MARK),
-                text("\n\nthree"),
-                text("\n\nWhich?"),
-            ],
-        },
-    ]
+
+    def shown(part: Any, mark: dict[str, Any]) -> dict[str, Any]:
+        marked = part("\n\ntwo", **mark)
+        return message("user", part("one"), marked, part("\n\nthree"), part("\n\nWhich?"))
+
+    system = message("system", text("Be brief.", **MARK))
+    assert plan.messages(parts=True) == [system, shown(text, MARK)]
     assert plan.body("responses") == {
         "input": [
-            {
-                "role": "system",
-                "content": [{"type": "input_text", "text": "Be brief.", **MARK}],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {"type": "input_text", "text": "one"},
-                    {"type": "input_text", "text": "\n\ntwo", **MARK},
-                    {"type": "input_text", "text": "\n\nthree"},
-                    {"type": "input_text", "text": "\n\nWhich?"},
-                ],
-            },
+            message("system", of_responses("Be brief.", **MARK)),
+            shown(of_responses, MARK),
         ],
         "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
         "prompt_cache_key": plan.prompt_cache_key,
@@ -250,15 +242,8 @@ def test_marks_stand_behind_blocks_and_behind_the_system_text():
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     assert hour.body("anthropic") == {
         "system": [text("Be brief.", **mark)],
-        "messages": [
-            {
-                "role": "user",
-                "content": [
-                    text("one"), text("\n\ntwo", **mark), text("\n\nthree"), text("\n\nWhich?"),
-                ],
-            }
-        ],
-    }  # fmt: skip
+        "messages": [shown(text, mark)],
+    }
     assert hour.messages(parts=True)[0]["content"] == [text("Be brief.", **mark)]
 
 
@@ -291,16 +276,9 @@ def test_options_that_do_not_go_together_are_refused(options):
         planned(["one"]).messages(**options)
 
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 HISTORY: list[dict[str, Any]] = [
-    {
-        "role": "user",
-        "name": "ann",
-        "content": [
-            text("look", **EPHEMERAL),
-            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
-        ],
-        "extra": 1,
-    },
+    message("user", text("look", **EPHEMERAL), PICTURE, name="ann", extra=1),
     {
         "role": "assistant",
         "content": None,
@@ -317,38 +295,18 @@ def test_what_a_history_says_is_kept_in_every_form():
     plan = planned(["one"], history=HISTORY)
     assert plan.messages()[:4] == HISTORY
     assert plan.messages(parts=True)[:4] == HISTORY
+    source = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+    picture = {"type": "image", "source": source}
+    use = {"type": "tool_use", "id": "t1", "name": "f", "input": {"x": 1}}
     assert plan.body("anthropic")["messages"][:4] == [
-        {
-            "role": "user",
-            "content": [
-                text("look", **EPHEMERAL),
-                {
-                    "type": "image",
-                    "source": {"type": "base64", "media_type": "image/png", "data": "AA=="},
-                },
-            ],
-            "extra": 1,
-        },
-        {
-            "role": "assistant",
-            "content": [{"type": "tool_use", "id": "t1", "name": "f", "input": {"x": 1}}],
-        },
-        {
-            "role": "user",
-            "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "found"}],
-        },
+        message("user", text("look", **EPHEMERAL), picture, extra=1),
+        message("assistant", use),
+        message("user", {"type": "tool_result", "tool_use_id": "t1", "content": "found"}),
         {"role": "assistant", "content": "It is."},
     ]
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
     assert plan.body("responses")["input"][:4] == [
-        {
-            "role": "user",
-            "name": "ann",
-            "content": [
-                {"type": "input_text", "text": "look", **EPHEMERAL},
-                {"type": "input_image", "image_url": "data:image/png;base64,AA=="},
-            ],
-            "extra": 1,
-        },
+        message("user", of_responses("look", **EPHEMERAL), picture, name="ann", extra=1),
         {"type": "function_call", "call_id": "t1", "name": "f", "arguments": '{"x": 1}'},
         {"type": "function_call_output", "call_id": "t1", "output": "found"},
         {"role": "assistant", "content": "It is."},
@@ -375,10 +333,8 @@ def marks_of(body: Any) -> list[str]:
 
 @pytest.mark.parametrize("users", range(7))
 def test_a_fifth_mark_never_leaves_us(users, once):
-    history = [
-        {"role": "user", "content": [text(f"user {n}", **EPHEMERAL) for n in range(users)]},
-        {"role": "assistant", "content": "Yes."},
-    ]
+    marked = [text(f"user {n}", **EPHEMERAL) for n in range(users)]
+    history = [message("user", *marked), {"role": "assistant", "content": "Yes."}]
     plan = planned(["one", "two", "three"], "", marks=(0, 1, 2, 3), system="S", history=history)
     plan = replace(plan, cache=ANTHROPIC)
     for _ in range(2):
@@ -404,10 +360,7 @@ def test_marks_on_tools_count_too():
 )
 def test_a_longer_time_to_live_never_stands_behind_a_shorter_one(ours, before, sent):
     mark = {"cache_control": {"type": "ephemeral", "ttl": before}}
-    history = [
-        {"role": "user", "content": [text("first", **mark)]},
-        {"role": "assistant", "content": "Yes."},
-    ]
+    history = [message("user", text("first", **mark)), {"role": "assistant", "content": "Yes."}]
     plan = planned(["one"], marks=(1,), history=history)
     plan = replace(plan, cache=cache_profile(f"anthropic(life={ours})"))
     part = plan.body("anthropic")["messages"][-1]["content"][0]

@@ -59,19 +59,7 @@ def steps(most: int) -> st.SearchStrategy[list[tuple[str, str, list[int]]]]:
     """Return what draws steps of four tenants, each for `act`."""
     step = st.tuples(
         st.sampled_from("abcd"),
-        st.sampled_from(
-            [
-                "plan",
-                "batch",
-                "conversation",
-                "later",
-                "edit",
-                "evict",
-                "evict tokens",
-                "trim",
-                "end",
-            ]
-        ),
+        st.sampled_from(STEPS),
         st.lists(st.integers(0, 30), max_size=8, unique=True),
     )
     return st.lists(step, max_size=most)
