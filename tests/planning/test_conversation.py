@@ -1,15 +1,17 @@
 import dataclasses
 import gc
+from functools import partial
 from types import FunctionType, ModuleType
 
 import pytest
 from planning_helpers import assistant, big_request, block, location_words, order_words, user
 
 from ctxreuse import ContextBlock, ContextRequest, Conversation, ReusePlanner
-from ctxreuse.errors import ConversationError, InvalidRequestError
+from ctxreuse.errors import ConversationError, InvalidBlockError, InvalidRequestError
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
+NO_TEXTS = (None, 7, [{"type": "text", "text": "Yes."}])
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
@@ -131,24 +133,15 @@ def test_a_conversation_id_of_any_size_is_legal_in_errors_too():
         lambda chat: chat.plan("a text", "Why?"),
         lambda chat: chat.plan([1], "Why?"),
         lambda chat: chat.plan(["a text"], None),
+        *(partial(Conversation.record, answer=one) for one in NO_TEXTS),
+        *(partial(Conversation.compact, summary=one) for one in NO_TEXTS),
     ],
 )
-def test_a_turn_that_is_refused_leaves_the_conversation_as_it_was(act):
+def test_what_is_refused_leaves_the_conversation_as_it_was(act):
     chat = ReusePlanner().conversation("c")
     chat.plan(blocks(1), "First?")
-    with pytest.raises(ValueError, match="not"):
+    with pytest.raises((InvalidBlockError, InvalidRequestError), match="not"):
         act(chat)
-    assert chat.messages() == [user("[Doc_1] text of 1\n\nFirst?")]
-
-
-@pytest.mark.parametrize("text", [None, 7, [{"type": "text", "text": "Yes."}]])
-def test_an_answer_or_summary_that_is_no_text_is_refused(text):
-    chat = ReusePlanner().conversation("c")
-    chat.plan(blocks(1), "First?")
-    with pytest.raises(InvalidRequestError):
-        chat.record(text)
-    with pytest.raises(InvalidRequestError):
-        chat.compact(text)
     assert chat.messages() == [user("[Doc_1] text of 1\n\nFirst?")]
 
 
