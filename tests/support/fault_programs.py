@@ -344,7 +344,7 @@ class TaskQueryEngine(QueryEngine):
         return asyncio.run(ask())
 
 
-class Pool(Program):
+class Pool(Client):
     """A pool of one engine; without ours, a client of it."""
 
     def __init__(self, planner: ReusePlanner | None) -> None:
@@ -367,18 +367,10 @@ class Pool(Program):
     def faults(self) -> int:
         return 0 if self._pool is None else self._pool.faults
 
-    def answer(self, question: str) -> str:
-        letters = question.partition(" ")[0]
-        request = ContextRequest(letter_blocks(letters), question)
-        return asyncio.run(self._answer(request))
-
     async def _answer(self, request: ContextRequest) -> str:
-        if self._pool is not None:
-            return (await self._pool.complete(request)).completion.text
-        client = EngineClient(
-            "http://engine/v1", retries=1, backoff_s=0, http_client=self.engine.ahttp
-        )
-        return (await client.complete(ReusePlanner().plan(request, strategy="none"))).text
+        if self._pool is None:
+            return await super()._answer(request)
+        return (await self._pool.complete(request)).completion.text
 
 
 def letter_blocks(letters: str) -> list[ContextBlock]:

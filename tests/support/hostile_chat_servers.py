@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 from hostile_servers import BROKEN, event
 from http_servers import Received, Script, engine_script
+from openai_models import clients_of
 
 from ctxreuse.serving import EmulatedEngine
 
@@ -296,8 +297,7 @@ def answered_as_it_should_be_unless(hostile_to: str, script: Script) -> Script:
 
 def clients(answer: Handler) -> tuple[httpx.Client, httpx.AsyncClient]:
     """Return clients that reach this server without a socket."""
-    transport = httpx.MockTransport(answer)
-    return httpx.Client(transport=transport), httpx.AsyncClient(transport=transport)
+    return clients_of(httpx.MockTransport(answer))
 
 
 class Outcome:
