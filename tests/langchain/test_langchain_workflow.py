@@ -137,19 +137,6 @@ class TestRetriever:
                     await asyncio.to_thread(retriever.batch, ["red"], one)
         assert seen == [("acme", "c1"), ("outside", None)]
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({"engine": None}, "WorkflowEngine"),
-            ({"k": 0}, "greater than or equal to 1"),
-            ({"document_of": {}}, "pass its __getitem__"),
-            ({"unknown": 1}, "Extra inputs"),
-        ],
-    )
-    def test_wrong_arguments_are_refused(self, arguments, message):
-        with pytest.raises(ValidationError, match=message):
-            WorkflowRetriever(**{"engine": engine_of(), **arguments})
-
     def test_what_is_no_document_is_refused(self):
         retriever = WorkflowRetriever(engine=engine_of(), document_of=lambda name: "text")
         with pytest.raises(InvalidRequestError, match="must return a Document, not str"):
@@ -210,11 +197,6 @@ class TestModel:
                 break
         await asyncio.sleep(0)
         assert left == [True]
-
-    @pytest.mark.parametrize("wrong", [None, "gpt", StrOutputParser(), FakeListChatModel])
-    def test_what_is_no_model_is_refused(self, wrong):
-        with pytest.raises(InvalidRequestError, match="llm must be a LangChain chat model"):
-            LangChainLLM(wrong)
 
 
 PROMPT = ChatPromptTemplate.from_messages(
@@ -397,24 +379,6 @@ class TestSpeculativeRAGChain:
         chain = SpeculativeRAGChain(retriever=retriever, prompt=PROMPT, llm=StreamingModel())
         assert [one.page_content for one in chain.invoke("red")["context"]] == ["one", "two"]
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({"retriever": RunnableLambda(lambda query: [])}, "must be a WorkflowRetriever"),
-            ({"prompt": "text"}, "must be a prompt template, not 'text'"),
-            ({"context_key": "docs"}, "no variable 'docs' for the documents, only 'context', 'inp"),
-            ({"llm": "gpt"}, "llm must be a LangChain chat model"),
-        ],
-    )
-    def test_wrong_arguments_are_refused(self, arguments, message):
-        right = {
-            "retriever": WorkflowRetriever(engine=engine_of()),
-            "prompt": PROMPT,
-            "llm": StreamingModel(),
-        }
-        with pytest.raises(InvalidRequestError, match=message):
-            SpeculativeRAGChain(**{**right, **arguments})
-
     async def test_a_query_that_is_no_string_is_refused(self):
         with pytest.raises(InvalidRequestError, match="'input' is searched for, so it must be"):
             await linked().ainvoke({"input": 3})
@@ -572,23 +536,49 @@ class TestRunnable:
         with pytest.raises(GraphError, match="has the input 'tenant', which the engine's"):
             WorkflowRunnable(engine_of(), graph)
 
-    @pytest.mark.parametrize(
-        ("arguments", "error", "message"),
-        [
-            ({"engine": "e"}, InvalidRequestError, "engine must be a WorkflowEngine, not 'e'"),
-            ({"graph": "g"}, GraphError, "graph must be a WorkflowGraph, not 'g'"),
-            (
-                {"outputs": ["x"]},
-                GraphError,
-                "'x' .str., which nothing writes; choose among 'docs'",
-            ),
-            ({"outputs": "docs"}, GraphError, "outputs must be a list of keys, not 'docs'"),
-            ({"document_of": 1}, InvalidRequestError, "document_of must be a function"),
-        ],
-    )
-    def test_wrong_arguments_are_refused(self, arguments, error, message):
+
+RIGHT: dict[Any, Any] = {
+    WorkflowRetriever: lambda: {"engine": engine_of()},
+    LangChainLLM: dict,
+    SpeculativeRAGChain: lambda: {
+        "retriever": WorkflowRetriever(engine=engine_of()),
+        "prompt": PROMPT,
+        "llm": StreamingModel(),
+    },
+    WorkflowRunnable: lambda: {"engine": engine_of(), "graph": one_shot()},
+}
+WRONG: dict[Any, list[tuple[type[Exception], dict[str, Any], str]]] = {
+    WorkflowRetriever: [
+        (ValidationError, {"engine": None}, "WorkflowEngine"),
+        (ValidationError, {"k": 0}, "greater than or equal to 1"),
+        (ValidationError, {"document_of": {}}, "pass its __getitem__"),
+        (ValidationError, {"unknown": 1}, "Extra inputs"),
+    ],
+    LangChainLLM: [
+        (InvalidRequestError, {"model": one}, "llm must be a LangChain chat model")
+        for one in (None, "gpt", StrOutputParser(), FakeListChatModel)
+    ],
+    SpeculativeRAGChain: [
+        (InvalidRequestError, {"retriever": RunnableLambda(len)}, "must be a WorkflowRetriever"),
+        (InvalidRequestError, {"prompt": "text"}, "must be a prompt template, not 'text'"),
+        (InvalidRequestError, {"context_key": "docs"}, "no variable 'docs' .*, only 'context', 'i"),
+        (InvalidRequestError, {"llm": "gpt"}, "llm must be a LangChain chat model"),
+    ],
+    WorkflowRunnable: [
+        (InvalidRequestError, {"engine": "e"}, "engine must be a WorkflowEngine, not 'e'"),
+        (InvalidRequestError, {"document_of": 1}, "document_of must be a function"),
+        (GraphError, {"graph": "g"}, "graph must be a WorkflowGraph, not 'g'"),
+        (GraphError, {"outputs": ["x"]}, "'x' .str., which nothing writes; choose among 'docs'"),
+        (GraphError, {"outputs": "docs"}, "outputs must be a list of keys, not 'docs'"),
+    ],
+}
+
+
+@pytest.mark.parametrize("made", WRONG)
+def test_wrong_arguments_are_refused(made):
+    for error, arguments, message in WRONG[made]:
         with pytest.raises(error, match=message):
-            WorkflowRunnable(**{"engine": engine_of(), "graph": one_shot(), **arguments})
+            made(**RIGHT[made]() | arguments)
 
 
 async def test_callers_in_threads_and_coroutines_share_one_engine_at_the_same_time():
