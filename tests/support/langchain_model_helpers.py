@@ -9,11 +9,12 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_document_helpers import documents
 from langchain_openai import ChatOpenAI
 from openai_models import chat_openai, clients_of
 from pydantic import Field, PrivateAttr
 
-from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse import ReusePlanner
 from ctxreuse.pipeline.formatting import joined_forms
 from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.serving import EmulatedEngine
@@ -22,15 +23,10 @@ from langchain_ctxreuse import ReuseChatModel
 PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
-def block(letter: str) -> ContextBlock:
-    """Return a block long enough that moving it pays."""
-    return ContextBlock(id=f"id-{letter}", text=f"{letter} says: " + letter * 400)
-
-
 def context(letters: str, tenant: str = "") -> str:
     """Return a context of one block a letter in a planner's words, rendered for a tenant."""
-    texts, templates = [block(letter).text for letter in letters], ReusePlanner().templates
-    ids = [block(letter).id for letter in letters]
+    found, templates = documents(letters), ReusePlanner().templates
+    texts, ids = [one.page_content for one in found], [one.id for one in found]
     forms = list(map(Form, texts))
     return joined_forms(forms, texts, "\n\n", tenant, templates, labels=True, ids=ids)
 
@@ -101,21 +97,13 @@ class RecordingModel(BaseChatModel):
         return recorded.text.rsplit("\n", 1)[-1]
 
     def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         arguments = {"stop": stop, "run_manager": run_manager, **kwargs}
         return answer(self._record(messages, arguments))
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         return self._generate(messages, stop, run_manager, **kwargs)
 
@@ -135,20 +123,12 @@ class StreamingModel(RecordingModel):
         yield ChatGenerationChunk(message=AIMessageChunk(content="", usage_metadata=usage))
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         yield from self._pieces(messages, {"stop": stop, "run_manager": run_manager, **kwargs})
 
     async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         for piece in self._pieces(messages, {"stop": stop, "run_manager": run_manager, **kwargs}):
             yield piece
