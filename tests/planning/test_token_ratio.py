@@ -37,9 +37,14 @@ def tables(numbers: range) -> list[ContextBlock]:
     return [ContextBlock(id=one, text=table(one, 5 + one % 17)) for one in numbers]
 
 
-def test_tables_are_thought_to_be_as_long_as_the_engine_says(planner):
+def learn(planner: ReusePlanner, system: str | None = None) -> None:
+    """Ask about many tables."""
     for first in range(0, 200, 4):
-        ask(planner, tables(range(first, first + 2 + first % 3)), "You read tables.")
+        ask(planner, tables(range(first, first + 2 + first % 3)), system)
+
+
+def test_tables_are_thought_to_be_as_long_as_the_engine_says(planner):
+    learn(planner, "You read tables.")
     again = tables(range(1_000, 1_004))
     ask(planner, again, "You read tables.")
     expected = ask(planner, again, "You read tables.")
@@ -49,8 +54,7 @@ def test_tables_are_thought_to_be_as_long_as_the_engine_says(planner):
 
 
 def test_prose_behind_another_system_text_is_not_thought_to_be_longer(planner):
-    for first in range(0, 200, 4):
-        ask(planner, tables(range(first, first + 2 + first % 3)), "You read tables.")
+    learn(planner, "You read tables.")
     prose = [ContextBlock(text="Porto lies in the north of Portugal, on the river Douro. " * 5)]
     ask(planner, prose)
     assert ask(planner, prose) == planner.block_tokens(prose)
@@ -70,14 +74,12 @@ def test_another_tenants_prompts_change_nothing():
 
 def test_a_counter_of_the_users_and_counts_of_the_users_are_believed():
     planner = ReusePlanner(token_counter=len)
-    for first in range(0, 200, 4):
-        ask(planner, tables(range(first, first + 2 + first % 3)))
+    learn(planner)
     blocks = tables(range(4))
     ask(planner, blocks)
     assert ask(planner, blocks) == sum(len(one.text) for one in blocks)
     planner = ReusePlanner()
-    for first in range(0, 200, 4):
-        ask(planner, tables(range(first, first + 2 + first % 3)))
+    learn(planner)
     blocks = [ContextBlock(text=table(1, 30), tokens=77)]
     ask(planner, blocks)
     assert ask(planner, blocks) == 77

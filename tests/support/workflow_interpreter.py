@@ -57,15 +57,9 @@ Llm = Callable[[Asked], str]
 Retrieve = Callable[[str, int], Sequence[ContextBlock | str]]
 
 
-def interpret(
-    graph: Graph,
-    inputs: Mapping[str, Any] | str,
-    llm: Llm,
-    retrieve: Retrieve,
-    retrievers: Mapping[str, Retrieve] | None = None,
-) -> Interpreted:
-    """Run a graph to its end; a bare text is the graph's first input."""
-    *passed, last = steps(graph, inputs, llm, retrieve, retrievers)
+def interpret(graph: Graph, *given: Any) -> Interpreted:
+    """Run a graph to its end with what `steps` is given."""
+    *passed, last = steps(graph, *given)
     return Interpreted(graph, last.state, tuple(step.wavefront for step in passed))
 
 
@@ -76,7 +70,10 @@ def steps(
     retrieve: Retrieve,
     retrievers: Mapping[str, Retrieve] | None = None,
 ) -> Iterator[Step]:
-    """Yield each wavefront of a run before it runs, and an empty one at the end."""
+    """Yield each wavefront of a run before it runs, and an empty one at the end.
+
+    A bare text is the graph's first input.
+    """
     given = {graph.inputs[0]: inputs} if isinstance(inputs, str) else inputs
     state = State({**graph.defaults, **given})
     wavefront = _next_wavefront(graph, [START], state)

@@ -63,12 +63,6 @@ async def test_langchain_documents_become_blocks_with_their_ids_and_untouched_te
     stage = LangChainStage(RunnableLambda(lambda query: [Document(query.upper())]))
     assert [block.text for block in await stage.retrieve("which?", 5)] == ["WHICH?"]
 
-    def fail(query):
-        raise LookupError("the store is down")
-
-    with pytest.raises(LookupError, match="the store is down"):
-        await LangChainStage(RunnableLambda(fail)).retrieve("Which?", 2)
-
 
 async def test_a_vector_store_is_asked_for_k_documents_whatever_its_search_kwargs_say():
     store = InMemoryVectorStore(langchain_helpers.LetterEmbeddings())
@@ -79,16 +73,6 @@ async def test_a_vector_store_is_asked_for_k_documents_whatever_its_search_kwarg
     assert ids(await stage.retrieve("a", 1)) == ["a"]
 
 
-async def test_what_reuse_retrievers_planned_comes_back_as_it_was_retrieved(planner):
-    letters = langchain_helpers.LetterRetriever()
-    planned = LangChainReuse(retriever=letters, planner=planner)
-    await planned.ainvoke("abc")
-    shown = await planned.ainvoke("cba")
-    assert [one.page_content[0] for one in shown] == list("abc")  # it was reordered
-    found = await LangChainStage(planned).retrieve("cba", 5)
-    assert [block.text[0] for block in found] == list("cba")
-
-
 @pytest.mark.parametrize(
     ("found", "kind"), [("text", ", not str"), ([Document("a"), "b"], ", not one with str in it")]
 )
@@ -96,12 +80,6 @@ async def test_a_runnable_that_returns_no_documents_is_refused(found, kind):
     with pytest.raises(InvalidRequestError) as caught:
         await LangChainStage(RunnableLambda(lambda query: found)).retrieve("Which?", 2)
     assert str(caught.value) == f"the retriever must return a list of Document{kind}"
-
-
-@pytest.mark.parametrize("wrong", [None, lambda query: []])
-def test_what_is_no_langchain_retriever_is_refused(wrong):
-    with pytest.raises(InvalidRequestError, match="pass a retriever or a runnable"):
-        LangChainStage(wrong)
 
 
 class Nodes(LlamaIndexRetriever):
@@ -160,12 +138,17 @@ async def test_a_retriever_runs_in_a_thread_unless_it_is_async(stage, retriever,
     assert ((thread is threading.current_thread()), tenant) == (in_loop, "t")
 
 
-async def test_what_llamaindex_reuse_retrievers_planned_comes_back_as_it_was_retrieved():
-    planned = LlamaIndexReuse(llamaindex_helpers.LetterRetriever(), planner=ReusePlanner())
-    await planned.aretrieve("abc")
-    assert [one.node.node_id for one in await planned.aretrieve("cba")] == ["id-a", "id-b", "id-c"]
-    found = await LlamaIndexStage(planned).retrieve("cba", 5)
-    assert ids(found) == ["id-c", "id-b", "id-a"]
+async def test_what_reuse_retrievers_planned_comes_back_as_it_was_retrieved(planner):
+    documents = LangChainReuse(retriever=langchain_helpers.LetterRetriever(), planner=planner)
+    nodes = LlamaIndexReuse(llamaindex_helpers.LetterRetriever(), planner=ReusePlanner())
+    for stage, retrieve, id_of in (
+        (LangChainStage(documents), documents.ainvoke, lambda one: one.id),
+        (LlamaIndexStage(nodes), nodes.aretrieve, lambda one: one.node.node_id),
+    ):
+        await retrieve("abc")
+        shown = await retrieve("cba")
+        assert [id_of(one) for one in shown] == ["id-a", "id-b", "id-c"]  # it was reordered
+        assert ids(await stage.retrieve("cba", 5)) == ["id-c", "id-b", "id-a"]
 
 
 async def test_an_empty_answer_is_no_error_and_an_error_is_raised_as_it_is():
@@ -176,20 +159,26 @@ async def test_an_empty_answer_is_no_error_and_an_error_is_raised_as_it_is():
         def _retrieve(self, query_bundle):
             raise LookupError("the store is down")
 
-    with pytest.raises(LookupError, match="the store is down"):
-        await LlamaIndexStage(Failing([])).retrieve("Which?", 2)
+    for stage in (
+        LangChainStage(RunnableLambda(Failing([])._retrieve)),
+        LlamaIndexStage(Failing([])),
+    ):
+        with pytest.raises(LookupError, match="the store is down"):
+            await stage.retrieve("Which?", 2)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("stage", "arguments", "message"),
     [
-        ({"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
-        ({"metadata_mode": "every"}, "there is no metadata mode 'every'"),
+        (LangChainStage, {"retriever": None}, "pass a retriever or a runnable"),
+        (LangChainStage, {"retriever": len}, "pass a retriever or a runnable"),
+        (LlamaIndexStage, {"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
+        (LlamaIndexStage, {"metadata_mode": "every"}, "there is no metadata mode 'every'"),
     ],
 )
-def test_wrong_arguments_of_the_llamaindex_stage_are_refused(arguments, message):
+def test_wrong_arguments_are_refused(stage, arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
-        LlamaIndexStage(**{"retriever": Nodes([]), **arguments})
+        stage(**{"retriever": Nodes([]), **arguments})
 
 
 async def test_retrievers_of_both_frameworks_can_be_fused():
