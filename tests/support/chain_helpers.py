@@ -260,11 +260,7 @@ class SaysModel(FakeListChatModel):
         return self._prompts
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         self._prompts.append(messages)
         reply = self.says("\n".join(str(message.content) for message in messages))
@@ -276,11 +272,7 @@ class SaysModel(FakeListChatModel):
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: Any = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         result = await self._agenerate(messages)
         for word in re.findall(r" ?[^ ]+", str(result.generations[0].message.content)):
