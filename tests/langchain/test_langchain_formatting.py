@@ -101,15 +101,10 @@ def test_the_planners_words_are_found(templates, inner):
     for word in ("abc", "cab"):
         shown = format_context(documents(word), labels=True, templates=templates)
         wrapped.invoke(f"{shown}\n\nWhich?")
-    names = [templates.label_of(_block(letter)) for letter in "cab"]
+    found = documents("cab")
+    names = [format_context([one], labels=True, templates=templates).split()[0] for one in found]
     assert inner.calls[1].text.endswith(f"\n\n{templates.order_annotation(names)}\n\nWhich?")
     assert inner.calls[1].text.startswith(f"{names[1]} {A}\n\n{names[2]} {B}\n\n{names[0]} {C}")
-
-
-def _block(letter: str) -> Any:
-    from ctxreuse import ContextBlock
-
-    return ContextBlock(id=f"id-{letter}", text=text_of(letter))
 
 
 @pytest.mark.parametrize("wrong", ["a secret text", None, Document("a secret text"), 3])

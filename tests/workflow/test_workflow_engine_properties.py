@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -168,7 +168,7 @@ def expected(job: Job, scenario: Scenario) -> Outcome | str:
 
     def llm(asked: Any) -> str:
         # the emulated model's answers know no parameters
-        return plain_answer(asked if not scenario.emulated else _without_params(asked))
+        return plain_answer(replace(asked, params={}) if scenario.emulated else asked)
 
     def search(query: str, k: int) -> Any:
         return plain_search(query, k, scenario.metric)
@@ -178,10 +178,6 @@ def expected(job: Job, scenario: Scenario) -> Outcome | str:
     except VisitLimitError as error:
         return error.node
     return Outcome.of(job.graph, run.state, run.visits, run.answer)
-
-
-def _without_params(asked: Any) -> Any:
-    return type(asked)(asked.prompt, asked.system, {})
 
 
 async def outcome(engine: WorkflowEngine, job: Job) -> Outcome | str | None:

@@ -1,12 +1,9 @@
 import pickle
 import re
 
-import pytest
-
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.workflow import errors
-from ctxreuse.workflow.errors import GraphError, StageError
-from ctxreuse.workflow.graph.builder import WorkflowGraph
+from ctxreuse.workflow.errors import StageError
 
 
 def test_every_error_is_drawn_in_the_tree_and_has_the_builtin_that_fits():
@@ -40,9 +37,3 @@ def test_an_error_shows_its_message_and_node_in_another_process_too():
     assert str(errors.StateKeyError("the state has no 'a'", "a")) == "the state has no 'a'"
     error = pickle.loads(pickle.dumps(StageError("node 'a' failed", "a", 2)))
     assert (str(error), error.node, error.visit) == ("node 'a' failed", "a", 2)
-
-
-def test_long_names_are_cut_in_messages():
-    with pytest.raises(GraphError) as caught:
-        WorkflowGraph().add_function("a" * 1000, len, output="")
-    assert str(caught.value).startswith(f"node '{'a' * 58}…: its output is '' (str), which")

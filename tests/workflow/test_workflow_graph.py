@@ -109,6 +109,11 @@ NO_NAME = ", which no {variable} can read; give a name of letters, digits and un
             "give output= a name of letters, digits and underscores",
         ),
         (
+            lambda g: g.add_function("a" * 1000, len, output=""),
+            f"node '{'a' * 58}…: its output is '' (str), which no {{variable}} can read; "
+            "give output= a name of letters, digits and underscores",
+        ),
+        (
             lambda g: g.add_retrieval("a", query="", k=0),
             "k of node 'a' must be an integer from 1, not 0 (int)",
         ),
