@@ -30,6 +30,15 @@ def build_index(metric: str, vectors: np.ndarray | None = None, nlist: int = NLI
     return index
 
 
+def compressing_index(
+    nlist: int = 4, metric: int = faiss.METRIC_L2, by_residual: bool = True
+) -> Any:
+    """Return an index, not yet trained, that holds a byte for each number."""
+    kind = faiss.ScalarQuantizer.QT_8bit
+    coarse = faiss.IndexFlatL2(DIMENSION)
+    return faiss.IndexIVFScalarQuantizer(coarse, DIMENSION, nlist, kind, metric, by_residual)
+
+
 @cache
 def shared_index(metric: str) -> Any:
     """Return an index that many tests search and none changes."""

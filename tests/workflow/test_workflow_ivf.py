@@ -16,6 +16,7 @@ from ivf_helpers import (
     all_scores,
     assert_same,
     build_index,
+    compressing_index,
     merge,
     scan_all,
     scan_pairs,
@@ -33,6 +34,10 @@ QUERIES = some_vectors(1)[:12]
 
 def flat_index() -> faiss.Index:
     return faiss.IndexFlatL2(DIMENSION)
+
+
+def untrained_index(*metric: int) -> faiss.Index:
+    return faiss.IndexIVFFlat(flat_index(), DIMENSION, 4, *metric)
 
 
 def stock_search(index: faiss.Index, queries: np.ndarray, k: int, nprobe: int) -> Candidates:
@@ -239,14 +244,7 @@ def test_stored_vectors_are_found_by_id_and_cluster():
 
 @pytest.mark.parametrize("by_residual", [True, False])
 def test_a_scalar_quantizer_is_searched_as_stock_faiss_does(by_residual):
-    index = faiss.IndexIVFScalarQuantizer(
-        faiss.IndexFlatL2(DIMENSION),
-        DIMENSION,
-        NLIST,
-        faiss.ScalarQuantizer.QT_8bit,
-        faiss.METRIC_L2,
-        by_residual,
-    )
+    index = compressing_index(NLIST, by_residual=by_residual)
     index.train(some_vectors())
     index.add(some_vectors())
     searched = IVFIndex(index)
@@ -258,7 +256,7 @@ def test_a_scalar_quantizer_is_searched_as_stock_faiss_does(by_residual):
 
 
 def test_handles_of_the_general_type_will_do_and_live_as_long_as_they_are_searched():
-    wrapper = faiss.IndexIDMap(faiss.IndexIVFFlat(flat_index(), DIMENSION, 4))
+    wrapper = faiss.IndexIDMap(untrained_index())
     wrapper.index.train(some_vectors())
     assert type(wrapper.index) is faiss.Index
     assert IVFIndex(wrapper.index).nlist == 4
@@ -297,29 +295,14 @@ def test_a_file_that_is_no_index_is_named(tmp_path):
             faiss.IndexIVFPQ(flat_index(), DIMENSION, 4, 4, 8),
             "IndexIVFPQ cannot be searched .* atomic stage",
         ),
+        (faiss.IndexIDMap(untrained_index()), "IndexIDMap cannot be searched .* add_with_ids"),
         (
-            faiss.IndexIDMap(faiss.IndexIVFFlat(flat_index(), DIMENSION, 4)),
-            "IndexIDMap cannot be searched .* add_with_ids",
-        ),
-        (
-            faiss.IndexPreTransform(faiss.IndexIVFFlat(flat_index(), DIMENSION, 4)),
+            faiss.IndexPreTransform(untrained_index()),
             "IndexPreTransform cannot be searched .*apply_chain",
         ),
-        (faiss.IndexIVFFlat(flat_index(), DIMENSION, 4), "must be trained"),
-        (
-            faiss.IndexIVFFlat(flat_index(), DIMENSION, 4, faiss.METRIC_L1),
-            "metric must be L2 or inner product, not 2",
-        ),
-        (
-            faiss.IndexIVFScalarQuantizer(
-                flat_index(),
-                DIMENSION,
-                4,
-                faiss.ScalarQuantizer.QT_8bit,
-                faiss.METRIC_INNER_PRODUCT,
-            ),
-            "by_residual=False",
-        ),
+        (untrained_index(), "must be trained"),
+        (untrained_index(faiss.METRIC_L1), "metric must be L2 or inner product, not 2"),
+        (compressing_index(metric=faiss.METRIC_INNER_PRODUCT), "by_residual=False"),
     ],
 )
 def test_an_index_that_cannot_be_searched_in_steps_is_refused(index, message):

@@ -97,8 +97,8 @@ def found_by(queue: ScanQueue, search: SearchHandle) -> list[tuple[float, int, i
     return list(found)[: search.k]
 
 
-def queue_with(*searches: SearchHandle) -> ScanQueue:
-    queue = Corpus(0, False).queue()
+def queue_with(*searches: SearchHandle, corpus: Corpus | None = None) -> ScanQueue:
+    queue = (corpus or Corpus(0, False)).queue()
     for search in searches:
         queue.add(search)
     return queue
@@ -256,9 +256,8 @@ def test_a_batch_fits_its_budget_but_is_never_empty():
 
 def test_a_larger_k_keeps_what_others_have_found():
     corpus = Corpus(0, True)
-    queue = corpus.queue()
     small, large = search_for(1, [0, 1], k=2), search_for(2, [0, 1, 2, 3], k=20)
-    queue.add(small)
+    queue = queue_with(small, corpus=corpus)
     found = corpus.scan(batch := next_of(queue, 0.0))
     queue.add(large)
     queue.take_in(batch, found)
@@ -271,9 +270,8 @@ def test_a_larger_k_keeps_what_others_have_found():
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0]])
 def test_it_is_known_when_the_best_changed_last(order):
     corpus = Corpus(3, False)
-    queue = corpus.queue()
     search = search_for(1, order)
-    queue.add(search)
+    queue = queue_with(search, corpus=corpus)
     changes = [0]
     seen: list[Any] = [[]]
     while (batch := queue.next_batch(0.0)) is not None:

@@ -16,6 +16,7 @@ from ivf_helpers import (
     SIZE,
     assert_same,
     build_index,
+    compressing_index,
     scan_all,
     shared_index,
     some_vectors,
@@ -407,9 +408,7 @@ def test_clusters_can_be_hot_in_both_tiers(torch, searched):
 
 
 def test_compressed_vectors_are_refused():
-    index = faiss.IndexIVFScalarQuantizer(
-        faiss.IndexFlatL2(DIMENSION), DIMENSION, 4, faiss.ScalarQuantizer.QT_8bit
-    )
+    index = compressing_index()
     index.train(some_vectors())
     with pytest.raises(InvalidRequestError, match=r"not 16 .* 16 dimensions; use HotTier"):
         GpuTier(IVFIndex(index), 1)
