@@ -10,8 +10,6 @@ from typing import Any
 import faiss
 import httpx
 import numpy as np
-import openai
-import pydantic
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListChatModel
@@ -25,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 import langchain_ctxreuse as for_langchain
 import llamaindex_ctxreuse as for_llamaindex
-from chain_of_agents import ChainOfAgents, ChainPrompts
+from chain_of_agents import ChainOfAgents
 from ctxreuse import (
     CacheRules,
     ContextBlock,
@@ -48,20 +46,16 @@ from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.measure.lint import LintReport, lint
-from ctxreuse.measure.replay.estimate import TraceSummary
-from ctxreuse.measure.replay.hashed_trace import HashedRequest
 from ctxreuse.measure.replay.policies import OURS_ONLINE
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.results.measured_savings import EstimateConfig
 from ctxreuse.measure.results.results import Results
-from ctxreuse.measure.traces.json_lines import JsonLine
 from ctxreuse.measure.traces.recording import ConversationNames, PromptRecorder, TraceRecorder
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.pipeline.memory_planner import MemoryContext
-from ctxreuse.planning.savings import ExpectedBill, PlanningTime, Savings
+from ctxreuse.planning.savings import PlanningTime
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.sharing import RedisLog, SQLiteLog
@@ -95,8 +89,6 @@ _CORPUS = '{"id": "a", "text": "The Tagus flows through Lisbon."}\n'
 _TRACE = '{"request_id": "r", "query": "Which?", "blocks": ["a"]}\n'
 _QUERIES = '{"id": "q", "question": "Which?"}\n'
 _MESSAGES = [{"role": "user", "content": "Which?"}]
-_FRAMEWORKS = (pydantic.ValidationError, openai.OpenAIError)
-_CLOSES_AFTER_S = 20.0
 
 
 class _Documents(BaseRetriever):
@@ -187,12 +179,6 @@ def _file(name: str, content: str) -> str:
     return name
 
 
-def _data_set() -> str:
-    _file("corpus.jsonl", _CORPUS)
-    _file("queries.jsonl", _QUERIES)
-    return "."
-
-
 def _keywords() -> KeywordRetriever:
     return KeywordRetriever([ContextBlock(text=words) for words in _TEXTS])
 
@@ -242,20 +228,7 @@ def _run_result() -> RunResult:
     return Replay(_trace(), _corpus()).run(OURS_ONLINE)
 
 
-def _answers() -> str:
-    Path("answers.jsonl").write_text('{"request_id": 1, "diagnostics": null}', encoding="utf-8")
-    return "answers.jsonl"
-
-
 _MISS = {"diagnostics": {"cache_miss_reason": {"type": "system_changed"}}}
-
-
-@cache
-def _tokenizer() -> Any:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-
-    return Tokenizer(WordLevel({"?": 0}, unk_token="?"))
 
 
 OBJECTS: dict[type, Callable[[], Any]] = {
@@ -269,15 +242,12 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     CallableRetriever: _finder,
     CapacityTracker: lambda: CapacityTracker(_planner(), 1_000),
     ChainOfAgents: lambda: ChainOfAgents(FakeListChatModel(responses=["None."] * 40), 2),
-    ChainPrompts: ChainPrompts,
     Conversation: _conversation,
     EmulatedEngine: EmulatedEngine,
     EmulatedLLM: _model,
     EngineClient: _client,
     EnginePool: _pool,
-    ExpectedBill: lambda: ExpectedBill(BilledTokens(9), BilledTokens(8), cache_profile("openai")),
     FusedRetriever: lambda: FusedRetriever({"words": _keywords(), "finder": _finder()}),
-    Graph: lambda: one_shot().compile(),
     HotTier: lambda: HotTier(_index(), 10_000),
     IVFIndex: _index,
     KVEventSync: lambda: KVEventSync(_planner(), "tcp://127.0.0.1:1"),
@@ -287,16 +257,13 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     Plan: lambda: _planner().plan(_request()),
     PlannerCollector: lambda: PlannerCollector(_planner()),
     PlanningTime: PlanningTime,
-    LintReport: lambda: lint(_trace(), _corpus()),
     ReportedMiss: lambda: reported_miss(_MISS),
-    PrefixCacheMetrics: PrefixCacheMetrics,
     PrefixCacheSimulator: PrefixCacheSimulator,
     PromptRecorder: lambda: PromptRecorder(TraceRecorder("recorded")),
     Results: lambda: written_results(),
     ReuseMemory: lambda: ReuseMemory(_Memories()),
     for_langchain.ReuseStore: lambda: for_langchain.ReuseStore(InMemoryStore()),
     ReusePlanner: _planner,
-    Savings: lambda: _planner().savings,
     RedisLog: lambda: RedisLog("unix:///nowhere/redis.sock", secret="a secret of 22 signs."),
     SQLiteLog: lambda: SQLiteLog("sent.sqlite"),
     State: lambda: _started(one_shot().compile()),
@@ -321,7 +288,6 @@ OBJECTS: dict[type, Callable[[], Any]] = {
             for_llamaindex.WorkflowRetriever(_engine()), llm=MockLLM()
         )
     ),
-    for_llamaindex.WorkflowRetriever: lambda: for_llamaindex.WorkflowRetriever(_engine()),
 }
 """What methods are called on."""
 
@@ -332,9 +298,6 @@ def _chat_model() -> FakeListChatModel:
 
 VALID: dict[str, Callable[[], Any]] = {
     "BilledTokens.bill.profile": lambda: cache_profile("openai"),
-    "RunBill.of.never_read": lambda: 5,
-    "RunBill.of.profile": lambda: cache_profile("openai"),
-    "RunBill.of.prompts": lambda: [BilledTokens(9), BilledTokens(1, 8)],
     "CacheRules.readable.tokens": lambda: 5,
     "BlockLevelCache.serve.blocks": lambda: [b"one", b"two"],
     "BlockLevelCache.serve.tokens": lambda: [3, 4],
@@ -361,7 +324,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "cited_documents.answer": lambda: "Yes [BCDF].",
     "cited_nodes.answer": lambda: "Yes [BCDF].",
     "State.node": lambda: "search",
-    "State.key": lambda: "input",
     "State.writes": lambda: {"docs": Documents(_TEXTS)},
     "State.visited": lambda: ["search"],
     "HotTier.note.clusters": lambda: [0, 1],
@@ -372,9 +334,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "measure.corpus": _corpus,
     "measure.runs": lambda: [_run_result()],
     "measure.results": written_results,
-    "Results.of.trace": lambda: TraceSummary.of(_trace()),
-    "Results.of.title": lambda: "A title",
-    "Results.of.level": lambda: "blocks",
     "ChainOfAgents.llm": lambda: _chat_model(),
     "SpeculativeRAGChain.llm": lambda: _chat_model(),
     "SpeculativeRAGChain.prompt": lambda: ChatPromptTemplate.from_template("{context} {input}"),
@@ -384,16 +343,12 @@ VALID: dict[str, Callable[[], Any]] = {
     "IVFIndex.scan.clusters": lambda: [0, 1],
     "IVFIndex.vectors_of.clusters": lambda: [0],
     "IVFIndex.vectors_of.ids": lambda: _index().ids_of(0)[:1],
-    "load.name": lambda: "jsonl",
     "load.path": lambda: (
         _file("corpus.jsonl", _CORPUS) and _file("queries.jsonl", _QUERIES) and "."
     ),
     "read_corpus.path": lambda: _file("corpus.jsonl", _CORPUS),
     "read_titles.path": lambda: _file("corpus.jsonl", _CORPUS),
     "read_trace.path": lambda: _file("trace.jsonl", ""),
-    "simulate_hashed.requests": lambda: [HashedRequest(0, 5, 1, (0,))],
-    "read_plan.path": lambda: _file("plan.jsonl", ""),
-    "read_reported.path": lambda: _answers(),
     "ReusePlanner.evict_tokens.tokens": lambda: 5,
     "ReusePlanner.load.missing_ok": lambda: True,
     "ReusePlanner.trim.blocks": lambda: 1,
@@ -410,8 +365,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "record_answer.response": lambda: {**_MISS, "usage": {"prompt_tokens": 9}},
     "answered.response": lambda: {**_MISS, "usage": {"prompt_tokens": 9}},
     "Plan.explain.response": lambda: dict(_MISS),
-    "sent_call_of.line": lambda: JsonLine("trace:1", {"sent": {"marks": {"turn": 1}}}),
-    "as_recorded.traced": lambda: _trace()[0],
     "lint.cache": lambda: cache_profile("anthropic"),
     "record.sent": lambda: SentCall(model="m", tools=("search#1",)),
     "record.marks": lambda: [0],
@@ -431,7 +384,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "EnginePool.name": lambda: "a",
     "EnginePool.engine": lambda: "http://c/v1",
     "IVFIndex.index": lambda: _faiss_index(),
-    "IVFIndex.clusters": lambda: [0, 1],
     "TfidfEmbedder.texts": _words,
     "VectorRetriever.blocks": lambda: _blocks(64),
     "VectorRetriever.prepare.k": lambda: [3],
@@ -439,12 +391,10 @@ VALID: dict[str, Callable[[], Any]] = {
     "answer": lambda: lambda messages: "Yes.",
     "arriving": lambda: 1.0,
     "workflow.ThroughputTable.arriving": lambda: [1.0, 2.0],
-    "ThroughputTable.at.memory_bytes": lambda: 1.5,
     "arriving_runs": lambda: 1.0,
     "capacity_bytes": lambda: 10_000,
     "cluster": lambda: 1,
     "completed": lambda: [[1.0, 2.0], [2.0, 3.0]],
-    "contexts": lambda: [[0, 1], [1, 2]],
     "endpoint": lambda: "tcp://127.0.0.1:1",
     "folder": lambda: "recorded",
     "function": lambda: len,
@@ -459,32 +409,22 @@ VALID: dict[str, Callable[[], Any]] = {
     "prompt_tokens": lambda: 5,
     "cached_tokens": lambda: 2,
     "references": lambda: ["yes", "no"],
-    "answer_contained.answer": lambda: "Yes.",
-    "exact_match.answer": lambda: "Yes.",
-    "token_f1.answer": lambda: "Yes.",
     "Conversation.record.answer": lambda: "Yes.",
     "scores": lambda: [0.5, 1.0],
     "search": lambda: lambda query, k: list(_TEXTS),
     "source": lambda: START,
     "summary": lambda: "It was so.",
     "target": lambda: END,
-    "token_ids": lambda: list(range(8)),
     "prompt_token_ids": lambda: list(range(8)),
-    "block_hashes": lambda: [1, 2],
-    "parent_hash": lambda: None,
     "block_size": lambda: 4,
     "total_bytes": lambda: 3,
-    "earlier": PrefixCacheMetrics,
     "SpeculativeRAGChain.inputs": lambda: [{"input": "Which?"}],
     "WorkflowRunnable.inputs": lambda: [{"input": "Which?"}],
     "base_url": lambda: "http://engine/v1",
-    "batch": lambda: [_MESSAGES],
     "blocks": lambda: ["one", "two"],
     "cache": BlockLevelCache,
     "client": _client,
-    "clusters": lambda: np.zeros((1, 2), np.int64),
     "conversation_id": lambda: "c",
-    "corpus": dict,
     "documents": lambda: [Document(words) for words in _TEXTS],
     "dimension": lambda: 4,
     "embedder": _embedder,
@@ -508,7 +448,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "note_edit.edit": lambda: b"[null, [], [], []]",
     "message": lambda: "Which?",
     "messages": lambda: list(_MESSAGES),
-    "metrics": PrefixCacheMetrics,
     "model": _chat_model,
     "name": lambda: "search",
     "nodes": lambda: _Nodes().retrieve("Which?"),
