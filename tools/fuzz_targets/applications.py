@@ -1,4 +1,4 @@
-"""Graphs, models' answers, agents, memories and tools: what applications are made of."""
+"""Graphs, models' answers, agents and tools: what applications are made of."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from ctxreuse.workflow import (
     recomp,
 )
 from ctxreuse.workflow.library import asks_nothing
-from fuzz_targets.mutation import PIECES, Target, json_value, junk, mutated, text
+from fuzz_targets.memories import found_memories
+from fuzz_targets.mutation import PIECES, Target, junk, mutated, text
 from langchain_ctxreuse.agents.tool_results import result_pieces
-from mem0_ctxreuse import ReuseMemory
 
 _WORKFLOWS = {one.__name__: one for one in (one_shot, hyde, recomp, irg, multistep)}
 _ANSWERS = ("None.", "Sub-question: Who?", "none\nmore", "no further questions", "[KWBC]", "? ? ?")
@@ -212,50 +212,8 @@ def _draw(given: Mapping[str, Any]) -> None:
     assert all(isinstance(outcome_of(step.note), str) for step in steps)
 
 
-def _memories(source: Random) -> Any:
-    found = [
-        {"id": source.choice(("m1", "m2", 3, None)), "memory": text(source), "score": 0.5}
-        for _ in range(source.randrange(5))
-    ]
-    result: Any = {"results": found, "relations": []}
-    if source.random() < 0.2:
-        result["ctxreuse"] = json_value(source)
-    return mutated(source.choice((result, found)), source)
-
-
-class _Memory:
-    def __init__(self, found: Any) -> None:
-        self._found = found
-
-    def search(self, query: str, **kwargs: Any) -> Any:
-        return self._found
-
-
-def _remembered(found: Any) -> list[str]:
-    """Return the texts in a search's result."""
-    given = found.get("results") if isinstance(found, dict) else found
-    texts = (
-        [one.get("memory") for one in given if isinstance(one, dict)]
-        if isinstance(given, list)
-        else []
-    )
-    return [words for words in texts if isinstance(words, str)]
-
-
-def _search(found: Any) -> None:
-    """Plan a memory search; what comes back holds each memory as found, in some order.
-
-    A context shows all of them but those without a word.
-    """
-    memory = ReuseMemory(_Memory(found))
-    result = memory.search("Which?")
-    assert sorted(_remembered(result)) == sorted(_remembered(found))
-    shown = str(memory.context("Which?"))
-    assert all(words in shown for words in _remembered(found) if words.strip())
-
-
 def _tool_result(source: Random) -> dict[str, Any]:
-    found = _memories(source)
+    found = found_memories(source)
     artifact = source.choice((None, found, junk(source)))
     try:
         words = json.dumps(found) if source.random() < 0.6 else text(source)
@@ -279,6 +237,5 @@ TARGETS = {
     "chain of agents": Target(_documents, _ask),
     "segments": Target(_texts, _cut),
     "chain traces": Target(_trace, _draw),
-    "memories": Target(_memories, _search),
     "tool results": Target(_tool_result, _read_tool),
 }

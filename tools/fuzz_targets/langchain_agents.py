@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -186,9 +185,7 @@ def _found(given: Any) -> Any:
 def _outcome(agent: Any, state: Sequence[Any], config: Any, is_awaited: bool) -> Outcome:
     messages = [_MESSAGES[kind](**fresh(fields)) for kind, fields in state]
     asked = {"messages": messages}
-    if is_awaited:
-        return asyncio.run(Outcome.awaited(lambda: agent.ainvoke(asked, config)))
-    return Outcome.of(lambda: agent.invoke(asked, config))
+    return Outcome.of(lambda: (agent.ainvoke if is_awaited else agent.invoke)(asked, config))
 
 
 def _check_messages(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
@@ -137,19 +136,12 @@ def _outcome(
             afunc=lambda found: compressor.acompress_documents(found, query),
         )
         asked = retriever.retriever | compressing  # type: ignore[attr-defined]
-    if method == "batch":
-        return Outcome.of(lambda: _read(retriever.batch(queries, config)))
-    if method == "abatch":
-        return asyncio.run(Outcome.awaited(lambda: _aread(retriever.abatch(queries, config))))
-    if method in ("ainvoke", "acompress"):
-        return asyncio.run(Outcome.awaited(lambda: _aread(asked.ainvoke(query, config), True)))
     if method == "stream":
-        return Outcome.of(lambda: _read(list(retriever.stream(query, config))))
-    return Outcome.of(lambda: _read([asked.invoke(query, config)]))
-
-
-async def _aread(found: Any, is_one: bool = False) -> list[Any]:
-    return _read([await found] if is_one else await found)
+        return Outcome.of(lambda: retriever.stream(query, config), _read)
+    if method.endswith("batch"):
+        return Outcome.of(lambda: getattr(retriever, method)(queries, config), _read)
+    call = asked.ainvoke if method.startswith("a") else asked.invoke
+    return Outcome.of(lambda: call(query, config), lambda found: _read([found]))
 
 
 def _read(found: list[Any]) -> list[Any]:

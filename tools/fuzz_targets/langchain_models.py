@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial, reduce
 from random import Random
@@ -29,16 +28,19 @@ from ctxreuse.pipeline.formatting import joined_forms
 from ctxreuse.pipeline.known_texts import Form, known_texts
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
 from fuzz_targets.wrapped import (
+    ARGUMENTS,
     METADATA_KEY,
     Comparison,
     Outcome,
     all_of,
-    check_arguments,
+    check_call,
     check_each,
     document,
     fresh,
     names,
     odd,
+    some_arguments,
+    some_settings,
 )
 from langchain_ctxreuse import ReuseChatModel
 
@@ -207,23 +209,10 @@ def _config(source: Random, tenant: str) -> dict[str, Any]:
     return config
 
 
-def _arguments(source: Random) -> dict[str, Any]:
-    """Return keyword arguments of a call."""
-    arguments: dict[str, Any] = {}
-    for name, values in _ARGUMENTS.items():
-        if source.random() < 0.15:
-            arguments[name] = source.choice((*values, odd(source)))
-    return arguments
-
-
-_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+_ARGUMENTS = ARGUMENTS | {
     "stop": (["\n"], None),
-    "tools": ([{"type": "function", "function": {"name": "f"}}],),
     "model": ("other",),
     "functions": ([{"name": "f"}],),
-    "extra_body": ({"cache_salt": "mine"}, {"a": {"b": 1}}, None),
-    "extra_headers": ({"X-Session-ID": "mine"}, {"a": "b"}),
-    "temperature": (0.5,),
 }
 
 
@@ -237,18 +226,14 @@ def _calls(source: Random) -> dict[str, Any]:
         method = source.choice((*_SINGLE, *_TOGETHER))
         count = 1 if method in _SINGLE else source.randrange(4)
         prompts = [_prompt(source, contexts) for _ in range(count)]
-        calls.append((method, prompts, _config(source, tenant), _arguments(source)))
+        calls.append((method, prompts, _config(source, tenant), some_arguments(source, _ARGUMENTS)))
     return {
         "contexts": known_contexts,
         "tenant": tenant,
         "answer": _fields(source, "ai", _content(source, [text(source)])),
         "streams": source.random() < 0.5,
         "return_exceptions": source.random() < 0.5,
-        "options": {
-            "window_s": source.choice((0, 0, 0, 0.001)),
-            "send_cache_salt": source.random() < 0.3,
-            "send_session_id": source.random() < 0.3,
-        },
+        "options": some_settings(source),
         "calls": calls,
     }
 
@@ -292,7 +277,7 @@ def _call_both(given: dict[str, Any]) -> None:
             called.append(_outcome(model, method, asked, fresh(config), fresh(arguments)))
         # of several inputs that fail another one may fail first
         both = called[1].check_as_fine_as(called[0], same_error=len(prompts) < 2)
-        check = partial(_check_call, comparison)
+        check = partial(check_call, comparison)
         check_each(plain.received, inner.received, check, is_whole=both)
         if both:
             Comparison().check(called[0].value, called[1].value, where=method)
@@ -305,65 +290,37 @@ def _outcome(
     config: dict[str, Any],
     arguments: dict[str, Any],
 ) -> Outcome:
-    if method in ("batch", "generate"):
-        return Outcome.of(lambda: _together(model, method, prompts, config, arguments))
-    if method == "abatch":
-        return asyncio.run(Outcome.awaited(lambda: _abatch(model, prompts, config, arguments)))
-    if method == "batch_as_completed":
-        return Outcome.of(lambda: _in_order(model.batch_as_completed(prompts, config, **arguments)))
-    if method == "abatch_as_completed":
-        asked = model.abatch_as_completed(prompts, config, **arguments)
-        return asyncio.run(Outcome.awaited(lambda: _collected(asked, _in_order)))
-    [prompt] = prompts
-    if method == "invoke":
-        return Outcome.of(lambda: model.invoke(prompt, config, **arguments))
-    if method == "ainvoke":
-        return asyncio.run(Outcome.awaited(lambda: model.ainvoke(prompt, config, **arguments)))
-    if method == "stream":
-        return Outcome.of(lambda: _added(model.stream(prompt, config, **arguments)))
-    chunks = model.astream(prompt, config, **arguments)
-    return asyncio.run(Outcome.awaited(lambda: _collected(chunks, _added)))
+    if method == "generate":
+        return Outcome.of(lambda: _generated(model, prompts, **arguments))
+    asked = prompts if method in _TOGETHER else prompts[0]
+    call = getattr(model, method)
+    return Outcome.of(lambda: call(asked, config, **arguments), _READ.get(method))
 
 
-def _together(
-    model: BaseChatModel,
-    method: str,
-    prompts: list[Any],
-    config: dict[str, Any],
-    arguments: dict[str, Any],
-) -> Any:
-    if method == "batch":
-        return all_of(model.batch(prompts, config, **arguments))
+def _generated(
+    model: BaseChatModel, prompts: list[Any], stop: Any = None, **arguments: Any
+) -> list[Any]:
     messages = [model._convert_input(prompt).to_messages() for prompt in prompts]
-    stop = arguments.pop("stop", None)
     found = model.generate(messages, stop, **arguments).generations
     return [one.message for answers in found for one in answers]  # type: ignore[union-attr]
 
 
-async def _abatch(
-    model: BaseChatModel, prompts: list[Any], config: dict[str, Any], arguments: dict[str, Any]
-) -> Any:
-    return all_of(await model.abatch(prompts, config, **arguments))
-
-
-def _in_order(answers: Any) -> Any:
+def _in_order(answers: list[Any]) -> Any:
     return all_of([answer for _, answer in sorted(answers, key=lambda one: one[0])])
 
 
-async def _collected(values: AsyncIterator[Any], together: Callable[[Any], Any]) -> Any:
-    return together([one async for one in values])
-
-
-def _added(chunks: Any) -> Any:
+def _added(chunks: list[Any]) -> Any:
     return reduce(lambda one, other: one + other, chunks)
 
 
-def _check_call(comparison: Comparison, given: Any, got: Any) -> None:
-    (messages, arguments), (sent, sent_with) = given, got
-    assert len(messages) == len(sent), "another number of messages"
-    for number, (message, other) in enumerate(zip(messages, sent, strict=True)):
-        comparison.check(message, other, where=f"message {number}")
-    check_arguments(arguments, sent_with)
+_READ: dict[str, Callable[[Any], Any]] = {
+    "batch": all_of,
+    "abatch": all_of,
+    "batch_as_completed": _in_order,
+    "abatch_as_completed": _in_order,
+    "stream": _added,
+    "astream": _added,
+}
 
 
 TARGETS = {"langchain models": Target(_calls, _call_both)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from functools import partial
 from random import Random
@@ -26,15 +25,18 @@ from ctxreuse import request_context
 from ctxreuse.pipeline.known_texts import known_texts
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
 from fuzz_targets.wrapped import (
+    ARGUMENTS,
     Comparison,
     Outcome,
     all_of,
-    check_arguments,
+    check_call,
     check_each,
     document,
     fresh,
     names,
     odd,
+    some_arguments,
+    some_settings,
 )
 from llamaindex_ctxreuse import ReuseLLM, format_context
 
@@ -46,12 +48,6 @@ _BATCHES = ("achat_batch", "acomplete_batch", "chat_batch", "complete_batch")
 _BESIDE: dict[str, Any] = {
     "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": "[KWBC]"}'}}],
     "name": "ann",
-}
-_ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "tools": ([{"type": "function", "function": {"name": "f"}}],),
-    "extra_body": ({"cache_salt": "mine"}, {"a": {"b": 1}}, None),
-    "extra_headers": ({"X-Session-ID": "mine"}, {"a": "b"}),
-    "temperature": (0.5,),
 }
 
 
@@ -210,23 +206,14 @@ def _calls(source: Random) -> dict[str, Any]:
         count = source.randrange(4) if method in _BATCHES else 1
         make = _chat if "chat" in method else _words
         prompts = [make(source, contexts) for _ in range(count)]
-        arguments = {
-            name: source.choice((*values, odd(source)))
-            for name, values in _ARGUMENTS.items()
-            if source.random() < 0.15
-        }
-        calls.append((method, prompts, arguments))
+        calls.append((method, prompts, some_arguments(source, ARGUMENTS)))
     return {
         "contexts": shown,
         "tenant": tenant,
         "conversation": source.choice((None, "c", 1, text(source, 2))),
         "answer": fields_of(source, "assistant", text(source)),
         "return_exceptions": source.random() < 0.5,
-        "options": {
-            "window_s": source.choice((0, 0, 0, 0.001)),
-            "send_cache_salt": source.random() < 0.3,
-            "send_session_id": source.random() < 0.3,
-        },
+        "options": some_settings(source),
         "always": source.choice((None, {}, {"extra_body": {"a": 1}, "x": 2}, odd(source))),
         "calls": calls,
     }
@@ -266,7 +253,7 @@ def _call_both(given: dict[str, Any]) -> None:
             with request_context(given["tenant"], given["conversation"]):
                 outcomes.append(_outcome(model, method, asked, options))
         both = outcomes[1].check_as_fine_as(outcomes[0], same_error=len(prompts) < 2)
-        check = partial(_check_call, comparison)
+        check = partial(check_call, comparison)
         check_each(plain.received, inner.received, check, is_whole=both)
         if both:
             Comparison().check(outcomes[0].value, outcomes[1].value, where=method)
@@ -284,14 +271,8 @@ def _outcome(model: LLM, method: str, prompts: list[Any], options: dict[str, Any
     if method in _BATCHES and not isinstance(model, ReuseLLM):
         return Outcome.of(lambda: _each(model, method, prompts, options))
     call = getattr(model, method)
-    if method in _BATCHES:
-        if method.startswith("a"):
-            return asyncio.run(Outcome.awaited(lambda: _abatch(call, prompts, options)))
-        return Outcome.of(lambda: all_of(call(prompts, **options)))
-    [prompt] = prompts
-    if method.startswith("a"):
-        return asyncio.run(Outcome.awaited(lambda: _awaited(call, prompt, options)))
-    return Outcome.of(lambda: _whole(call(prompt, **options)))
+    asked, read = (prompts, all_of) if method in _BATCHES else (prompts[0], _added)
+    return Outcome.of(lambda: call(asked, **options), read)
 
 
 def _each(model: LLM, method: str, prompts: list[Any], options: dict[str, Any]) -> list[Any]:
@@ -306,38 +287,12 @@ def _each(model: LLM, method: str, prompts: list[Any], options: dict[str, Any]) 
     return [one.value if one.error is None else type(one.error) for one in found]
 
 
-async def _abatch(call: Any, prompts: list[Any], options: dict[str, Any]) -> Any:
-    return all_of(await call(prompts, **options))
-
-
-async def _awaited(call: Any, prompt: Any, options: dict[str, Any]) -> Any:
-    found = await call(prompt, **options)
-    if hasattr(found, "__aiter__"):
-        return _added([piece async for piece in found])
-    return found
-
-
-def _whole(found: Any) -> Any:
-    return _added(list(found)) if isinstance(found, Generator) else found
-
-
-def _added(pieces: list[Any]) -> Any:
+def _added(found: Any) -> Any:
     """Return what a stream has said in all: its deltas together, and its last piece."""
-    if not pieces:
-        return pieces
-    deltas = "".join(piece.delta or "" for piece in pieces)
-    return deltas, pieces[-1].model_copy(update={"delta": None})
-
-
-def _check_call(comparison: Comparison, given: Any, got: Any) -> None:
-    (prompt, arguments), (sent, sent_with) = given, got
-    if isinstance(prompt, str):
-        comparison.check(prompt, sent, where="prompt")
-    else:
-        assert len(prompt) == len(sent), "another number of messages"
-        for number, (one, other) in enumerate(zip(prompt, sent, strict=True)):
-            comparison.check(one, other, where=f"message {number}")
-    check_arguments(arguments, sent_with)
+    if not isinstance(found, list) or not found:
+        return found
+    deltas = "".join(piece.delta or "" for piece in found)
+    return deltas, found[-1].model_copy(update={"delta": None})
 
 
 TARGETS = {"llamaindex models": Target(_calls, _call_both)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -115,7 +114,8 @@ def _retrieve(given: Mapping[str, Any]) -> None:
     options = {"annotation": given["annotation"], "drop_repeats": given["drop_repeats"]}
     postprocessor = ReusePostprocessor(**options, metadata_mode=given["mode"])
     for method, found in given["calls"]:
-        plain = _outcome(_Nodes(found), method.replace("postprocess", "retrieve"), given["query"])
+        query, retrieve = given["query"], method.replace("postprocess", "retrieve")
+        plain = Outcome.of(lambda: getattr(_Nodes(found), retrieve)(query))  # noqa: B023
         with request_context(tenant=given["tenant"]):
             if method.endswith("retrieve"):
                 wrapper = ReuseRetriever(
@@ -124,29 +124,14 @@ def _retrieve(given: Mapping[str, Any]) -> None:
                     metadata_mode=given["mode"],
                     **options,
                 )
-                planned = _outcome(wrapper, method, given["query"])
+                planned = Outcome.of(lambda: getattr(wrapper, method)(query))  # noqa: B023
             elif not isinstance(plain.value, list):
                 continue
             else:
-                planned = _postprocessed(postprocessor, method, plain.value, given["query"])
+                call = getattr(postprocessor, f"{method}_nodes")
+                planned = Outcome.of(lambda: call(plain.value, query_str=query))  # noqa: B023
             if planned.check_as_fine_as(plain):
                 _check_nodes(plain.value, planned.value, given)
-
-
-def _outcome(retriever: BaseRetriever, method: str, query: str) -> Outcome:
-    if method == "retrieve":
-        return Outcome.of(lambda: retriever.retrieve(query))
-    return asyncio.run(Outcome.awaited(lambda: retriever.aretrieve(query)))
-
-
-def _postprocessed(
-    postprocessor: ReusePostprocessor, method: str, found: list[NodeWithScore], query: str
-) -> Outcome:
-    if method == "postprocess":
-        return Outcome.of(lambda: postprocessor.postprocess_nodes(found, query_str=query))
-    return asyncio.run(
-        Outcome.awaited(lambda: postprocessor.apostprocess_nodes(found, query_str=query))
-    )
 
 
 def _check_nodes(found: Any, got: Any, given: Mapping[str, Any]) -> None:
@@ -235,11 +220,11 @@ def _lead_chat(given: Mapping[str, Any]) -> None:
     prompts: list[list[str | None]] = []
     for number, (method, question) in enumerate(given["turns"]):
         retriever._found = given["found"][number]
-        plain = _outcome(retriever, "retrieve", "x")
+        plain = Outcome.of(lambda: retriever.retrieve("x"))
         renders = _rendered(plain.value, given["mode"])
         history = engine.chat_history
         model.received.clear()
-        turn = asyncio.run(Outcome.awaited(lambda: _turn(engine, method, question)))  # noqa: B023
+        turn = Outcome.of(lambda: _turn(engine, method, question))  # noqa: B023
         if turn.error is not None:
             # a turn that failed is no part of the chat
             Comparison().check(history, engine.chat_history, where="history")

@@ -6,9 +6,19 @@ here; what the inner object gets and what comes back are compared, field by fiel
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import cache
+from inspect import isawaitable
 from random import Random
 from reprlib import repr as short
 from typing import Any
@@ -58,6 +68,33 @@ def odd(source: Random) -> Any:
     """Return a value of any kind that two calls can be given: no iterator, which is read once."""
     value = source.choice((hostile, junk, json_value))(source)
     return None if isinstance(value, Iterator) else value
+
+
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "tools": ([{"type": "function", "function": {"name": "f"}}],),
+    "extra_body": ({"cache_salt": "mine"}, {"a": {"b": 1}}, None),
+    "extra_headers": ({"X-Session-ID": "mine"}, {"a": "b"}),
+    "temperature": (0.5,),
+}
+"""Keyword arguments of a model's calls, and what they may be."""
+
+
+def some_arguments(source: Random, known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Return some keyword arguments of a call."""
+    return {
+        name: source.choice((*values, odd(source)))
+        for name, values in known.items()
+        if source.random() < 0.15
+    }
+
+
+def some_settings(source: Random) -> dict[str, Any]:
+    """Return settings of a wrapped model."""
+    return {
+        "window_s": source.choice((0, 0, 0, 0.001)),
+        "send_cache_salt": source.random() < 0.3,
+        "send_session_id": source.random() < 0.3,
+    }
 
 
 class Comparison:
@@ -171,6 +208,11 @@ def fresh(value: Any) -> Any:
     return copies.get(id(value), value)
 
 
+async def _whole(value: Any) -> Any:
+    value = await value if isawaitable(value) else value
+    return [one async for one in value] if isinstance(value, AsyncIterator) else value
+
+
 class Outcome:
     """What a call returned or raised.
 
@@ -184,10 +226,15 @@ class Outcome:
         self.error = error
 
     @classmethod
-    def of(cls, call: Callable[[], Any]) -> Outcome:
-        """Return what became of a call."""
+    def of(cls, call: Callable[[], Any], read: Callable[[Any], Any] | None = None) -> Outcome:
+        """Return what became of a call: awaited, a stream's pieces as a list, and read so."""
         try:
-            return cls(call())
+            value = call()
+            if isawaitable(value) or isinstance(value, AsyncIterator):
+                value = asyncio.run(_whole(value))
+            elif isinstance(value, Iterator):
+                value = list(value)
+            return cls(value if read is None else read(value))
         except Exception as error:
             return cls(error=error)
 
@@ -251,7 +298,19 @@ def check_each(
     got.clear()
 
 
-def check_arguments(given: Mapping[str, Any], got: Mapping[str, Any]) -> None:
+def check_call(comparison: Comparison, given: Any, got: Any) -> None:
+    """Check the prompt, a text or messages, and the arguments of a call against another one's."""
+    (prompt, arguments), (sent, sent_with) = given, got
+    if isinstance(prompt, str):
+        comparison.check(prompt, sent, where="prompt")
+    else:
+        assert len(prompt) == len(sent), "another number of messages"
+        for number, (one, other) in enumerate(zip(prompt, sent, strict=True)):
+            comparison.check(one, other, where=f"message {number}")
+    _check_arguments(arguments, sent_with)
+
+
+def _check_arguments(given: Mapping[str, Any], got: Mapping[str, Any]) -> None:
     """Check the keyword arguments of a call, but for salt and session that a wrapper may add."""
     sent = dict(got)
     for name, added in (("extra_body", "cache_salt"), ("extra_headers", "X-Session-ID")):
