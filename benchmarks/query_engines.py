@@ -13,33 +13,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever as LangChainRetriever
 from langchain_core.runnables import Runnable, RunnablePassthrough
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.llms import LLM, CustomLLM, LLMMetadata
-from llama_index.core.llms import CompletionResponse as Completion
+from llama_index.core.llms import LLM, LLMMetadata
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from pydantic import PrivateAttr
 from rich.console import Console
 from rich.progress import track
 
-from ctxreuse import ReusePlanner
-from ctxreuse.cache import PrefixCacheSimulator
-from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse import ContextBlock, ReusePlanner
+from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
 from ctxreuse.pipeline.known_texts import known_texts
 from ctxreuse.pipeline.prompt_turn import PromptPart, PromptPlanner, ScopedPrompt
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
 from llamaindex_ctxreuse import ReuseRetriever as ReuseNodes
+from loss_programs import Documents, EngineLLM, EngineModel, Nodes, joined
 from shared import data_folder, new_parser, new_table, read_named_trace
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
@@ -50,67 +44,25 @@ PROMPT = ChatPromptTemplate.from_template(
 )
 
 
-class RecordingModel(BaseChatModel):
-    """Keeps the prompts that it gets."""
+class Prompts:
+    """An engine that keeps the prompts that it gets."""
 
-    _prompts: list[str] = PrivateAttr(default_factory=list)
+    def __init__(self) -> None:
+        self.kept: list[str] = []
 
-    @property
-    def _llm_type(self) -> str:
-        return "recording"
-
-    def _generate(self, messages: list[BaseMessage], *_: Any, **__: Any) -> ChatResult:
-        self._prompts.append("\n".join(one.text for one in messages))
-        return ChatResult(generations=[ChatGeneration(message=AIMessage("So."))])
+    def ask(self, messages: Sequence[tuple[str, str]]) -> CacheUsage:
+        """Keep a prompt."""
+        self.kept.append("\n".join(text for _, text in messages))
+        return CacheUsage()
 
 
-class RecordingLLM(CustomLLM):
-    """Keeps the prompts that it gets."""
-
-    _prompts: list[str] = PrivateAttr(default_factory=list)
+class CompletionLLM(EngineLLM):
+    """LlamaIndex's model of an engine that completes prompts."""
 
     @property
     def metadata(self) -> LLMMetadata:
         """A window that all prompts fit into."""
         return LLMMetadata(context_window=CONTEXT_WINDOW)
-
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Completion:
-        """Keep a prompt."""
-        self._prompts.append(prompt)
-        return Completion(text="So.")
-
-    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
-        """Not used."""
-        raise NotImplementedError
-
-
-class TraceDocuments(LangChainRetriever):
-    """Returns what a trace says was retrieved for a question, as documents."""
-
-    requests: dict[str, TraceRequest]
-
-    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        blocks = self.requests[query].blocks
-        return [Document(block.text, id=str(block.id)) for block in blocks]
-
-
-class TraceNodes(BaseRetriever):
-    """Returns what a trace says was retrieved for a question, as nodes."""
-
-    def __init__(self, requests: dict[str, TraceRequest]) -> None:
-        super().__init__()
-        self._requests = requests
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return [
-            NodeWithScore(node=TextNode(id_=str(block.id), text=block.text), score=1 / (1 + rank))
-            for rank, block in enumerate(self._requests[query_bundle.query_str].blocks)
-        ]
-
-
-def joined(documents: Sequence[Document]) -> str:
-    """Return documents as LangChain's guides join them."""
-    return "\n\n".join(one.page_content for one in documents)
 
 
 def chain(retriever: LangChainRetriever, model: Any, show: Callable[..., str] = joined) -> Runnable:
@@ -118,11 +70,13 @@ def chain(retriever: LangChainRetriever, model: Any, show: Callable[..., str] = 
     return {"context": retriever | show, "question": RunnablePassthrough()} | PROMPT | model
 
 
-def engine(requests: dict[str, TraceRequest], llm: LLM, behind: Sequence[Any] = ()) -> Any:
+def engine(found: BaseRetriever, llm: LLM, behind: Sequence[Any] = ()) -> Any:
     """Return a query engine."""
-    return RetrieverQueryEngine.from_args(
-        TraceNodes(requests), llm=llm, node_postprocessors=list(behind)
-    )
+    return RetrieverQueryEngine.from_args(found, llm=llm, node_postprocessors=list(behind))
+
+
+Found: TypeAlias = dict[str, Sequence[ContextBlock]]
+"""What a trace says was retrieved for its questions."""
 
 
 class SetUp(NamedTuple):
@@ -136,27 +90,27 @@ class SetUp(NamedTuple):
 
     framework: str
     name: str
-    prompts: Callable[[dict[str, TraceRequest]], list[str]]
+    prompts: Callable[[Found], list[str]]
 
 
 def _langchain(program: Callable[[LangChainRetriever, BaseChatModel], Runnable]) -> Any:
-    def prompts(requests: dict[str, TraceRequest]) -> list[str]:
-        inner = RecordingModel()
-        asked = program(TraceDocuments(requests=requests), inner)
-        for question in requests:
+    def prompts(found: Found) -> list[str]:
+        prompts = Prompts()
+        asked = program(Documents(found=found), EngineModel(engine=prompts))
+        for question in found:
             asked.invoke(question)
-        return inner._prompts
+        return prompts.kept
 
     return prompts
 
 
-def _llamaindex(program: Callable[[dict[str, TraceRequest], LLM], Any]) -> Any:
-    def prompts(requests: dict[str, TraceRequest]) -> list[str]:
-        inner = RecordingLLM()
-        asked = program(requests, inner)
-        for question in requests:
+def _llamaindex(program: Callable[[BaseRetriever, LLM], Any]) -> Any:
+    def prompts(found: Found) -> list[str]:
+        prompts = Prompts()
+        asked = program(Nodes(found), CompletionLLM(engine=prompts))
+        for question in found:
             asked.query(question)
-        return inner._prompts
+        return prompts.kept
 
     return prompts
 
@@ -205,56 +159,56 @@ def computed(prompts: Sequence[str]) -> int:
     return sum(usage.prefilled_tokens for usage in served)
 
 
-async def _langchain_at_once(
-    requests: dict[str, TraceRequest], ours: str, at_once: int
-) -> list[str]:
+async def _langchain_at_once(found: Found, ours: str, at_once: int) -> list[str]:
     """Return a chain's prompts in the order in which the model gets them."""
-    inner, planner = RecordingModel(), ReusePlanner()
-    model: Any = ReuseChatModel(inner=inner, planner=planner) if "Model" in ours else inner
-    found: LangChainRetriever = TraceDocuments(requests=requests)
+    prompts, planner = Prompts(), ReusePlanner()
+    model: Any = EngineModel(engine=prompts)
+    if "Model" in ours:
+        model = ReuseChatModel(inner=model, planner=planner)
+    retriever: LangChainRetriever = Documents(found=found)
     if "Retriever" in ours:
-        found = ReuseRetriever(retriever=found, planner=planner)
-    asked = chain(found, model)
-    for some in _groups(list(requests), at_once):
+        retriever = ReuseRetriever(retriever=retriever, planner=planner)
+    asked = chain(retriever, model)
+    for some in _groups(list(found), at_once):
         await asked.abatch(some)
-    return inner._prompts
+    return prompts.kept
 
 
-async def _llamaindex_at_once(
-    requests: dict[str, TraceRequest], ours: str, at_once: int
-) -> list[str]:
+async def _llamaindex_at_once(found: Found, ours: str, at_once: int) -> list[str]:
     """Return a query engine's prompts in the order in which the model gets them."""
-    inner, planner = RecordingLLM(), ReusePlanner()
-    llm: Any = ReuseLLM(inner=inner, planner=planner) if "LLM" in ours else inner
-    found: BaseRetriever = TraceNodes(requests)
+    prompts, planner = Prompts(), ReusePlanner()
+    llm: Any = CompletionLLM(engine=prompts)
+    if "LLM" in ours:
+        llm = ReuseLLM(inner=llm, planner=planner)
+    retriever: BaseRetriever = Nodes(found)
     if "Retriever" in ours:
-        found = ReuseNodes(found, planner=planner)
+        retriever = ReuseNodes(retriever, planner=planner)
     behind = [ReusePostprocessor(planner=planner)] if "Postprocessor" in ours else []
-    asked = RetrieverQueryEngine.from_args(found, llm=llm, node_postprocessors=behind)
-    for some in _groups(list(requests), at_once):
+    asked = engine(retriever, llm, behind)
+    for some in _groups(list(found), at_once):
         await asyncio.gather(*map(asked.aquery, some))
-    return inner._prompts
+    return prompts.kept
 
 
 def _groups(questions: list[str], size: int) -> list[list[str]]:
     return [questions[start : start + size] for start in range(0, len(questions), size)]
 
 
-def known_together(requests: dict[str, TraceRequest], prompts: Sequence[str]) -> list[str]:
+def known_together(found: Found, prompts: Sequence[str]) -> list[str]:
     """Return prompts as they are, planned 30 at a time, in the order in which to send them."""
     planner, sent = PromptPlanner(ReusePlanner()), []
-    for request in requests.values():
-        known_texts().add("", [block.text for block in request.blocks])
+    for blocks in found.values():
+        known_texts().add("", [block.text for block in blocks])
     scoped = [ScopedPrompt((PromptPart("user", prompt),)) for prompt in prompts]
     for start in range(0, len(scoped), AT_ONCE):
         sent += [one.texts[0] for one in planner.plan(scoped[start : start + AT_ONCE])]
     return sent
 
 
-def print_at_once(console: Console, name: str, requests: dict[str, TraceRequest]) -> None:
+def print_at_once(console: Console, name: str, found: Found) -> None:
     """Print what is computed if 30 questions are asked at once."""
     table = new_table(
-        f"{name}: {len(requests):,} questions, {AT_ONCE} at once; tokens computed",
+        f"{name}: {len(found):,} questions, {AT_ONCE} at once; tokens computed",
         ["framework", "ours"],
         ["as it is", "one by one", "at once", "planned together"],
     )
@@ -266,10 +220,10 @@ def print_at_once(console: Console, name: str, requests: dict[str, TraceRequest]
             ("LLM", "Postprocessor", "LLM, Postprocessor", "Retriever", "LLM, Retriever"),
         ),
     ):
-        plain = asyncio.run(asked(requests, "", 1))
-        best = computed(known_together(requests, plain))
+        plain = asyncio.run(asked(found, "", 1))
+        best = computed(known_together(found, plain))
         for ours in set_ups:
-            each, together = (asyncio.run(asked(requests, ours, n)) for n in (1, AT_ONCE))
+            each, together = (asyncio.run(asked(found, ours, n)) for n in (1, AT_ONCE))
             figures = (computed(plain), computed(each), computed(together), best)
             table.add_row(framework, ours, *(f"{one:,}" for one in figures))
     console.print(table)
@@ -286,18 +240,18 @@ def main() -> None:
     console = Console(width=120)
     for name in names:
         trace, _ = read_named_trace(data, name)
-        requests = {f"{one.query} ({n})": one for n, one in enumerate(trace)}
+        found = {f"{one.query} ({n})": one.blocks for n, one in enumerate(trace)}
         if options.at_once:
-            print_at_once(console, name, requests)
+            print_at_once(console, name, found)
             continue
         table = new_table(
-            f"{name}: {len(requests):,} questions, tokens computed for whole prompts",
+            f"{name}: {len(found):,} questions, tokens computed for whole prompts",
             ["framework", "program"],
             ["tokens", "of as it is", "prompts"],
         )
         plain = 0
         for set_up in track(SET_UPS, name, transient=True):
-            prompts = set_up.prompts(requests)
+            prompts = set_up.prompts(found)
             tokens = computed(prompts)
             plain = tokens if set_up.name == "as it is" else plain
             row = (f"{tokens:,}", f"{tokens / plain:.3f}", f"{len(prompts):,}")
