@@ -9,12 +9,14 @@ from typing import Any
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
+from langchain_agent_helpers import Scripted, search_tool
 from langchain_classic.retrievers import ContextualCompressionRetriever
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from langchain_core.tools import tool
+from langchain_document_helpers import documents
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ctxreuse import ReusePlanner, Templates, request_context
@@ -22,10 +24,7 @@ from golden_cases.langchain_models import (
     LetterRetriever,
     NotingModel,
     NotingStream,
-    ScriptedModel,
-    documents,
     messages_of,
-    search_tool,
     searching,
     shown,
 )
@@ -385,8 +384,8 @@ def _end(call: list[Any]) -> str:
     return str(call[-1]["content"]).rsplit("\n", 1)[-1]
 
 
-def _agent(answers: list[AIMessage], *tools: Any, **options: Any) -> tuple[Any, ScriptedModel]:
-    model = ScriptedModel(responses=list(answers))
+def _agent(answers: list[AIMessage], *tools: Any, **options: Any) -> tuple[Any, Scripted]:
+    model = Scripted(responses=list(answers), seen=[])
     agent = create_agent(
         model,
         list(tools),
@@ -412,21 +411,21 @@ def agent_with_a_retriever_tool() -> Any:
         searching(2, "cda"),
         AIMessage("Done again."),
     ]
-    agent, model = _agent(script, search_tool())
+    agent, model = _agent(script, search_tool(LetterRetriever()))
     _ask(agent, "First?")
     state = _ask(agent, "Second?")
 
     async def asynchronous() -> list[Any]:
-        again, noting = _agent(script, search_tool())
+        again, noting = _agent(script, search_tool(LetterRetriever()))
         for text in ("First?", "Second?"):
             await again.ainvoke(
                 {"messages": [HumanMessage(text)]}, {"configurable": {"thread_id": "t1"}}
             )
-        return noting.calls
+        return noting.seen
 
     return {
-        "calls": [digest(call) for call in model.calls],
-        "last call": model.calls[-1],
+        "calls": [digest(call) for call in model.seen],
+        "last call": model.seen[-1],
         "state": messages_of(state),
         "async": [digest(call) for call in asyncio.run(asynchronous())],
     }
@@ -445,19 +444,22 @@ def agent_with_context() -> Any:
     state = _ask(agent, "ef Three?")
     both, both_model = _agent(
         [searching(0, "ca"), AIMessage("Done.")],
-        search_tool(document_prompt=PromptTemplate.from_template("{source}: {page_content}")),
+        search_tool(
+            LetterRetriever(),
+            document_prompt=PromptTemplate.from_template("{source}: {page_content}"),
+        ),
         retriever=ReuseRetriever(retriever=LetterRetriever(), planner=planner),
         planner=planner,
     )
     _ask(both, "ab Both?")
-    nameless = ScriptedModel(responses=[searching(0, "ab"), searching(1, "ba"), AIMessage("So.")])
-    agent = create_agent(nameless, [search_tool()], middleware=[ReuseMiddleware()])
+    nameless = Scripted(responses=[searching(0, "ab"), searching(1, "ba"), AIMessage("So.")])
+    agent = create_agent(nameless, [search_tool(LetterRetriever())], middleware=[ReuseMiddleware()])
     agent.invoke({"messages": [HumanMessage("First?")]})
     return {
-        "calls": model.calls,
+        "calls": model.seen,
         "state": messages_of(state)[-2:],
-        "both": both_model.calls,
-        "without a thread": nameless.calls,
+        "both": both_model.seen,
+        "without a thread": nameless.seen,
     }
 
 
@@ -472,7 +474,7 @@ class KeepsTheNewest(AgentMiddleware[Any, Any, Any]):
 @CASES
 def agent_that_forgets() -> Any:
     """What was pointed to and is cut away is shown again where the pointer stood."""
-    model = ScriptedModel(
+    model = Scripted(
         responses=[
             searching(0, "abc"),
             searching(1, "bd"),
@@ -483,12 +485,12 @@ def agent_that_forgets() -> Any:
     )
     agent = create_agent(
         model,
-        [search_tool()],
+        [search_tool(LetterRetriever())],
         middleware=[KeepsTheNewest(), ReuseMiddleware()],
         checkpointer=InMemorySaver(),
     )
     state = _ask(agent, "What?")
-    return {"calls": model.calls[2:], "state": digest(messages_of(state))}
+    return {"calls": model.seen[2:], "state": digest(messages_of(state))}
 
 
 @CASES
@@ -510,7 +512,7 @@ def agent_with_other_tools() -> Any:
     for name, options in (("named", {"tools": ["search"]}), ("not named", {})):
         agent, model = _agent(script, search, **options)
         _ask(agent, "What?")
-        found[name] = model.calls[-1]
+        found[name] = model.seen[-1]
     return found
 
 
@@ -524,7 +526,7 @@ def planning_faults() -> Any:
     planned = ReuseRetriever(retriever=LetterRetriever(), planner=FaultyPlanner())
     agent, scripted = _agent(
         [searching(0, "ab"), AIMessage("Done.")],
-        search_tool(),
+        search_tool(LetterRetriever()),
         retriever=LetterRetriever(),
         planner=FaultyPlanner(),
     )
@@ -532,6 +534,6 @@ def planning_faults() -> Any:
     return {
         "model": inner.calls,
         "retriever": shown(planned.invoke("ba")),
-        "agent": scripted.calls[-1],
+        "agent": scripted.seen[-1],
         "faults": [model.faults, planned.faults],
     }

@@ -8,7 +8,6 @@ from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
-from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
@@ -17,21 +16,9 @@ from langchain_core.messages import (
 )
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.tools import BaseTool, create_retriever_tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_document_helpers import documents
 from pydantic import PrivateAttr
-
-from golden_cases.letters import text_of
-
-
-def document(letter: str) -> Document:
-    """Return a letter's document."""
-    return Document(text_of(letter), id=f"id-{letter}", metadata={"source": f"{letter}.txt"})
-
-
-def documents(word: str) -> list[Document]:
-    """Return the documents of a word's letters."""
-    return [document(letter) for letter in word]
 
 
 def shown(found: Sequence[Document]) -> list[Any]:
@@ -108,25 +95,6 @@ class NotingStream(NotingModel):
             yield piece
 
 
-class ScriptedModel(FakeMessagesListChatModel):
-    """Answers as it is told to, and notes the prompts."""
-
-    _calls: list[Any] = PrivateAttr(default_factory=list)
-
-    @property
-    def calls(self) -> list[Any]:
-        """The messages of each call."""
-        return self._calls
-
-    def bind_tools(self, tools: Any, **kwargs: Any) -> ScriptedModel:
-        """Return the model: its answers are given."""
-        return self
-
-    def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        self._calls.append([_as_json(message) for message in messages])
-        return super()._generate(messages, *args, **kwargs)
-
-
 def searching(number: int, *queries: str) -> AIMessage:
     """Return a model's answer that calls the search tool for each query, all at once."""
     calls: list[Any] = [
@@ -134,16 +102,6 @@ def searching(number: int, *queries: str) -> AIMessage:
         for place, query in enumerate(queries)
     ]
     return AIMessage("", tool_calls=calls)
-
-
-def search_tool(**arguments: Any) -> BaseTool:
-    """Return a tool that finds a document for each letter."""
-    return create_retriever_tool(
-        LetterRetriever(),
-        "search",
-        "Finds documents.",
-        **{"response_format": "content_and_artifact", **arguments},
-    )
 
 
 def messages_of(state: dict[str, Any]) -> list[Any]:

@@ -16,16 +16,15 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import MetadataMode
-from llamaindex_helpers import ListChatStore
+from llamaindex_helpers import LetterRetriever, ListChatStore
+from llamaindex_helpers import letter_nodes as nodes
+from llamaindex_memory_helpers import LetterMemory
 
 from ctxreuse import ReusePlanner, Templates, request_context
 from golden_cases.letters import HISTORY, WORDS, FaultyPlanner, text_of
 from golden_cases.llamaindex_models import (
-    LetterMemory,
-    LetterRetriever,
     NotingLLM,
     apieces_of,
-    nodes,
     pieces_of,
     run,
     shown,

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Any
 
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -17,22 +16,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import LLM
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-
-from golden_cases.letters import text_of
-
-
-def nodes(word: str) -> list[NodeWithScore]:
-    """Return a node for each letter of a word, best first."""
-    return [
-        NodeWithScore(
-            node=TextNode(
-                id_=f"id-{letter}", text=text_of(letter), metadata={"source": f"{letter}.txt"}
-            ),
-            score=1 - place / 10,
-        )
-        for place, letter in enumerate(word)
-    ]
+from llama_index.core.schema import NodeWithScore
 
 
 def shown(found: Sequence[NodeWithScore]) -> list[Any]:
@@ -41,13 +25,6 @@ def shown(found: Sequence[NodeWithScore]) -> list[Any]:
         [one.node_id if one.node_id.startswith("id-") else None, one.score, one.text, one.metadata]
         for one in found
     ]
-
-
-class LetterRetriever(BaseRetriever):
-    """Finds a node for each letter of the query's first word."""
-
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return nodes(query_bundle.query_str.partition(" ")[0])
 
 
 class NotingLLM(LLM):
@@ -158,23 +135,6 @@ class NotingLLM(LLM):
 
 def _part(part: Any) -> Any:
     return part.text if hasattr(part, "text") else type(part).__name__
-
-
-class LetterMemory:
-    """Finds memories as Mem0 does: one for each letter of the query's first word."""
-
-    def search(self, query: str, *, filters: Any = None, top_k: int = 20) -> Any:
-        """Search for memories."""
-        word = query.partition(" ")[0]
-        return {
-            "results": [
-                {"id": f"id-{letter}", "memory": text_of(letter), "score": 1 - place / 10}
-                for place, letter in enumerate(word[:top_k])
-            ]
-        }
-
-    def add(self, messages: Any, **entities: Any) -> None:
-        """Keep nothing."""
 
 
 def pieces_of(stream: Any) -> list[str]:
