@@ -20,7 +20,7 @@ from rich.progress import track
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache
 from ctxreuse.cache.simulator import CacheUsage
-from shared import data_folder, new_table, read_named_trace
+from shared import data_folder, new_table, read_requests
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
 CAPACITIES = (None, 200_000, 50_000)
@@ -92,13 +92,7 @@ def main() -> None:
         for rate in RATES
         for come_again in (False, True)
     ]
-    requests = {
-        name: [
-            ContextRequest(one.blocks, one.query, system=one.system, tenant=one.tenant)
-            for one in read_named_trace(data, name)[0]
-        ]
-        for name in TRACES
-    }
+    requests = {name: read_requests(data, name) for name in TRACES}
     for name, capacity, rate, come_again in track(rows, transient=True):
         pairs = [
             [

@@ -17,11 +17,11 @@ from uuid import uuid4
 from rich.console import Console
 from rich.table import Table
 
-from ctxreuse import BatchPlan, ContextRequest, ReusePlanner
+from ctxreuse import BatchPlan, ReusePlanner
 from ctxreuse.cache import CacheUsage
 from ctxreuse.serving import EngineClient, Outcome, dispatch
 from server import ServerInfo, argument_parser, describe_server, warm_up
-from shared import data_folder, read_named_trace
+from shared import data_folder, read_requests
 
 
 async def _send(server: ServerInfo, batch: BatchPlan, **how: int | bool) -> Sequence[Outcome]:
@@ -45,10 +45,8 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=4, help="at a time (default: 4)")
     options = parser.parse_args()
     data = data_folder("xquad", folder=options.data)
-    trace = read_named_trace(data, "xquad_k5")[0][: options.requests]
     server = describe_server(options.base_url, options.model)
-    requests = [ContextRequest(one.blocks, one.query) for one in trace]
-    batch = ReusePlanner().plan_batch(requests)
+    batch = ReusePlanner().plan_batch(read_requests(data, "xquad_k5", options.requests))
     asyncio.run(warm_up(server))
     table = Table("sent", "hit ratio", "prefilled tokens", "seconds", title="leader first")
     for name, how in (

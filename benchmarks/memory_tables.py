@@ -34,6 +34,7 @@ from ctxreuse.workflow import (
     fastest_tier,
     split_memory,
 )
+from shared import new_parser
 
 _GB = 10**9
 _NEEDS = {
@@ -45,9 +46,7 @@ _NEEDS = {
 
 def main(given: Sequence[str] | None = None) -> None:
     """Measure a table, or print the split."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__)
     parser.add_argument("what", choices=["retrieval", "generation", "split"])
     parser.add_argument("tables", type=Path, help="the file in which the tables stand")
     parser.add_argument("--arriving", type=float, nargs="+", default=[2.0, 8.0, 32.0])

@@ -23,7 +23,7 @@ from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.pool.replica import Client
 from ctxreuse.sharing import SQLiteLog
-from shared import data_folder, new_table, read_named_trace
+from shared import data_folder, new_table, read_requests
 from workers import SetUp
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
@@ -82,15 +82,10 @@ def main() -> None:
     options = parser.parse_args()
     data = data_folder("xquad", "mtrag", "locomo")
     table = new_table(f"hit ratios, {ENGINES} engines", ["deployment"], TRACES)
-    traces = {}
-    for name in TRACES:
-        trace, _ = read_named_trace(data, name)
-        traces[name] = [
-            ContextRequest(line.blocks, line.query) for line in trace[: options.requests]
-        ]
+    traces = [read_requests(data, name, options.requests) for name in TRACES]
     for set_up in SET_UPS:
         ratios = []
-        for requests in traces.values():
+        for requests in traces:
             with tempfile.TemporaryDirectory() as folder:
                 shared = hit_ratio(set_up, requests, options.late, Path(folder))
                 ratios.append(asyncio.run(shared))

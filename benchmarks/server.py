@@ -14,6 +14,7 @@ from typing import Any
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.errors import shown_url
 from ctxreuse.serving import EngineClient
+from shared import new_parser
 
 _LONGEST_PAGE = 2**24
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
@@ -38,9 +39,7 @@ class ServerInfo:
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that the benchmarks share."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(description)
     parser.add_argument(
         "--base-url",
         default=os.environ.get("CTXREUSE_BASE_URL") or DEFAULT_URL,

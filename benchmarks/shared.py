@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from ctxreuse import ContextRequest
 from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest, read_corpus, read_trace
 from stand_in_data import write_stand_in_data
@@ -48,6 +49,12 @@ def read_named_trace(data: Path, name: str) -> tuple[list[TraceRequest], Corpus]
     folder, depth = name.split("_")
     corpus = read_corpus(str(data / folder / "corpus.jsonl"))
     return read_trace(str(data / folder / f"trace_{depth}.jsonl"), corpus), corpus
+
+
+def read_requests(data: Path, name: str, most: int | None = None) -> list[ContextRequest]:
+    """Return the first requests of a trace, all of them without a number."""
+    trace, _ = read_named_trace(data, name)
+    return [ContextRequest(one.blocks, one.query) for one in trace[:most]]
 
 
 def right_answers(data: Path, name: str, key: str) -> dict[str | int, list[str]]:

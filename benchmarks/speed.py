@@ -16,7 +16,6 @@ import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -29,6 +28,7 @@ from ctxreuse.planner import Strategy
 from ctxreuse.planning.plan import Plan
 from generate import requests_of, topic_contexts
 from shared import new_table
+from soak import resident_bytes
 
 MEASURED = 2_000
 K = 15
@@ -153,12 +153,12 @@ def large_index(console: Console, nodes: int) -> None:
     source, index, number = random.Random(1), PrefixIndex(max_nodes=10 * nodes), 0
     inserting = 0.0
     gc.collect()
-    before = _process_bytes()
+    before = resident_bytes()
     while index.node_count < nodes:
         batch = [_drawn_weights(source) for _ in range(1_000)]
         inserting += _ms(partial(_insert_all, index, batch, number))
         number += len(batch)
-    held = _process_bytes() - before
+    held = resident_bytes() - before
     looked_for = [_drawn_weights(source) for _ in range(1_000)]
     searching = _ms(lambda: [index.search(None, one) for one in looked_for])
     table = new_table(f"an index of {nodes:,} nodes and {number:,} request ids", ("what",), ("is",))
@@ -221,11 +221,11 @@ def _held(blocks: int, *, is_traced: bool) -> list[tuple[str, float, int, int]]:
     planner, rows = ReusePlanner(), []
     if is_traced:
         tracemalloc.start()
-    before = _process_bytes()
+    before = resident_bytes()
 
     def note(state: str) -> None:
         gc.collect()
-        held = tracemalloc.get_traced_memory()[0] if is_traced else _process_bytes() - before
+        held = tracemalloc.get_traced_memory()[0] if is_traced else resident_bytes() - before
         parts = planner.statistics().parts
         sizes = parts["shown_blocks"].entries, parts["index_blocks"].entries
         rows.append((state, held / MB, *sizes))
@@ -252,12 +252,6 @@ def _fill(planner: ReusePlanner, conversations: range) -> None:
         ]
         tenant = f"tenant {number % TENANTS}"
         planner.plan(ContextRequest(blocks, tenant=tenant, conversation_id=number, history=[]))
-
-
-def _process_bytes() -> int:
-    """Return what the process holds of the machine's memory; 0 where Linux does not tell."""
-    told = Path("/proc/self/statm")
-    return int(told.read_text().split()[1]) * resource.getpagesize() if told.exists() else 0
 
 
 def _timed_batch(requests: list[ContextRequest]) -> tuple[float, tuple[Plan, ...]]:

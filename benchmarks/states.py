@@ -29,7 +29,7 @@ from ctxreuse.context.blocks import BlockKey
 from ctxreuse.measure.traces.trace_files import block_tokens
 from ctxreuse.planning.plan import Strategy
 from ctxreuse.serving import EngineClient, dispatch
-from shared import data_folder, new_table, read_named_trace
+from shared import data_folder, new_table, read_requests
 
 TRACES = ("mtrag_k10", "xquad_k15", "xquad_k5", "locomo_k20")
 ON_SERVER = "mtrag_k10"
@@ -52,16 +52,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200, help="how many the server is sent")
     options = parser.parse_args()
     data, console = data_folder("xquad", "mtrag", "locomo"), Console(width=120)
-    traces = {}
-    for name in TRACES if options.server is None else (ON_SERVER,):
-        trace, _ = read_named_trace(data, name)
-        traces[name] = [ContextRequest(one.blocks, one.query) for one in trace]
     if options.server is None:
+        traces = {name: read_requests(data, name) for name in TRACES}
         for engine in SIMULATED:
             _simulate(console, engine, traces)
         _simulate(console, SIMULATED[0], traces, _SMALL)
         return
-    requests = traces[ON_SERVER][: options.requests]
+    requests = read_requests(data, ON_SERVER, options.requests)
     asyncio.run(_ask(console, requests, options.server))
 
 

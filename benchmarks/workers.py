@@ -38,7 +38,7 @@ from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.planner import Strategy
 from ctxreuse.serving import EmulatedEngine, EngineClient
 from ctxreuse.sharing import SQLiteLog
-from shared import data_folder, new_parser, new_table, read_named_trace
+from shared import data_folder, new_parser, new_table, read_requests
 
 TRACES = ("xquad_k5", "mtrag_k5", "locomo_k20")
 START_S = 1.0
@@ -295,11 +295,7 @@ def main() -> None:
     data = data_folder(*{name.split("_")[0] for name in options.traces})
     console = Console(width=130)
     for name in options.traces:
-        trace, _ = read_named_trace(data, name)
-        requests = [
-            ContextRequest(one.blocks, one.query, system=one.system, tenant=one.tenant)
-            for one in trace[: options.requests]
-        ]
+        requests = read_requests(data, name, options.requests)
         if not options.only_pairs:
             print_hits(console, name, requests, options.rate)
         if options.pairs:
