@@ -67,7 +67,7 @@ from ctxreuse.pipeline.known_texts import known_texts
 from ctxreuse.workflow import TfidfEmbedder
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
-from loss_programs import EngineLLM, EngineModel, Kept, Nodes, Served, ToolLLM
+from loss_programs import Documents, EngineLLM, EngineModel, Kept, Nodes, Served, ToolLLM
 from loss_traffic import Asked
 from mem0_ctxreuse import ReuseMemory
 from shared import data_folder, new_parser, new_table, read_named_trace
@@ -113,16 +113,6 @@ class SmallWindow(EngineLLM):
     def metadata(self) -> LLMMetadata:
         """A window as small models have it."""
         return super().metadata.model_copy(update={"context_window": _SMALL_WINDOW})
-
-
-class Documents(BaseRetriever):
-    """Finds what a trace says was found for a question."""
-
-    found: Any
-
-    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        named = [(one.text, str(one.id)) for one in self.found[query]]
-        return [Document(text, id=name, metadata={"source": name}) for text, name in named]
 
 
 @dataclass(frozen=True)

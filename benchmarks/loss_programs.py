@@ -296,7 +296,8 @@ class Documents(LangChainRetriever):
     found: Any  # not a dict, which pydantic would copy
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        return [Document(one.text, id=str(one.id)) for one in self.found[query]]
+        named = [(one.text, str(one.id)) for one in self.found[query]]
+        return [Document(text, id=name, metadata={"source": name}) for text, name in named]
 
 
 class Nodes(BaseRetriever):
