@@ -67,7 +67,7 @@ from ctxreuse.pipeline.known_texts import known_texts
 from ctxreuse.workflow import TfidfEmbedder
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, format_context
 from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
-from loss_programs import Documents, EngineLLM, EngineModel, Kept, Nodes, Served, ToolLLM
+from loss_programs import Documents, EngineLLM, EngineModel, ListChatStore, Nodes, Served, ToolLLM
 from loss_traffic import Asked
 from mem0_ctxreuse import ReuseMemory
 from shared import data_folder, new_parser, new_table, read_named_trace
@@ -364,7 +364,7 @@ def llama_agent(kind: Any, has: str) -> Any:
             name = one.conversation or one.question
             if name not in kept:
                 kept[name] = Memory.from_defaults(
-                    name, chat_store=Kept(), memory_blocks=blocks, token_limit=1_000_000
+                    name, chat_store=ListChatStore(), memory_blocks=blocks, token_limit=1_000_000
                 )
             await running.run(one.question, memory=kept[name])
 

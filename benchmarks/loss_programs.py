@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
@@ -50,9 +51,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from llama_index.core.memory import BaseMemoryBlock, ChatMemoryBuffer, Memory
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore
 from llama_index.core.tools import FunctionTool, ToolSelection
-from pydantic import Field
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import CacheUsage, PrefixCacheSimulator
@@ -75,6 +74,10 @@ from llamaindex_ctxreuse import (
 )
 from loss_traffic import Asked, tokenizer
 from mem0_ctxreuse import ReuseMemory
+
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
+
+from llamaindex_helpers import ListChatStore
 
 _ANSWER = "It says so in the third paragraph of the first of these documents, as far as I can see."
 _SYSTEM = (
@@ -608,36 +611,6 @@ class FoundMemories(BaseMemoryBlock[str]):
         """All is known."""
 
 
-class Kept(AsyncDBChatStore):
-    """Keeps messages in a list; LlamaIndex's own store leaves a thread for each conversation."""
-
-    messages: list[ChatMessage] = Field(default_factory=list)
-
-    async def get_messages(self, key: str, *args: Any, **kwargs: Any) -> list[ChatMessage]:
-        """Return copies, as a database does."""
-        return [one.model_copy(deep=True) for one in self.messages]
-
-    async def count_messages(self, key: str, *args: Any, **kwargs: Any) -> int:
-        """Return their number."""
-        return len(self.messages)
-
-    async def add_message(self, key: str, message: ChatMessage, *args: Any, **kwargs: Any) -> None:
-        """Add one."""
-        self.messages.append(message)
-
-    async def add_messages(
-        self, key: str, messages: list[ChatMessage], *args: Any, **kwargs: Any
-    ) -> None:
-        """Add some."""
-        self.messages += messages
-
-    async def _not_needed(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    set_messages = delete_message = delete_messages = get_keys = _not_needed
-    delete_oldest_messages = archive_oldest_messages = _not_needed
-
-
 def memory_block(placement: Placement = "before_question") -> Any:
     """Return LlamaIndex's chat engine with a long-term memory."""
 
@@ -650,7 +623,7 @@ def memory_block(placement: Placement = "before_question") -> Any:
             options = {
                 "session_id": conversation,
                 "token_limit": 1_000_000,
-                "chat_store": Kept(),
+                "chat_store": ListChatStore(),
             }
             if planner is None:
                 block = FoundMemories(name="memories", found=found)
