@@ -29,15 +29,10 @@ LOST = "e7"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run over the repeated trace.
+    """A run over the repeated trace."""
 
-    Attributes:
-        answers: Each question's answer, in the order in which they were asked.
-        ledger: What the engines answered.
-    """
-
-    answers: list[Answer]
-    ledger: Ledger
+    answers: list[Answer]  # each question's answer, in the order in which they were asked
+    ledger: Ledger  # what the engines answered
 
 
 def main() -> int:

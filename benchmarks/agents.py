@@ -81,19 +81,13 @@ class HashByDocument(RoundRobin):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A way to assign documents, and to order what waits.
+    """A way to assign documents, and to order what waits."""
 
-    Attributes:
-        name: For the table.
-        assignment: Makes what assigns documents; None is the chain's own.
-        strategy: How calls that wait are planned.
-        concurrency: Calls under way at an engine; the others wait to be planned.
-    """
-
-    name: str
+    name: str  # for the table
+    # makes what assigns documents; None is the chain's own
     assignment: Callable[[], RoundRobin] | None
-    strategy: Strategy = "none"
-    concurrency: int = 1_000_000
+    strategy: Strategy = "none"  # how calls that wait are planned
+    concurrency: int = 1_000_000  # calls under way at an engine; the others wait to be planned
 
 
 POLICIES = (
@@ -142,23 +136,14 @@ def usage_of(steps: Iterable[Step]) -> CacheUsage:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run.
-
-    Attributes:
-        trace: The trace's name.
-        questions: How many of its questions are asked; None asks all.
-        policy: The policy's place among `POLICIES`.
-        engines: How many engines there are.
-        capacity_tokens: What the cache of each holds.
-        workers_alone: Whether managers are answered for nothing.
-    """
+    """One run."""
 
     trace: str
-    questions: int | None
-    policy: int
-    engines: int
-    capacity_tokens: int
-    workers_alone: bool
+    questions: int | None  # how many of its questions are asked; None asks all
+    policy: int  # the policy's place among `POLICIES`
+    engines: int  # how many engines there are
+    capacity_tokens: int  # what the cache of each holds
+    workers_alone: bool  # whether managers are answered for nothing
 
 
 def measure(job: Job) -> Ledger:

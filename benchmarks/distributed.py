@@ -43,29 +43,18 @@ ENGINES = 100
 
 
 class Question(NamedTuple):
-    """A question, and what is retrieved for it.
-
-    Attributes:
-        text: The question.
-        ranked: More blocks than a request has, best first.
-        number: How many blocks a request has.
-    """
+    """A question, and what is retrieved for it."""
 
     text: str
-    ranked: Sequence[ContextBlock]
-    number: int
+    ranked: Sequence[ContextBlock]  # more blocks than a request has, best first
+    number: int  # how many blocks a request has
 
 
 class Sent(NamedTuple):
-    """A planned request.
+    """A planned request."""
 
-    Attributes:
-        keys: Its blocks, in the order in which they are sent.
-        tokens: Their lengths.
-    """
-
-    keys: list[bytes]
-    tokens: list[int]
+    keys: list[bytes]  # its blocks, in the order in which they are sent
+    tokens: list[int]  # their lengths
 
 
 def questions() -> list[Question]:

@@ -419,21 +419,13 @@ def recall(run: Run) -> list[BaseTool]:
 
 
 class Application(NamedTuple):
-    """An application.
+    """An application."""
 
-    Attributes:
-        name: What it does.
-        framework: Whose parts it is made of.
-        trace: Which questions it is asked.
-        make: From a run to what answers questions.
-        guide: What the guide changes; tried where the verdict names nothing.
-    """
-
-    name: str
-    framework: str
-    trace: str
-    make: Callable[[Run], Answer]
-    guide: str = ways.WRAPPED
+    name: str  # what it does
+    framework: str  # whose parts it is made of
+    trace: str  # which questions it is asked
+    make: Callable[[Run], Answer]  # from a run to what answers questions
+    guide: str = ways.WRAPPED  # what the guide changes; tried where the verdict names nothing
 
 
 APPLICATIONS = (
@@ -540,19 +532,13 @@ def computed(made: Application, number: int, way: str) -> int:
 
 
 class Row(NamedTuple):
-    """What was estimated of an application, and what its engine computed less.
+    """What was estimated of an application, and what its engine computed less."""
 
-    Attributes:
-        way: What the verdict changes; empty where nothing is to be gained, or nothing is recorded.
-        said: What `estimate` prints; empty where nothing is recorded.
-        as_it_is: The shares saved, estimated and counted, with the model wrapped.
-        changed: Those with what `Next:` says, else what the guide says.
-    """
-
+    # what the verdict changes; empty where nothing is to be gained, or nothing is recorded
     way: str
-    said: str
-    as_it_is: tuple[float, float]
-    changed: tuple[float, float]
+    said: str  # what `estimate` prints; empty where nothing is recorded
+    as_it_is: tuple[float, float]  # the shares saved, estimated and counted, with the model wrapped
+    changed: tuple[float, float]  # those with what `Next:` says, else what the guide says
 
     @property
     def points(self) -> float:

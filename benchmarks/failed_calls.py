@@ -30,29 +30,18 @@ SEEDS = range(4)
 
 
 class Faults(NamedTuple):
-    """How calls fail.
+    """How calls fail."""
 
-    Attributes:
-        rate: The share of calls that fail.
-        come_again: Whether those come again.
-        seed: Which ones fail.
-    """
-
-    rate: float
-    come_again: bool
-    seed: int
+    rate: float  # the share of calls that fail
+    come_again: bool  # whether those come again
+    seed: int  # which ones fail
 
 
 class Outcome(NamedTuple):
-    """What came out.
+    """What came out."""
 
-    Attributes:
-        hits: The share of block tokens that were cached.
-        expected: Tokens that the planner expected in the cache for each that was.
-    """
-
-    hits: float
-    expected: float
+    hits: float  # the share of block tokens that were cached
+    expected: float  # tokens that the planner expected in the cache for each that was
 
 
 def replay(

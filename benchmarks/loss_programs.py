@@ -114,20 +114,14 @@ class Served:
 
 
 class Program(NamedTuple):
-    """What a user runs.
+    """What a user runs."""
 
-    Attributes:
-        framework: Whose parts it is made of.
-        name: What it does.
-        make: From the engine and a worker's planner, None without ctxreuse, to what answers
-            questions that are asked at once.
-        at_once: How many are.
-    """
-
-    framework: str
-    name: str
+    framework: str  # whose parts it is made of
+    name: str  # what it does
+    # from the engine and a worker's planner, None without ctxreuse, to what answers questions that
+    # are asked at once
     make: Callable[[Served, ReusePlanner | None], Callable[[Sequence[Asked]], object]]
-    at_once: int = 1
+    at_once: int = 1  # how many are
 
     def run(self, asked: Sequence[Asked], *, is_ours: bool, workers: int, engine: Served) -> None:
         """Ask all questions; a conversation stays with one worker, other questions go in turn.

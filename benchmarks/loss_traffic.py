@@ -34,19 +34,12 @@ _TURNS = 6
 
 
 class Asked(NamedTuple):
-    """A question.
-
-    Attributes:
-        question: It.
-        blocks: What is retrieved for it, best first.
-        conversation: Which conversation it belongs to; None outside of one.
-        turn: Its turn, from 0.
-    """
+    """A question."""
 
     question: str
-    blocks: tuple[ContextBlock, ...]
-    conversation: str | None = None
-    turn: int = 0
+    blocks: tuple[ContextBlock, ...]  # what is retrieved for it, best first
+    conversation: str | None = None  # which conversation it belongs to; None outside of one
+    turn: int = 0  # its turn, from 0
 
 
 @cache

@@ -75,15 +75,10 @@ _LOOP = asyncio.Runner()
 
 
 class SleepingModel(BaseChatModel):
-    """Answers after a time; so many calls at a time, the others wait.
+    """Answers after a time; so many calls at a time, the others wait."""
 
-    Attributes:
-        seconds: How long an answer takes.
-        slots: How many are answered at a time.
-    """
-
-    seconds: float = ENGINE_S
-    slots: int = 1_000_000
+    seconds: float = ENGINE_S  # how long an answer takes
+    slots: int = 1_000_000  # how many are answered at a time
     _free: threading.BoundedSemaphore = PrivateAttr()
     _afree: asyncio.BoundedSemaphore = PrivateAttr()
 

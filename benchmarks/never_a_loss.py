@@ -31,19 +31,12 @@ _LONG = 20
 
 
 class Shape(NamedTuple):
-    """What a program is asked, and by how many workers it is answered.
+    """What a program is asked, and by how many workers it is answered."""
 
-    Attributes:
-        kind: Who asks.
-        tokens: How long documents are.
-        k: How many are retrieved for a question.
-        workers: How many processes answer.
-    """
-
-    kind: Traffic
-    tokens: int
-    k: int
-    workers: int = 1
+    kind: Traffic  # who asks
+    tokens: int  # how long documents are
+    k: int  # how many are retrieved for a question
+    workers: int = 1  # how many processes answer
 
 
 _SHAPES = (

@@ -80,17 +80,11 @@ Found: TypeAlias = dict[str, Sequence[ContextBlock]]
 
 
 class SetUp(NamedTuple):
-    """A program.
+    """A program."""
 
-    Attributes:
-        framework: Whose.
-        name: What of ours it has.
-        prompts: Returns its prompts for a trace's questions, in order.
-    """
-
-    framework: str
-    name: str
-    prompts: Callable[[Found], list[str]]
+    framework: str  # whose
+    name: str  # what of ours it has
+    prompts: Callable[[Found], list[str]]  # returns its prompts for a trace's questions, in order
 
 
 def _langchain(program: Callable[[LangChainRetriever, BaseChatModel], Runnable]) -> Any:

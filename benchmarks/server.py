@@ -22,19 +22,12 @@ DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server as it describes itself.
+    """A server as it describes itself."""
 
-    Attributes:
-        base_url: Its address, with `/v1`.
-        model: The model that is asked.
-        context_tokens: Longest prompt with its answer.
-        cache_tokens: What its prefix cache holds; None where it does not say.
-    """
-
-    base_url: str
-    model: str
-    context_tokens: int
-    cache_tokens: int | None
+    base_url: str  # its address, with `/v1`
+    model: str  # the model that is asked
+    context_tokens: int  # longest prompt with its answer
+    cache_tokens: int | None  # what its prefix cache holds; None where it does not say
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:

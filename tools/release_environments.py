@@ -35,15 +35,10 @@ class ReleaseError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment.
+    """A virtual environment."""
 
-    Attributes:
-        folder: Where it is.
-        settings: Variables that uv runs with.
-    """
-
-    folder: Path
-    settings: Mapping[str, str]
+    folder: Path  # where it is
+    settings: Mapping[str, str]  # variables that uv runs with
 
     @property
     def python(self) -> Path:

@@ -40,28 +40,20 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """How a server is started.
+    """How a server is started."""
 
-    Attributes:
-        model: The name of one of the packaged models.
-        port: Where it listens, on the loopback interface.
-        block_size: Tokens of a cache block; attention on CPUs needs a multiple of 32.
-        kv_cache_tokens: What the KV cache holds, in tokens. Whole blocks of it are used, and vLLM
-            keeps one of them back.
-        max_model_len: Longest prompt and answer, in tokens; never more than the cache holds.
-        kv_events: The port where the server publishes what its cache stores and drops, on all
-            interfaces, with replays on the next port; LOCAL_SOCKETS for sockets in the file
-            system; None for no events.
-        extra: Further arguments for vLLM.
-    """
-
-    model: str = SMALLEST.name
-    port: int = DEFAULT_PORT
-    block_size: int = 32
+    model: str = SMALLEST.name  # the name of one of the packaged models
+    port: int = DEFAULT_PORT  # where it listens, on the loopback interface
+    block_size: int = 32  # tokens of a cache block; attention on CPUs needs a multiple of 32
+    # What the KV cache holds, in tokens. Whole blocks of it are used, and vLLM keeps one of them
+    # back.
     kv_cache_tokens: int = 98_304
+    # longest prompt and answer, in tokens; never more than the cache holds
     max_model_len: int = MODEL_CONTEXT
+    # the port where the server publishes what its cache stores and drops, on all interfaces, with
+    # replays on the next port; LOCAL_SOCKETS for sockets in the file system; None for no events
     kv_events: int | None = None
-    extra: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()  # further arguments for vLLM
 
     @property
     def blocks(self) -> int:
@@ -123,16 +115,11 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that this tool started and that is running.
+    """A server that this tool started and that is running."""
 
-    Attributes:
-        pid: Its process, which leads a process group of its own.
-        options: What it was started with.
-        started: When its process began, as the system says it; None where that was not noted.
-    """
-
-    pid: int
-    options: ServerOptions
+    pid: int  # its process, which leads a process group of its own
+    options: ServerOptions  # what it was started with
+    # when its process began, as the system says it; None where that was not noted
     started: str | None = field(default=None, compare=False)
 
     @property

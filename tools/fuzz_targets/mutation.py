@@ -73,20 +73,15 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that takes inputs of others.
+    """Something that takes inputs of others."""
 
-    Attributes:
-        make: Makes an input; the same for the same source.
-        run: Takes it; raises a `CtxreuseError` to refuse it. Anything else that it raises, and an
-            assertion that fails, is a fault.
-        most_seconds: Processor time that it may take; the generators make less than 100 KB.
-        weight: How much of the time of all targets it gets, compared with others.
-    """
-
-    make: Callable[[Random], Any]
+    make: Callable[[Random], Any]  # makes an input; the same for the same source
+    # Takes it; raises a `CtxreuseError` to refuse it. Anything else that it raises, and an
+    # assertion that fails, is a fault.
     run: Callable[[Any], object]
+    # processor time that it may take; the generators make less than 100 KB
     most_seconds: float = 2.0
-    weight: int = 1
+    weight: int = 1  # how much of the time of all targets it gets, compared with others
 
 
 def text(source: Random, most: int = 6) -> str:

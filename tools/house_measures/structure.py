@@ -37,15 +37,10 @@ class Import(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The modules of some folders, by their dotted names.
+    """The modules of some folders, by their dotted names."""
 
-    Attributes:
-        paths: Their files.
-        parsed: Their syntax.
-    """
-
-    paths: Mapping[str, Path]
-    parsed: Mapping[str, ast.Module] = field(repr=False)
+    paths: Mapping[str, Path]  # their files
+    parsed: Mapping[str, ast.Module] = field(repr=False)  # their syntax
 
     @classmethod
     def of(cls, root: Path, folders: Iterable[str], import_roots: Iterable[str]) -> Tree:
