@@ -68,12 +68,8 @@ def replayed_bill(
 ) -> float:
     """Return the bill of marked prompts, as a multiple of the same prompts uncached.
 
-    Args:
-        plans: What is sent, in the order in which it is sent.
-        times: When, in seconds.
-        tokens: The tokens of each text.
-        profile: The minimum and the prices.
-        lifetime: Seconds that an entry lives after it was last written or read.
+    They are sent in this order, at times in seconds; `lifetime` is how many seconds an entry
+    lives after it was last written or read.
     """
     until: dict[tuple[object, ...], float] = {}
     bill = uncached = 0.0

@@ -12,19 +12,11 @@ STRAY_SHARE = 0.1
 
 
 def topic_contexts(number: int, k: int = 15, seed: int = 0) -> tuple[list[list[int]], list[int]]:
-    """Return contexts whose topics follow a Zipf distribution.
+    """Return contexts of block numbers, their topics by a Zipf distribution, and blocks' tokens.
 
-    A context draws its topic with probability 1/rank, and from the topic's 80 blocks k different
-    ones with probability 1/rank**0.7; one block in ten comes from anywhere instead. There are 40
-    times fewer topics than contexts, at least 20.
-
-    Args:
-        number: How many contexts.
-        k: Blocks of a context.
-        seed: Of the random numbers.
-
-    Returns:
-        The contexts as block numbers, and each block's tokens, 100 to 1,000.
+    A context draws its topic with probability 1/rank, and from the topic's 80 blocks k
+    different ones with probability 1/rank**0.7; one block in ten comes from anywhere instead.
+    There are 40 times fewer topics than contexts, at least 20. A block has 100 to 1,000 tokens.
     """
     random = np.random.default_rng(seed)
     topics = max(20, number // CONTEXTS_A_TOPIC)

@@ -86,14 +86,10 @@ _SYSTEM = (
 
 
 class Served:
-    """One engine that answers everything alike, and its prefix cache.
+    """One engine that answers everything alike, and its prefix cache, without a bound unless given.
 
-    Args:
-        capacity_tokens: What its cache holds; None has no bound.
-
-    Attributes:
-        usage: Tokens of all prompts so far, and those that came from its cache.
-        longest: Tokens of the longest prompt.
+    `usage` counts the tokens of all prompts so far and those that came from its cache,
+    `longest` those of the longest prompt.
     """
 
     def __init__(self, capacity_tokens: int | None = None) -> None:

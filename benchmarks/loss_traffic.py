@@ -68,14 +68,7 @@ def pieces(tokens: int) -> tuple[ReferenceBlock, ...]:
 
 @cache
 def traffic(kind: Traffic, tokens: int, k: int, number: int) -> tuple[Asked, ...]:
-    """Return questions in order of arrival.
-
-    Args:
-        kind: Who asks.
-        tokens: How long documents are.
-        k: How many are retrieved for a question.
-        number: How many questions.
-    """
+    """Return so many questions in order of arrival; k documents of so many tokens for each."""
     random = Random(f"{kind} {tokens} {k}")
     blocks = pieces(tokens)
     if kind == "conversations":

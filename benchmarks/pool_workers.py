@@ -41,11 +41,7 @@ async def hit_ratio(
 ) -> float:
     """Return the share of prompt tokens that engines had cached.
 
-    Args:
-        set_up: The deployment.
-        requests: What is asked, in order.
-        late: After how many requests the pools have learnt of each other's, where they share.
-        folder: Where the log is kept.
+    Pools that share a log in the folder learn of each other's requests after `late` of them.
     """
     engines = [EmulatedEngine() for _ in range(ENGINES)]
 

@@ -21,9 +21,7 @@ STAND_IN = Path(__file__).resolve().parent.parent / ".cache" / "stand-in-data"
 def data_folder(*names: str, folder: Path | None = None) -> Path:
     """Return the folder of public data; end with a message if it lacks one of the names.
 
-    Args:
-        names: Files or folders in it that the benchmark reads.
-        folder: The folder; None takes what CTXREUSE_DATA names, or else data that are made here.
+    Without a folder it is what CTXREUSE_DATA names, or else data that are made here.
     """
     named = folder or os.environ.get("CTXREUSE_DATA")
     if not named:
@@ -58,13 +56,7 @@ def read_requests(data: Path, name: str, most: int | None = None) -> list[Contex
 
 
 def right_answers(data: Path, name: str, key: str) -> dict[str | int, list[str]]:
-    """Return the right answers of a data set's questions, where they are known.
-
-    Args:
-        data: The folder of public data.
-        name: The data set.
-        key: What names a question: "id" or "question".
-    """
+    """Return the known right answers of a data set's questions, by their "id" or "question"."""
     right: dict[str | int, list[str]] = {}
     for line in read_lines(str(data / name / "queries.jsonl")):
         answers = line.get("answers", (list,), [])

@@ -50,11 +50,7 @@ MOST_RETRIEVED = retrieved_order.MOST_BLOCKS
 
 
 class Traffic:
-    """What one worker asks for.
-
-    Args:
-        seed: Another one is another worker.
-    """
+    """What one worker asks for; another seed is another worker."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -82,12 +78,7 @@ class Traffic:
 
 
 class Soak:
-    """The planner, and what is measured of it.
-
-    Args:
-        seconds: How long the workers go on.
-        requests: How many requests they plan at most.
-    """
+    """The planner, and what is measured of it, for so long or so many requests at most."""
 
     def __init__(self, seconds: float, requests: int) -> None:
         self.planner = bounded_planner(min(1.0, seconds / FULL_S) * FILLED)
@@ -151,12 +142,7 @@ class Soak:
 
 
 class Worker:
-    """Whoever plans in a thread or a task.
-
-    Args:
-        soak: The measurement.
-        traffic: What is asked for.
-    """
+    """Whoever plans in a thread or a task."""
 
     def __init__(self, soak: Soak, traffic: Traffic) -> None:
         self._soak = soak
@@ -286,10 +272,7 @@ def main() -> int:
 def report(soak: Soak, seconds: float, judges_times: bool) -> int:
     """Print what was measured; return 1 if something did not hold.
 
-    Args:
-        soak: What was measured.
-        seconds: How long it took.
-        judges_times: Whether times have bounds: a gate's machine may be slow or busy.
+    Times have bounds only if they are judged: a gate's machine may be slow or busy.
     """
     # here: a collection of garbage would look at all that these bring with them, too
     from rich.console import Console

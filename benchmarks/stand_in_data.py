@@ -37,11 +37,7 @@ _T = TypeVar("_T")
 
 
 def write_stand_in_data(folder: Path) -> Path:
-    """Write the data into a folder, where it is not there yet; return the folder.
-
-    Args:
-        folder: Where to; `xquad`, `mtrag`, `locomo` and `2wiki` are made in it.
-    """
+    """Write `xquad`, `mtrag`, `locomo`, `2wiki` into a folder, if they are not there; return it."""
     done = folder / f"complete-{_FORMAT}"
     if not done.exists():
         _write_independent(folder / "xquad")

@@ -67,12 +67,8 @@ class Ledger:
 class VirtualClient:
     """Answers with notes of the usual length, after as long as the emulated engine takes.
 
-    Args:
-        name: The engine's name.
-        capacity_tokens: What its cache holds.
-        manager: The manager's system message; all other calls are workers'.
-        ledger: Where the answers are written down.
-        workers_alone: Whether managers are answered at once and take nothing of the engine.
+    Calls without the manager's system message are workers'. With `workers_alone` managers are
+    answered at once and take nothing of the engine.
     """
 
     def __init__(

@@ -129,12 +129,7 @@ def work(
 ) -> None:
     """Say when ready, get the time to start, and send requests as they arrive; say what was sent.
 
-    Args:
-        driver: Who is told.
-        url: The engine's base URL.
-        log: The path of the shared log, if there is one.
-        strategy: How to order.
-        arrivals: Seconds behind the start, and the request.
+    Arrivals are seconds behind the start, and the request.
     """
     shared = None if log is None else SQLiteLog(log)
     planner = ReusePlanner(shared_log=shared)

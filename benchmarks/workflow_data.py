@@ -61,13 +61,7 @@ def read_passages() -> list[Passage]:
 class Collection:
     """The passages, an embedder for them, and the index, all kept in files once they are made.
 
-    Args:
-        vectors: How many the index holds; None makes none.
-
-    Attributes:
-        passages: The passages.
-        embedder: Fitted to them.
-        index_path: The file of the index, of 2 GB.
+    The index has 2 GB; with None for its number of vectors, none is made.
     """
 
     def __init__(self, vectors: int | None = VECTORS) -> None:
@@ -141,11 +135,7 @@ def make_questions(passages: Sequence[Passage], count: int, seed: int = 0) -> li
 
 
 class Author:
-    """What the emulated model says: sentences of the passages, the same for the same prompt.
-
-    Args:
-        questions: The questions that will be asked.
-    """
+    """What the emulated model says: sentences of the passages, the same for the same prompt."""
 
     def __init__(self, questions: Sequence[Question]) -> None:
         self._questions = {one.text: one for one in questions}

@@ -45,13 +45,7 @@ VARIABLES = {"$__rate_interval": "10m", "$__range": "3h", "$planner": ".*"}
 
 
 class Service:
-    """A planner with its engine, and questions about some of its documents.
-
-    Args:
-        engine: The engine, which another service may use, too.
-        first: The number of its first document.
-        log: The file of a log that it shares; None shares nothing.
-    """
+    """A planner, an engine that another may use, too, and questions about 200 documents."""
 
     def __init__(self, engine: EmulatedEngine, first: int, log: Path | None = None) -> None:
         self.planner = ReusePlanner(
@@ -88,11 +82,7 @@ class Service:
 
 
 def played(folder: Path) -> Iterator[str]:
-    """Yield the samples of three hours, in Prometheus' text format with times.
-
-    Args:
-        folder: Where a shared log may stand.
-    """
+    """Yield the samples of three hours, in Prometheus' text format with times."""
     engines = [EmulatedEngine(capacity_tokens=2 * CAPACITY) for _ in range(2)]
     search = Service(engines[0], 0, folder / "log.sqlite")
     support = Service(engines[1], 0)

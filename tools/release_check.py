@@ -76,14 +76,7 @@ class ExtraResult:
 
 
 def fault_of(feature: Feature, extra: str, state: str, said: str) -> str:
-    """Say what is wrong with how a feature went where one extra is installed; "" if nothing is.
-
-    Args:
-        feature: What was used.
-        extra: "" for none, "all".
-        state: How it went.
-        said: What was said then.
-    """
+    """Say what is wrong with how a feature went where one extra is installed; "" if nothing is."""
     if state == FAILS:
         return said
     must_work = not feature.extras or extra in feature.extras
@@ -96,11 +89,7 @@ def fault_of(feature: Feature, extra: str, state: str, said: str) -> str:
 
 
 def faults_of_wheel(names: Iterable[str]) -> list[str]:
-    """Return what is missing in a wheel, or should not be there.
-
-    Args:
-        names: The files in it.
-    """
+    """Return what is missing among the files in a wheel, or should not be there."""
     names = set(names)
     wanted = [f"{package}/{name}" for package in PACKAGES for name in ("__init__.py", "py.typed")]
     sources = [ROOT, ROOT / "integrations", ROOT / "agents"]
@@ -120,11 +109,7 @@ def faults_of_wheel(names: Iterable[str]) -> list[str]:
 
 
 def faults_of_sdist(names: Iterable[str]) -> list[str]:
-    """Return what is missing in an sdist, or should not be there.
-
-    Args:
-        names: The files in it, without the folder that all are in.
-    """
+    """Return what is missing in an sdist, or should not be there; without the folder around all."""
     names = set(names)
     tops = {name.partition("/")[0] for name in names}
     faults = [f"the sdist lacks {name}" for name in IN_SDIST if name not in tops]

@@ -46,30 +46,14 @@ class Environment:
         return self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
     def install(self, *arguments: str, folder: Path = ROOT) -> None:
-        """Install with `uv pip install`.
-
-        Args:
-            arguments: Requirements and options.
-            folder: Where it runs; dependency groups are those of the project there.
-
-        Raises:
-            ReleaseError: If uv fails.
-        """
+        """Install with `uv pip install`; dependency groups are those of the project there."""
         command = [sys.executable, "-m", "uv", "pip", "install", "--quiet"]
         called = [*command, "--python", str(self.python), *arguments]
         run(called, folder=folder, more=self.settings)
 
 
 def make_environment(folder: Path, python: str = sys.executable) -> Environment:
-    """Make an empty environment.
-
-    Args:
-        folder: Where; nothing may be there.
-        python: The interpreter, or a version that uv finds, such as "3.12".
-
-    Raises:
-        ReleaseError: If uv fails.
-    """
+    """Make an empty environment of an interpreter, or a version that uv finds, such as "3.12"."""
     settings = uv_settings(_pip_settings(), os.environ)
     run([sys.executable, "-m", "uv", "venv", "--quiet", "--python", python, str(folder)])
     return Environment(folder, settings)
@@ -78,12 +62,8 @@ def make_environment(folder: Path, python: str = sys.executable) -> Environment:
 def uv_settings(pip_lines: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return pip's settings as the variables that tell uv the same.
 
-    Args:
-        pip_lines: What `pip config list` prints: `section.name='value'`.
-        environment: What is set already stays as it is.
-
-    Returns:
-        Variables and values.
+    The lines are what `pip config list` prints: `section.name='value'`. What is set in the
+    environment already stays as it is.
     """
     found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     for line in pip_lines:
@@ -100,19 +80,7 @@ def uv_settings(pip_lines: Iterable[str], environment: Mapping[str, str]) -> dic
 
 
 def run(command: list[str], *, folder: Path = ROOT, more: Mapping[str, str] | None = None) -> str:
-    """Run a program without what would show it this repository's sources.
-
-    Args:
-        command: Program and arguments.
-        folder: Where it runs.
-        more: Variables beside those of this process.
-
-    Returns:
-        What it printed.
-
-    Raises:
-        ReleaseError: If it fails.
-    """
+    """Run a program without what would show it this repository's sources; return its output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         command,
@@ -129,17 +97,7 @@ def run(command: list[str], *, folder: Path = ROOT, more: Mapping[str, str] | No
 
 
 def build(target: Path) -> tuple[Path, Path]:
-    """Build the sdist, and the wheel from it.
-
-    Args:
-        target: Folder for both.
-
-    Returns:
-        Where the sdist and the wheel are.
-
-    Raises:
-        ReleaseError: If they cannot be built.
-    """
+    """Build the sdist, and the wheel from it, in a folder; return where they are."""
     run([sys.executable, "-m", "build", "--outdir", str(target), str(ROOT)])
     [sdist], [wheel] = target.glob("*.tar.gz"), target.glob("*.whl")
     return sdist, wheel

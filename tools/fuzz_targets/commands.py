@@ -91,11 +91,7 @@ def _folder() -> Iterator[None]:
 
 
 def _run(arguments: list[str]) -> str:
-    """Run a command in this process; return what it printed.
-
-    Raises:
-        InvalidRequestError: it refused its arguments.
-    """
+    """Run a command in this process; return what it printed."""
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):

@@ -197,12 +197,8 @@ def _check_messages(
 ) -> None:
     """Check that each message shows what it shows without the middleware.
 
-    Args:
-        plain: The messages of an agent without it.
-        planned: Those of an agent with it.
-        adds: Whether it adds what a retriever found to one of them.
-        given: The input.
-        is_sent: Whether a model gets them, which is pointed to what it has seen.
+    The middleware `adds` what a retriever found to one of them; a model, to which they are
+    sent, is pointed to what it has seen.
     """
     assert [type(one) for one in plain] == [type(one) for one in planned]
     before = ""

@@ -100,8 +100,7 @@ def some_settings(source: Random) -> dict[str, Any]:
 class Comparison:
     """Compares what an object gets or returns inside of a wrapper with what it does without.
 
-    Args:
-        contexts: The contexts in the prompts as they were rendered; each shows `DOCUMENTS`.
+    The contexts are those in the prompts as they were rendered; each shows `DOCUMENTS`.
     """
 
     def __init__(self, contexts: Iterable[str] = ()) -> None:
@@ -110,13 +109,7 @@ class Comparison:
         self._pattern = re.compile(f"({pattern})") if pattern else None
 
     def check(self, given: Any, got: Any, *, where: str = "") -> None:
-        """Check that a value is the same as another one, but for what is documented.
-
-        Args:
-            given: The value as it was given.
-            got: What it became.
-            where: Where it stands, for the message.
-        """
+        """Check that a value is the same as another one, but for what is documented."""
         waiting = [(given, got, where)]
 
         compared: set[tuple[int, int]] = set()  # a value may hold itself
@@ -214,12 +207,7 @@ async def _whole(value: Any) -> Any:
 
 
 class Outcome:
-    """What a call returned or raised.
-
-    Attributes:
-        value: What it returned.
-        error: What it raised; None if it returned.
-    """
+    """What a call returned or raised; the error is None if it returned."""
 
     def __init__(self, value: Any = None, error: Exception | None = None) -> None:
         self.value = value
@@ -247,18 +235,7 @@ class Outcome:
             return cls(error=error)
 
     def check_as_fine_as(self, plain: Outcome, *, same_error: bool = True) -> bool:
-        """Check that this call did not fail where the same one on the inner object did not.
-
-        Args:
-            plain: What became of that one.
-            same_error: Whether both have to raise the same kind of error.
-
-        Returns:
-            Whether both returned something.
-
-        Raises:
-            Exception: what this call raised.
-        """
+        """Return whether both returned; raise if only this call failed, or with another error."""
         if plain.error is None:
             if self.error is not None:
                 raise self.error
@@ -274,11 +251,7 @@ def check_each(
 ) -> None:
     """Check that two models got the same calls, in any order, and forget these.
 
-    Args:
-        given: The calls of the model alone.
-        got: Those of the one inside of a wrapper.
-        check: Checks one of them against another.
-        is_whole: False where a call has failed, after which others may be left out.
+    It is not whole where a call has failed, after which others may be left out.
     """
     assert not is_whole or len(given) == len(got), f"{len(given)} calls became {len(got)}"
     left = list(got)

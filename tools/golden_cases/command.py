@@ -12,11 +12,7 @@ import ctxreuse.cli
 
 
 def command(*arguments: str, main: Callable[[], None] = ctxreuse.cli.main) -> str:
-    """Run `ctxreuse`, or another command, with these arguments; return what it prints.
-
-    Raises:
-        RuntimeError: It ended with an error.
-    """
+    """Run `ctxreuse`, or another command, with these arguments; return what it prints."""
     printed = io.StringIO()
     given = mock.patch.object(sys, "argv", ["ctxreuse", *arguments])
     with given, contextlib.redirect_stdout(printed):
