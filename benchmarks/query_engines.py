@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever as LangChainRetriever
 from langchain_core.runnables import Runnable, RunnablePassthrough
-from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.llms import LLM, LLMMetadata
+from llama_index.core.llms import LLMMetadata
 from llama_index.core.query_engine import RetrieverQueryEngine
 from rich.console import Console
 from rich.progress import track
@@ -70,80 +68,68 @@ def chain(retriever: LangChainRetriever, model: Any, show: Callable[..., str] = 
     return {"context": retriever | show, "question": RunnablePassthrough()} | PROMPT | model
 
 
-def engine(found: BaseRetriever, llm: LLM, behind: Sequence[Any] = ()) -> Any:
-    """Return a query engine."""
-    return RetrieverQueryEngine.from_args(found, llm=llm, node_postprocessors=list(behind))
-
-
 Found: TypeAlias = dict[str, Sequence[ContextBlock]]
 """What a trace says was retrieved for its questions."""
 
 
-class SetUp(NamedTuple):
-    """A program."""
-
-    framework: str  # whose
-    name: str  # what of ours it has
-    prompts: Callable[[Found], list[str]]  # returns its prompts for a trace's questions, in order
-
-
-def _langchain(program: Callable[[LangChainRetriever, BaseChatModel], Runnable]) -> Any:
-    def prompts(found: Found) -> list[str]:
-        prompts = Prompts()
-        asked = program(Documents(found=found), EngineModel(engine=prompts))
-        for question in found:
-            asked.invoke(question)
-        return prompts.kept
-
-    return prompts
+def _langchain(found: Found, ours: str, prompts: Prompts, **options: Any) -> Any:
+    """Return a chain with something of ours."""
+    planner = ReusePlanner()
+    retriever: Any = Documents(found=found)
+    model: Any = EngineModel(engine=prompts)
+    if "Model" in ours:
+        model = ReuseChatModel(inner=model, planner=planner, **options)
+    if "Retriever" in ours:
+        retriever = ReuseRetriever(retriever=retriever, planner=planner)
+    return chain(retriever, model, format_context if "format_context" in ours else joined)
 
 
-def _llamaindex(program: Callable[[BaseRetriever, LLM], Any]) -> Any:
-    def prompts(found: Found) -> list[str]:
-        prompts = Prompts()
-        asked = program(Nodes(found), CompletionLLM(engine=prompts))
-        for question in found:
-            asked.query(question)
-        return prompts.kept
-
-    return prompts
-
-
-def _wrapped(inner: BaseChatModel, **options: Any) -> ReuseChatModel:
-    return ReuseChatModel(inner=inner, planner=ReusePlanner(), window_s=0, **options)
-
-
-def _reuse_llm(inner: LLM, **options: Any) -> ReuseLLM:
-    return ReuseLLM(inner=inner, planner=ReusePlanner(), window_s=0, **options)
+def _llamaindex(found: Found, ours: str, prompts: Prompts, **options: Any) -> Any:
+    """Return a query engine with something of ours."""
+    planner = ReusePlanner()
+    retriever: Any = Nodes(found)
+    llm: Any = CompletionLLM(engine=prompts)
+    if "LLM" in ours:
+        llm = ReuseLLM(inner=llm, planner=planner, **options)
+    if "Retriever" in ours:
+        retriever = ReuseNodes(retriever, planner=planner)
+    behind = [ReusePostprocessor(planner=planner)] if "Postprocessor" in ours else []
+    return RetrieverQueryEngine.from_args(retriever, llm=llm, node_postprocessors=behind)
 
 
 SET_UPS = (
-    SetUp("LangChain", "as it is", _langchain(chain)),
-    SetUp("", "ReuseChatModel", _langchain(lambda found, model: chain(found, _wrapped(model)))),
-    SetUp(
-        "",
-        "ReuseChatModel, format_context",
-        _langchain(lambda found, model: chain(found, _wrapped(model), format_context)),
-    ),
-    SetUp(
-        "",
-        "ReuseRetriever",
-        _langchain(
-            lambda found, model: chain(
-                ReuseRetriever(retriever=found, planner=ReusePlanner()), model
-            )
-        ),
-    ),
-    SetUp("LlamaIndex", "as it is", _llamaindex(engine)),
-    SetUp("", "ReuseLLM", _llamaindex(lambda found, llm: engine(found, _reuse_llm(llm)))),
-    SetUp(
-        "",
-        "ReusePostprocessor",
-        _llamaindex(
-            lambda found, llm: engine(found, llm, [ReusePostprocessor(planner=ReusePlanner())])
-        ),
-    ),
+    (_langchain, "LangChain", "as it is"),
+    (_langchain, "", "ReuseChatModel"),
+    (_langchain, "", "ReuseChatModel, format_context"),
+    (_langchain, "", "ReuseRetriever"),
+    (_llamaindex, "LlamaIndex", "as it is"),
+    (_llamaindex, "", "ReuseLLM"),
+    (_llamaindex, "", "ReusePostprocessor"),
 )
+"""Programs: what makes them, whose they are, and what of ours they have."""
+
+
+def prompts_of(program: Any, found: Found, ours: str) -> list[str]:
+    """Return a program's prompts for a trace's questions, in order."""
+    prompts = Prompts()
+    asked = program(found, ours, prompts, window_s=0)
+    ask = asked.invoke if program is _langchain else asked.query
+    for question in found:
+        ask(question)
+    return prompts.kept
+
+
+async def prompts_at_once(program: Any, found: Found, ours: str, at_once: int) -> list[str]:
+    """Return a program's prompts in the order in which the model gets them."""
+    prompts, questions = Prompts(), list(found)
+    asked = program(found, ours, prompts)
+    for start in range(0, len(questions), at_once):
+        some = questions[start : start + at_once]
+        if program is _langchain:
+            await asked.abatch(some)
+        else:
+            await asyncio.gather(*map(asked.aquery, some))
+    return prompts.kept
 
 
 def computed(prompts: Sequence[str]) -> int:
@@ -151,41 +137,6 @@ def computed(prompts: Sequence[str]) -> int:
     cache = PrefixCacheSimulator()
     served = (cache.serve(ENGINE_TOKENIZER.ids(prompt)) for prompt in prompts)
     return sum(usage.prefilled_tokens for usage in served)
-
-
-async def _langchain_at_once(found: Found, ours: str, at_once: int) -> list[str]:
-    """Return a chain's prompts in the order in which the model gets them."""
-    prompts, planner = Prompts(), ReusePlanner()
-    model: Any = EngineModel(engine=prompts)
-    if "Model" in ours:
-        model = ReuseChatModel(inner=model, planner=planner)
-    retriever: LangChainRetriever = Documents(found=found)
-    if "Retriever" in ours:
-        retriever = ReuseRetriever(retriever=retriever, planner=planner)
-    asked = chain(retriever, model)
-    for some in _groups(list(found), at_once):
-        await asked.abatch(some)
-    return prompts.kept
-
-
-async def _llamaindex_at_once(found: Found, ours: str, at_once: int) -> list[str]:
-    """Return a query engine's prompts in the order in which the model gets them."""
-    prompts, planner = Prompts(), ReusePlanner()
-    llm: Any = CompletionLLM(engine=prompts)
-    if "LLM" in ours:
-        llm = ReuseLLM(inner=llm, planner=planner)
-    retriever: BaseRetriever = Nodes(found)
-    if "Retriever" in ours:
-        retriever = ReuseNodes(retriever, planner=planner)
-    behind = [ReusePostprocessor(planner=planner)] if "Postprocessor" in ours else []
-    asked = engine(retriever, llm, behind)
-    for some in _groups(list(found), at_once):
-        await asyncio.gather(*map(asked.aquery, some))
-    return prompts.kept
-
-
-def _groups(questions: list[str], size: int) -> list[list[str]]:
-    return [questions[start : start + size] for start in range(0, len(questions), size)]
 
 
 def known_together(found: Found, prompts: Sequence[str]) -> list[str]:
@@ -206,18 +157,20 @@ def print_at_once(console: Console, name: str, found: Found) -> None:
         ["framework", "ours"],
         ["as it is", "one by one", "at once", "planned together"],
     )
-    for framework, asked, set_ups in (
-        ("LangChain", _langchain_at_once, ("Model", "Retriever", "Model, Retriever")),
+    for framework, program, set_ups in (
+        ("LangChain", _langchain, ("Model", "Retriever", "Model, Retriever")),
         (
             "LlamaIndex",
-            _llamaindex_at_once,
+            _llamaindex,
             ("LLM", "Postprocessor", "LLM, Postprocessor", "Retriever", "LLM, Retriever"),
         ),
     ):
-        plain = asyncio.run(asked(found, "", 1))
+        plain = asyncio.run(prompts_at_once(program, found, "", 1))
         best = computed(known_together(found, plain))
         for ours in set_ups:
-            each, together = (asyncio.run(asked(found, ours, n)) for n in (1, AT_ONCE))
+            each, together = (
+                asyncio.run(prompts_at_once(program, found, ours, n)) for n in (1, AT_ONCE)
+            )
             figures = (computed(plain), computed(each), computed(together), best)
             table.add_row(framework, ours, *(f"{one:,}" for one in figures))
     console.print(table)
@@ -244,12 +197,12 @@ def main() -> None:
             ["tokens", "of as it is", "prompts"],
         )
         plain = 0
-        for set_up in track(SET_UPS, name, transient=True):
-            prompts = set_up.prompts(found)
+        for program, framework, ours in track(SET_UPS, name, transient=True):
+            prompts = prompts_of(program, found, ours)
             tokens = computed(prompts)
-            plain = tokens if set_up.name == "as it is" else plain
+            plain = tokens if ours == "as it is" else plain
             row = (f"{tokens:,}", f"{tokens / plain:.3f}", f"{len(prompts):,}")
-            table.add_row(set_up.framework, set_up.name, *row)
+            table.add_row(framework, ours, *row)
         console.print(table)
 
 
