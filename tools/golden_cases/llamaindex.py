@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from asyncio import run
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -18,6 +19,7 @@ from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import MetadataMode
 from llamaindex_helpers import LetterRetriever, ListChatStore
 from llamaindex_helpers import letter_nodes as nodes
+from llamaindex_helpers import said as _said
 from llamaindex_memory_helpers import LetterMemory
 
 from ctxreuse import ReusePlanner, Templates, request_context
@@ -26,7 +28,6 @@ from golden_cases.llamaindex_models import (
     NotingLLM,
     apieces_of,
     pieces_of,
-    run,
     shown,
 )
 from golden_cases.recording import Cases, digest
@@ -62,10 +63,6 @@ def _labelled(found: Any) -> str:
 
 def _user(text: str) -> ChatMessage:
     return ChatMessage(role="user", content=text)
-
-
-def _said(text: str) -> ChatMessage:
-    return ChatMessage(role="assistant", content=text)
 
 
 def _orders(found: list[Any]) -> list[Any]:

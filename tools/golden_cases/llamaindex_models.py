@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Any
@@ -145,8 +144,3 @@ def pieces_of(stream: Any) -> list[str]:
 async def apieces_of(stream: Any) -> list[str]:
     """Return the texts of an asynchronous stream's pieces."""
     return [str(piece.delta) async for piece in await stream]
-
-
-def run(coroutine: Any) -> Any:
-    """Run a coroutine on a loop of its own."""
-    return asyncio.run(coroutine)
