@@ -216,33 +216,24 @@ class MemoryPlanner:
         return self._fail_open.attempt(reordered, lambda: result)
 
     def context(
-        self,
-        found: Any,
-        search: MemorySearch,
-        asked: ContextRequest,
-        get: Callable[[Any], Any] | None,
+        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any
     ) -> MemoryContext:
         """Return what a search found as text; `get` finds what earlier messages show by its id."""
         shown = self._shown(found, search, asked)
-        if callable(get):
-            for memory_id in shown.to_look_up:
-                try:
-                    shown.note(memory_id, get(memory_id))
-                except Exception as error:
-                    shown.note_error(memory_id, error, self._fail_open)
+        for memory_id in shown.to_look_up if callable(get) else ():
+            try:
+                shown.note(memory_id, get(memory_id))
+            except Exception as error:
+                shown.note_error(memory_id, error, self._fail_open)
         return self._as_text(found, search, asked, shown)
 
     async def acontext(
-        self,
-        found: Any,
-        search: MemorySearch,
-        asked: ContextRequest,
-        get: Callable[[Any], Any] | None,
+        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any
     ) -> MemoryContext:
         """Do what `context` does, with a `get` that may be awaited, all at once."""
         shown = self._shown(found, search, asked)
 
-        async def look_up(get: Callable[[Any], Any], memory_id: Any) -> None:
+        async def look_up(memory_id: Any) -> None:
             try:
                 stored = get(memory_id)
                 shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
@@ -250,7 +241,7 @@ class MemoryPlanner:
                 shown.note_error(memory_id, error, self._fail_open)
 
         if callable(get):
-            await asyncio.gather(*(look_up(get, one) for one in shown.to_look_up))
+            await asyncio.gather(*map(look_up, shown.to_look_up))
         return self._as_text(found, search, asked, shown)
 
     def _as_text(

@@ -195,3 +195,14 @@ async def test_a_pool_sends_a_plans_primes_where_it_sends_the_plan():
         assert len(primes) == len(batch.primes) > 0
         assert len(requests) == len(CONTEXTS)
         assert planner_of(pool, "one").savings.reported.primes == len(primes)
+
+
+async def test_a_pool_goes_elsewhere_with_a_plan_whose_primes_take_too_long():
+    _, batch = primed_batch()
+    [plan, *_] = [one for one in batch.plans if one.primes]
+    network = Network(one=EmulatedEngine(), two=EmulatedEngine())
+    async with pool_on(network) as pool:
+        network.silent.add("one")
+        assert (await pool.complete(plan, replica="one", limit_s=0.2)).replica == "two"
+        async with pool.stream(plan, replica="one", limit_s=0.2) as pieces:
+            assert [piece async for piece in pieces]

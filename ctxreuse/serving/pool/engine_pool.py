@@ -280,6 +280,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         going = self._going(prompt, replica, limit_s, {"session_id": session_id, **params})
         while going.result is None:
             async with self._attempt(going) as (client, sending):
+                await _prime(going, client, sending)
                 completing = client.complete(
                     sending.plan, on_first_token=on_first_token, **going.options
                 )
@@ -337,10 +338,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         to_compute = self._router.to_compute(chosen, going.prompt)
         try:
             async with chosen.sending(going.prompt, to_compute, going.limit_s) as sending:
-                client = chosen.client()
-                if sending.plan.primes:
-                    await sending.limit.wait_for(client.prime(sending.plan, **going.options))
-                yield client, sending
+                yield chosen.client(), sending
         except EngineError as error:
             if going.has_begun:
                 raise
@@ -356,6 +354,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
     async def _pieces(self, going: _Going, stream: PoolStream) -> AsyncGenerator[str]:
         while going.result is None:
             async with self._attempt(going) as (client, sending):
+                await _prime(going, client, sending)
                 async with client.stream(sending.plan, **going.options) as pieces:
                     while (piece := await sending.limit.wait_for(anext(pieces, None))) is not None:
                         going.has_begun = True
@@ -427,6 +426,12 @@ class _Going:
     has_begun: bool = False  # to be answered, so that it is not sent again
     completion: Completion | None = None
     result: PoolResult | None = None
+
+
+async def _prime(going: _Going, client: Client, sending: InFlightRequest) -> None:
+    """Send the primes of a plan that was given with some, where it is about to be sent."""
+    if sending.plan.primes:
+        await sending.limit.wait_for(client.prime(sending.plan, **going.options))
 
 
 def check_limit(limit_s: object) -> None:
