@@ -31,7 +31,7 @@ from ctxreuse.workflow import (
 )
 from ctxreuse.workflow.library import asks_nothing
 from fuzz_targets.memories import found_memories
-from fuzz_targets.mutation import PIECES, Target, junk, mutated, text
+from fuzz_targets.mutation import PIECES, Target, UsersError, junk, mutated, text
 from langchain_ctxreuse.agents.tool_results import result_pieces
 
 _WORKFLOWS = {one.__name__: one for one in (one_shot, hyde, recomp, irg, multistep)}
@@ -217,7 +217,7 @@ def _tool_result(source: Random) -> dict[str, Any]:
     artifact = source.choice((None, found, junk(source)))
     try:
         words = json.dumps(found) if source.random() < 0.6 else text(source)
-    except (TypeError, ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError, UsersError):
         words = text(source)
     return {"artifact": artifact, "text": words, "splits": source.random() < 0.5}
 

@@ -18,12 +18,12 @@ from public_data.commands import main
 
 CASES = Cases()
 _PROGRAM = """
-import httpx, openai
-from golden_cases import langchain_models, llamaindex_models
+import httpx, llamaindex_helpers, openai
+from golden_cases import langchain_models, letters
 from ctxreuse import request_context
 from ctxreuse.serving import EmulatedEngine
 
-first, other = langchain_models.LetterRetriever(), llamaindex_models.LetterRetriever()
+first, other = langchain_models.LetterRetriever(), llamaindex_helpers.LetterRetriever()
 for word in ("abc", "cab", "", "bd"):
     first.invoke(word)
 with request_context(tenant="one", conversation_id="c"):
@@ -36,7 +36,7 @@ client = openai.OpenAI(
     http_client=httpx.Client(transport=EmulatedEngine().transport(httpx)),
 )
 for word in ("abc", "cab"):
-    text = "\\n\\n".join([*(langchain_models.text_of(letter) for letter in word), "Which?"])
+    text = "\\n\\n".join([*(letters.text_of(letter) for letter in word), "Which?"])
     client.chat.completions.create(model="emulated", messages=[{"role": "user", "content": text}])
 """
 
