@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -89,8 +88,8 @@ def plan_dataset(
     job = _Job(read, _checked_planner(planner), batch_size)
     as_tables: dict[str, Any] = {"batch_format": "pyarrow", "zero_copy_batch": True}
     counted = ds.map_batches(job.counted, batch_size=_ROWS_AT_A_TIME, **as_tables)
-    contexts = joined([pickle.loads(row["contexts"]) for row in counted.take_all()])
-    partitioning = partition(contexts, partition_size)
+    tables = counted.iter_batches(batch_size=None, batch_format="pyarrow")
+    partitioning = partition(joined(map(_contexts_in, tables)), partition_size)
     located = ds.map_batches(
         job.located, batch_size=_ROWS_AT_A_TIME, fn_args=[ray.put(partitioning)], **as_tables
     )
@@ -140,7 +139,8 @@ class _Job:
         """Return what decides where rows go, in one row."""
         import pyarrow as pa
 
-        return pa.table({"contexts": [pickle.dumps(self._contexts(table))]})
+        contexts, names = self._contexts(table), [one.name for one in fields(Contexts)]
+        return pa.table({name: pa.array([getattr(contexts, name)]) for name in names})
 
     def located(self, table: pa.Table, partitioning: ObjectRef[Partitioning]) -> pa.Table:
         """Return rows with their partition."""
@@ -179,6 +179,11 @@ class _Job:
 
     def _contexts(self, table: pa.Table) -> Contexts:
         return contexts_of(self._requests(table), self.planner.count_tokens)
+
+
+def _contexts_in(table: pa.Table) -> Contexts:
+    lists = [table[one.name].combine_chunks().flatten() for one in fields(Contexts)]
+    return Contexts(*(one.to_numpy(zero_copy_only=False) for one in lists))
 
 
 def _chunks(table: pa.Table, batch_size: int) -> Iterator[pa.Table]:

@@ -156,22 +156,23 @@ class Conversations:
         record.end, record.root, record.last_use = end, root, self._requests
         if opening_mark is not None:
             record.opening_mark = opening_mark
-        for label, block in sent:
-            under = record.shown.pop(label, ())
-            others = tuple([row for row in under if row[0] != block.key])
-            if len(others) == len(under):
+        shown: dict[str, dict[BlockKey, _Row]] = {}
+        for label, block in sent:  # the latest stands last
+            rows = shown[label] = shown.pop(label, None) or {
+                row[0]: row for row in record.shown.pop(label, ())
+            }
+            if rows.pop(block.key, None) is None:
                 record.number += 1
                 self._resize(record, id_size(block.id))
-            # the latest stands last
-            row = block.key, block.id, len(block.text), block.digest
-            record.shown[label] = (*others, row)
-        while record.number > self._max_blocks:
-            label, (oldest, *newer) = next(iter(record.shown.items()))
-            record.shown[label] = tuple(newer)
-            if not newer:
+            rows[block.key] = block.key, block.id, len(block.text), block.digest
+        record.shown |= {label: tuple(rows.values()) for label, rows in shown.items()}
+        while (excess := record.number - self._max_blocks) > 0:
+            label, under = next(iter(record.shown.items()))
+            gone, record.shown[label] = under[:excess], under[excess:]
+            if not record.shown[label]:
                 del record.shown[label]
-            record.number -= 1
-            self._resize(record, -id_size(oldest[1]))
+            record.number -= len(gone)
+            self._resize(record, -sum(id_size(row[1]) for row in gone))
         idle_since = self._requests - self._max_idle
         while len(self._records) > self._max_conversations or (
             next(iter(self._records.values())).last_use < idle_since

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from copy import deepcopy
-from itertools import repeat
 from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
@@ -144,7 +143,7 @@ def as_documents(
     """Return blocks as documents, or as copies of `document_of` them, with their scores."""
     return [
         _document(block, score, document_of)
-        for block, score in zip(blocks, scores or repeat(None), strict=False)
+        for block, score in zip(blocks, scores or [None] * len(blocks), strict=True)
     ]
 
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from functools import partial
-from itertools import repeat
 from typing import Any, TypeAlias
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -105,7 +104,7 @@ def _as_nodes(
     """Return found blocks as nodes, in their order, or as copies of `node_of` them."""
     return [
         NodeWithScore(node=_node(block, node_of), score=score)
-        for block, score in zip(blocks, scores or repeat(None), strict=False)
+        for block, score in zip(blocks, scores or [None] * len(blocks), strict=True)
     ]
 
 
