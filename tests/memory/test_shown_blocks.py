@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import assistant
-from steps import steps
+from steps import growth, steps
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.context.blocks import ContextBlock, id_size, text_digest
@@ -304,6 +304,14 @@ def test_a_turn_takes_the_same_work_however_many_blocks_were_shown_before():
         return lambda: conversations.remember("c", [(label(A), A)], END, None)
 
     assert steps(turn_after(1_000)) == steps(turn_after(10))
+
+
+def test_texts_under_one_label_take_work_that_grows_with_their_number():
+    def turn_of(number):
+        sent = [("[x]", ContextBlock(id=n, text=str(n))) for n in range(number)]
+        return lambda: Records().remember("c", sent, END, None)
+
+    assert growth(turn_of, 200) < 2.6
 
 
 def test_a_turn_continues_where_its_conversation_last_ended_under_the_same_system_text():
