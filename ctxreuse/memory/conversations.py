@@ -158,7 +158,7 @@ class Conversations:
             record.opening_mark = opening_mark
         shown: dict[str, dict[BlockKey, _Row]] = {}
         for label, block in sent:  # the latest stands last
-            rows = shown[label] = shown.pop(label, None) or {
+            rows = shown[label] = shown.pop(label, {}) or {
                 row[0]: row for row in record.shown.pop(label, ())
             }
             if rows.pop(block.key, None) is None:

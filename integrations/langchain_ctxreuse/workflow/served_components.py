@@ -141,9 +141,9 @@ def as_documents(
     document_of: DocumentOf | None = None,
 ) -> list[Document]:
     """Return blocks as documents, or as copies of `document_of` them, with their scores."""
+    known = [None] * len(blocks) if scores is None else scores
     return [
-        _document(block, score, document_of)
-        for block, score in zip(blocks, scores or [None] * len(blocks), strict=True)
+        _document(block, score, document_of) for block, score in zip(blocks, known, strict=True)
     ]
 
 

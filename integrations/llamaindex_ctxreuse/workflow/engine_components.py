@@ -102,9 +102,10 @@ def _as_nodes(
     blocks: Documents, scores: Sequence[float] | None, node_of: NodeOf | None
 ) -> list[NodeWithScore]:
     """Return found blocks as nodes, in their order, or as copies of `node_of` them."""
+    known = [None] * len(blocks) if scores is None else scores
     return [
         NodeWithScore(node=_node(block, node_of), score=score)
-        for block, score in zip(blocks, scores or [None] * len(blocks), strict=True)
+        for block, score in zip(blocks, known, strict=True)
     ]
 
 
