@@ -8,10 +8,11 @@ holds digests but no text. Forgetting a conversation costs reuse, never content.
 from __future__ import annotations
 
 import re
+from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -33,17 +34,11 @@ _READ_A_BLOCK = 4
 """So many numbers that a reading keeps take as much memory as a shown block."""
 
 
-class ShownBlock(NamedTuple):
-    """A block as a conversation's record knows it."""
-
-    key: BlockKey
-    id: BlockId
-    length: int
-    digest: bytes
-
-
 _Row: TypeAlias = tuple[BlockKey, BlockId, int, bytes]
-"""A shown block; collections of garbage pass over plain tuples of such values, and what has them"""
+"""A shown block: its key, id, length and digest. Garbage collections pass over plain tuples."""
+
+_Place: TypeAlias = tuple[_Row, int, int]
+"""Where a block stands in a history: the number of the text, and its first character there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,7 @@ class History:
 
     labels: Mapping[str, BlockId]  # of recorded blocks that stand there
     label_of: Mapping[BlockKey, str]
-    places: Mapping[str, _Standing] = field(default_factory=dict, compare=False)
+    places: Mapping[str, _Place] = field(default_factory=dict, compare=False)
     shown: Sequence[str] = field(default=(), compare=False, repr=False)
     unlabelled: frozenset[BlockKey] = frozenset()  # stand there without a label
     said_outdated: frozenset[str] = frozenset()  # labels of what messages say no longer holds
@@ -62,20 +57,14 @@ class History:
     def blocks(self) -> dict[str, ContextBlock]:
         """Label -> block, for the blocks that stand there."""
         return {
-            label: ContextBlock(id=one.block.id, text=one.text_in(self.shown))
-            for label, one in self.places.items()
+            label: ContextBlock(id=place[0][1], text=_text_at(place, self.shown))
+            for label, place in self.places.items()
         }
 
 
-class _Standing(NamedTuple):
-    """A block, and where it stands in a history."""
-
-    block: ShownBlock
-    number: int  # of the text
-    first: int
-
-    def text_in(self, texts: Sequence[str]) -> str:
-        return texts[self.number][self.first : self.first + self.block.length]
+def _text_at(place: _Place, texts: Sequence[str]) -> str:
+    (_, _, length, _), number, first = place
+    return texts[number][first : first + length]
 
 
 EMPTY_HISTORY = History({}, {})
@@ -218,11 +207,11 @@ class Reading:
     """What the messages of a conversation show, each read once; it keeps hashes and no text."""
 
     def __init__(self) -> None:
-        self._read: list[int] = []  # a hash of each text, by Python's keyed function
+        self._read = array("q")  # a hash of each text, by Python's keyed function
         self._label_of: dict[BlockKey, str] = {}
-        self._places: dict[str, _Standing] = {}  # the last one of each label
+        self._places: dict[str, _Place] = {}  # the last one of each label
         self._unknown: dict[str, list[tuple[int, int]]] = {}  # where no block of the label stands
-        self._foreign: set[str] = set()  # labels that stand in another block, or for two
+        self._foreign: dict[str, None] = {}  # labels that stand in another block, or for two
         self._outdated: dict[str, int] = {}  # labels, and the last text that says so of them
         self._paragraphs = _Paragraphs()
 
@@ -247,7 +236,7 @@ class Reading:
             of_message = (content,) if type(content) is str else message_texts(message)
             texts += of_message
             answers += (message.get("role") == "assistant",) * len(of_message)
-        hashes = list(map(hash, zip(texts, answers, strict=True)))
+        hashes = array("q", map(hash, zip(texts, answers, strict=True)))
         if hashes[: len(self._read)] != self._read:
             Reading.__init__(self)  # other messages than before
         places = _Places(recorded, templates, texts, (*blocks, *outdated))
@@ -268,17 +257,17 @@ class Reading:
         ]
         standing = self._places
         # what a label names must be certain
-        doubtful = self._foreign | self._unknown.keys()
+        doubtful = self._foreign.keys() | self._unknown.keys()
         if templates.inner_pattern is None:  # labels that any word may be
-            shown = [one.text_in(texts) for one in standing.values()]
+            shown = [_text_at(one, texts) for one in standing.values()]
             doubtful |= {one for one in places.own if any(one in text for text in shown)}
         label_of = {key: one for key, one in self._label_of.items() if one not in doubtful}
         for label in standing.keys() & places.own.keys() - doubtful:
-            digest = standing[label].block.digest
-            same = [one for one in places.own[label] if one.digest == digest]
-            label_of.update({one.key: label for one in same})  # whichever of them was sent
+            digest = standing[label][0][3]
+            same = [row[0] for row in places.own[label] if row[3] == digest]
+            label_of |= dict.fromkeys(same, label)  # whichever of them was sent
         history = History(
-            labels={label: one.block.id for label, one in standing.items()},
+            labels={label: row[1] for label, (row, _, _) in standing.items()},
             label_of=label_of,
             places=dict(standing),
             shown=texts,
@@ -286,7 +275,7 @@ class Reading:
             said_outdated=frozenset(
                 label
                 for label, number in self._outdated.items()
-                if label in standing and number > standing[label].number
+                if label in standing and number > standing[label][1]
             ),
             is_cut_short=places.is_cut_short or paragraphs.is_cut_short,
         )
@@ -325,17 +314,18 @@ class Reading:
             if left:
                 self._unknown[label] = left
 
-    def _stand(self, found: re.Match[str], block: ShownBlock, number: int, places: _Places) -> None:
+    def _stand(self, found: re.Match[str], block: _Row, number: int, places: _Places) -> None:
         """Note where a block stands under its label."""
         label, first = found[1], found.end()
-        stands = _Standing(block, number, first)
-        if self._places.get(label, stands).block.digest != block.digest:
-            self._foreign.add(label)
-        self._places[label] = stands
-        self._label_of.setdefault(block.key, label)
+        key, _, length, digest = block
+        place = block, number, first
+        if self._places.get(label, place)[0][3] != digest:
+            self._foreign[label] = None
+        self._places[label] = place
+        self._label_of.setdefault(key, label)
         if (pattern := places.templates.inner_pattern) is not None:
-            named = pattern.findall(places.texts[number], first, first + block.length)
-            self._foreign.update(one for one in named if one != label)
+            named = pattern.findall(places.texts[number], first, first + length)
+            self._foreign |= dict.fromkeys(one for one in named if one != label)
 
 
 def without_blocks(
@@ -359,10 +349,10 @@ def without_blocks(
         pieces, end = [], 0
         for found in templates.label_pattern.finditer(text):
             block = places.block_at(text, found) if found.start() >= end else None
-            if block is not None and (found[1], block.digest) in wanted:
+            if block is not None and (found[1], block[3]) in wanted:
                 first = found.end()
                 pieces += [text[end:first], templates.removed]
-                end = first + block.length
+                end = first + block[2]
         return "".join([*pieces, text[end:]])
 
     for message in copied:
@@ -388,9 +378,14 @@ class _Paragraphs:
     """Looks for blocks that messages show without labels: whole paragraphs, one or more."""
 
     def __init__(self) -> None:
-        self._starts: dict[int, list[tuple[int, int]]] = {}  # by a hash of the first characters
+        self._starts: dict[int, int] = {}  # the last, by a hash of the first characters
+        self._places = array("q")  # of each start: text, character, and the one that began alike
         self._short: dict[int, int] = {}  # by a hash of what stands there, where it stands last
-        self.size = 0
+
+    @property
+    def size(self) -> int:
+        """How many starts are kept."""
+        return len(self._places) // 3
 
     def begin(self, texts: Sequence[str], templates: Templates) -> None:
         """Have more texts read, and blocks looked for."""
@@ -406,9 +401,9 @@ class _Paragraphs:
         """Note where paragraphs of a text begin, and which short ones it has."""
         text, longest = self._texts[number], _LEAST_UNLABELLED - 1
         for start in paragraph_starts(text, self._separator) if self._separator else ():
-            beginning = text[start : start + _LEAST_UNLABELLED]
-            self._starts.setdefault(hash(beginning), []).append((number, start))
-            self.size += 1
+            beginning = hash(text[start : start + _LEAST_UNLABELLED])
+            self._places.extend((number, start, self._starts.get(beginning, -1)))
+            self._starts[beginning] = len(self._places) - 3
             end = start
             while 0 <= end <= start + longest:
                 end = text.find(self._separator, end, start + longest + len(self._separator))
@@ -426,7 +421,9 @@ class _Paragraphs:
         """Return the number of the last text that shows a block; -1 for none."""
         if len(block) < _LEAST_UNLABELLED:
             return self._short.get(hash(block), -1) if block else -1
-        for number, start in reversed(self._starts.get(hash(block[:_LEAST_UNLABELLED]), ())):
+        at = self._starts.get(hash(block[:_LEAST_UNLABELLED]), -1)
+        while at >= 0:
+            number, start, at = self._places[at : at + 3]
             self._work -= len(block)
             if self.is_cut_short:
                 return -1
@@ -438,7 +435,7 @@ class _Paragraphs:
         return -1
 
 
-_ByLength: TypeAlias = dict[int, dict[bytes, ShownBlock]]
+_ByLength: TypeAlias = dict[int, dict[bytes, _Row]]
 """Blocks by length and digest, the longest first."""
 
 
@@ -461,27 +458,26 @@ class _Places:
         self.texts = texts
         self._work = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, texts))
         self._by_length: dict[str, _ByLength] = {}
-        self.own: dict[str, list[ShownBlock]] = {}
+        self.own: dict[str, list[_Row]] = {}
         for one in own:
-            known = ShownBlock(one.key, one.id, len(one.text), one.digest)
-            self.own.setdefault(templates.label_of(one), []).append(known)
+            row = one.key, one.id, len(one.text), one.digest
+            self.own.setdefault(templates.label_of(one), []).append(row)
 
     @property
     def is_cut_short(self) -> bool:
         return self._work < 0
 
-    def block_at(self, text: str, label: re.Match[str]) -> ShownBlock | None:
+    def block_at(self, text: str, label: re.Match[str]) -> _Row | None:
         """Return the longest of its blocks that stands in a text under a label, if one does."""
         name, first = label[1], label.end()
         recorded = self._recorded.get(name)
         if self.is_cut_short or not (recorded or name in self.own):
             return None
         if name not in self._by_length:
-            known = [ShownBlock(*row) for row in recorded or ()]
-            known = [*known[::-1], *self.own.get(name, ())]
+            known = [*(recorded or ())[::-1], *self.own.get(name, ())]
             by_length = self._by_length[name] = {}
-            for shown in sorted(known, key=lambda shown: -shown.length):
-                by_length.setdefault(shown.length, {}).setdefault(shown.digest, shown)
+            for row in sorted(known, key=lambda row: -row[2]):
+                by_length.setdefault(row[2], {}).setdefault(row[3], row)
         digests: dict[int, bytes] = {}
         for ending in (self.templates.separator, "\n"):  # users join blocks in their own way
             found = self._longest(text, first, ending, self._by_length[name], digests)
@@ -491,7 +487,7 @@ class _Places:
 
     def _longest(
         self, text: str, first: int, ending: str, blocks: _ByLength, digests: dict[int, bytes]
-    ) -> ShownBlock | None:
+    ) -> _Row | None:
         """Return the longest of some blocks that stands at a place, with an ending behind it."""
         after = self.templates.after_text
         for length, by_digest in blocks.items():

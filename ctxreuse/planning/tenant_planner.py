@@ -381,7 +381,7 @@ class TenantPlanner:
         # what an earlier turn has said of a block counts, although it may hold again
         if request.outdated or (said and not shown.keys().isdisjoint(tokens)):
             holding = {
-                label: one.block.key for label, one in history.places.items() if label not in said
+                label: row[0] for label, (row, _, _) in history.places.items() if label not in said
             }
             gone = {block.key for block in request.outdated} - unique.keys()
             outdated = [label for label, key in holding.items() if key in gone]
