@@ -12,7 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -74,18 +74,15 @@ Shown: TypeAlias = Mapping[str, tuple[_Row, ...]]
 """The blocks that a conversation was sent, by label, the latest last."""
 
 
-@dataclass(slots=True)
-class _Record:
-    """One conversation: where its last turn ends in the index, and the recorded blocks."""
+class _Record(NamedTuple):
+    """One conversation: where its last turn ends in the index, and how much it was shown."""
 
-    end: int  # its place in the index; collections of garbage pass over a number
+    end: int  # its place in the index
     root: Root
     last_use: int
     opening_mark: int = -1  # after how many blocks of its first turn a mark stands; -1 is none
-    shown: dict[str, tuple[_Row, ...]] = field(default_factory=dict)
-    number: int = 0  # of these
-    shown_size: int = 0  # of their ids, and of what was read
-    reading: Reading | None = None  # None while somebody reads on
+    number: int = 0  # of recorded blocks
+    size: int = 0  # of their ids
 
 
 class Conversations:
@@ -97,35 +94,33 @@ class Conversations:
         self._max_conversations = max_conversations
         self._max_idle = max_idle
         self._max_blocks = max_blocks
-        self._records: OrderedDict[str | int, _Record] = OrderedDict()
+        # values of `_Record`: garbage collections pass over plain tuples
+        self._records: OrderedDict[str | int, tuple[Any, ...]] = OrderedDict()
+        self._shown: dict[str | int | None, dict[str, tuple[_Row, ...]]] = {}
+        self._readings: dict[str | int | None, Reading] = {}  # not while somebody reads on
         self._requests = 0
         self.size = 0  # of the conversations' ids
-        self.shown_size = 0  # of the blocks' ids
+        self.shown_size = 0  # of the blocks' ids, and of what was read
 
     def __len__(self) -> int:
         return len(self._records)
 
     def recorded(self, conversation_id: str | int | None) -> Shown:
         """Return the blocks that a conversation was sent."""
-        record = self._record(conversation_id)
-        return {} if record is None else dict(record.shown)
+        return dict(self._shown.get(conversation_id, {}))
 
     def take_reading(self, conversation_id: str | int | None) -> Reading:
         """Return what was read of a conversation's messages, for who reads on and puts it back."""
-        record = self._record(conversation_id)
-        if record is None or record.reading is None:
-            return Reading()
-        reading, record.reading = record.reading, None
-        self._resize(record, -reading.size)
+        reading = self._readings.pop(conversation_id, None) or Reading()
+        self.shown_size -= reading.size
         return reading
 
     def put_reading(self, conversation_id: str | int | None, reading: Reading) -> None:
         """Keep what was read of a conversation that is known, for its next turn."""
-        record = self._record(conversation_id)
-        if record is not None:
-            replaced = 0 if record.reading is None else record.reading.size
-            record.reading = reading
-            self._resize(record, reading.size - replaced)
+        if conversation_id in self._records:
+            self.take_reading(conversation_id)  # another thread's
+            self._readings[conversation_id] = reading
+            self.shown_size += reading.size
 
     def remember(
         self,
@@ -139,38 +134,37 @@ class Conversations:
         self._requests += 1
         record = self._record(conversation_id)
         if record is None:
-            record = self._records[conversation_id] = _Record(end, root, 0)
+            record = _Record(end, root, 0)
             self.size += id_size(conversation_id)
-        self._records.move_to_end(conversation_id)
-        record.end, record.root, record.last_use = end, root, self._requests
-        if opening_mark is not None:
-            record.opening_mark = opening_mark
-        shown: dict[str, dict[BlockKey, _Row]] = {}
+        number, size = record.number, record.size
+        shown = self._shown.setdefault(conversation_id, {})
+        of_label: dict[str, dict[BlockKey, _Row]] = {}
         for label, block in sent:  # the latest stands last
-            rows = shown[label] = shown.pop(label, {}) or {
-                row[0]: row for row in record.shown.pop(label, ())
+            rows = of_label[label] = of_label.pop(label, {}) or {
+                row[0]: row for row in shown.pop(label, ())
             }
             if rows.pop(block.key, None) is None:
-                record.number += 1
-                self._resize(record, id_size(block.id))
+                number += 1
+                size += id_size(block.id)
             rows[block.key] = block.key, block.id, len(block.text), block.digest
-        record.shown |= {label: tuple(rows.values()) for label, rows in shown.items()}
-        while (excess := record.number - self._max_blocks) > 0:
-            label, under = next(iter(record.shown.items()))
-            gone, record.shown[label] = under[:excess], under[excess:]
-            if not record.shown[label]:
-                del record.shown[label]
-            record.number -= len(gone)
-            self._resize(record, -sum(id_size(row[1]) for row in gone))
+        shown |= {label: tuple(rows.values()) for label, rows in of_label.items()}
+        while (excess := number - self._max_blocks) > 0:
+            label, under = next(iter(shown.items()))
+            gone, shown[label] = under[:excess], under[excess:]
+            if not shown[label]:
+                del shown[label]
+            number -= len(gone)
+            size -= sum(id_size(row[1]) for row in gone)
+        self.shown_size += size - record.size
+        mark = record.opening_mark if opening_mark is None else opening_mark
+        kept = _Record(end, root, self._requests, mark, number, size)
+        self._records[conversation_id] = tuple(kept)
+        self._records.move_to_end(conversation_id)
         idle_since = self._requests - self._max_idle
         while len(self._records) > self._max_conversations or (
-            next(iter(self._records.values())).last_use < idle_since
+            _Record(*next(iter(self._records.values()))).last_use < idle_since
         ):
             self.forget_oldest()
-
-    def _resize(self, record: _Record, size: int) -> None:
-        record.shown_size += size
-        self.shown_size += size
 
     def end_of(self, conversation_id: str | int | None, root: Root) -> int:
         """Return the place in the index where the last turn ends; 0 if it is not known."""
@@ -189,9 +183,10 @@ class Conversations:
         record = self._record(conversation_id)
         if record is None:
             return False
-        self._records.pop(conversation_id)
+        self.take_reading(conversation_id)
+        del self._records[conversation_id], self._shown[conversation_id]
         self.size -= id_size(conversation_id)
-        self.shown_size -= record.shown_size
+        self.shown_size -= record.size
         return True
 
     def forget_oldest(self) -> None:
@@ -200,7 +195,8 @@ class Conversations:
             self.forget(next(iter(self._records)))
 
     def _record(self, conversation_id: str | int | None) -> _Record | None:
-        return None if conversation_id is None else self._records.get(conversation_id)
+        kept = None if conversation_id is None else self._records.get(conversation_id)
+        return None if kept is None else _Record(*kept)
 
 
 class Reading:

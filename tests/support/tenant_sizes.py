@@ -42,9 +42,9 @@ def measured(tenants: Tenants) -> dict[str, int]:
         "recent_blocks": sum(len(one or ()) for state in states for one in state.recent._requests),
         "conversations": sum(len(state.conversations) for state in states),
         "shown_blocks": sum(
-            record.number + (record.reading.size if record.reading else 0)
-            for state in states
-            for record in state.conversations._records.values()
+            sum(len(rows) for shown in known._shown.values() for rows in shown.values())
+            + sum(reading.size for reading in known._readings.values())
+            for known in (state.conversations for state in states)
         ),
         "logged_blocks": sum(size for state in states for _, size, *_ in state.log._logged),
         "sent_messages": sum(len(state.log.edits) for state in states),
