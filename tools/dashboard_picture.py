@@ -41,6 +41,7 @@ MINUTES, REQUESTS_A_MINUTE, STEP_S = 180, 10, 60
 START_S = 1_790_000_000
 PORT = 19_090
 CAPACITY = 14_000
+LEGENDS = 4
 VARIABLES = {"$__rate_interval": "10m", "$__range": "3h", "$planner": ".*"}
 
 
@@ -165,35 +166,32 @@ def shown(value: float, unit: str) -> str:
 
 def drawn(panel: dict[str, Any], axes: Any, client: httpx.Client) -> None:
     """Draw one panel."""
-    unit = panel["fieldConfig"]["defaults"]["unit"]
     axes.set_title(panel["title"], loc="left", fontsize=8, color="#d8d9da")
+    unit = panel["fieldConfig"]["defaults"]["unit"]
     scale = {"percentunit": 100, "s": 1000}.get(unit, 1)
     found = [(one, of) for of in panel["targets"] for one in answered(client, of["expr"])]
     if panel["type"] == "stat":
         axes.set_axis_off()
         text = shown(float(found[0][0]["values"][-1][1]), unit) if found else "no data"
-        axes.text(0.5, 0.45, text, ha="center", va="center", fontsize=17, color="#73bf69")
+        axes.text(0.5, 0.45, text, ha="center", va="center", fontsize=15, color="#73bf69")
         return
-    for one, target in found:
+    found.sort(key=lambda pair: -max(float(value) for _, value in pair[0]["values"]))
+    for number, (one, target) in enumerate(found):
         label = target["legendFormat"]
         for name, value in one["metric"].items():
             label = label.replace("{{" + name + "}}", value)
         hours = [(float(at) - START_S) / 3600 for at, _ in one["values"]]
-        axes.plot(hours, [scale * float(value) for _, value in one["values"]], lw=1, label=label)
-    axes.tick_params(colors="#9fa7b3", labelsize=6)
+        values = [scale * float(value) for _, value in one["values"]]
+        axes.plot(hours, values, lw=1, label=label if number < LEGENDS else "_")
+    axes.tick_params(colors="#9fa7b3", labelsize=7)
     axes.grid(color="#2c3235", lw=0.5)
     axes.set_xlim(0, 3)
+    axes.set_xticks(range(4), [f"{hour} h" for hour in range(4)])
     axes.set_ylim(bottom=0)
-    axes.set_ylabel({"percentunit": "%", "s": "ms"}.get(unit, ""), color="#9fa7b3", fontsize=6)
-    if found and len(found) <= 8:
-        axes.legend(fontsize=5, frameon=False, labelcolor="#d8d9da", loc="best")
-    elif not found:
-        axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color="#9fa7b3")
-    else:
-        highest = [max(float(value) for _, value in one["values"]) for one, _ in found]
-        one, target = found[highest.index(max(highest))]
-        label = " ".join(value for value in one["metric"].values())
-        axes.text(0.05, scale * max(highest), label, va="top", fontsize=5, color="#d8d9da")
+    names = {"percentunit": "%", "s": "ms", "reqps": "requests/s"}
+    axes.set_ylabel(names.get(unit, ""), color="#9fa7b3", fontsize=7)
+    below = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.17), "borderpad": 0}
+    axes.legend(fontsize=7, frameon=False, labelcolor="#d8d9da", **below)
 
 
 def main() -> None:
@@ -206,24 +204,29 @@ def main() -> None:
     options = parser.parse_args()
     panels = json.loads(DASHBOARD.read_text())["panels"]
     rows = max(one["gridPos"]["y"] + one["gridPos"]["h"] for one in panels)
-    figure = pyplot.figure(figsize=(13, rows * 0.34), facecolor="#111217")
+    figure = pyplot.figure(figsize=(9, rows * 0.34), facecolor="#111217")
     with (
         tempfile.TemporaryDirectory() as folder,
         prometheus(options.prometheus, Path(folder)) as client,
     ):
         for panel in panels:
             place = panel["gridPos"]
+            if panel["type"] == "row":
+                title, top = f"▸ {panel['title']}", 1 - (place["y"] + 0.5) / rows
+                figure.text(0.01, top, title, va="center", fontsize=8, color="#d8d9da")
+                continue
+            below = 2.6 if panel["type"] == "timeseries" else 0.5
             axes = figure.add_axes(
                 (
-                    place["x"] / 24 + 0.028,
-                    1 - (place["y"] + place["h"] - 0.75) / rows,
-                    place["w"] / 24 - 0.036,
-                    (place["h"] - 1.75) / rows,
+                    place["x"] / 24 + 0.055,
+                    1 - (place["y"] + place["h"] - below) / rows,
+                    place["w"] / 24 - 0.07,
+                    (place["h"] - below - 1) / rows,
                 ),
                 facecolor="#181b1f",
             )
             drawn(panel, axes, client)
-    figure.savefig(options.output, dpi=110, facecolor=figure.get_facecolor())
+    figure.savefig(options.output, dpi=150, facecolor=figure.get_facecolor())
 
 
 if __name__ == "__main__":
