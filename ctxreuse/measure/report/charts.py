@@ -96,8 +96,8 @@ def charts(results: Results) -> list[Chart]:
     if runs and runs[0].bill is None:  # what a provider computes is not known
         computed = Chart(
             "prefilled",
-            "Tokens computed so far",
-            "What is left for the engine to compute: the lower, the better.",
+            "Tokens for the engine to compute so far: lower is better",
+            "All requests up to each one together; what was cached is left out.",
             lambda axes: _draw_over_time(axes, runs),
         )
         found.insert(0, computed)
