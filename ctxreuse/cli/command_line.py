@@ -15,9 +15,25 @@ app = typer.Typer(
     cls=CommandGroup,
     help="""Reorder retrieved blocks so that an LLM engine's prefix cache hits.
 
-    Start with `ctxreuse demo`, which the extra `demo` installs: it plans real retrievals in several
-    ways and shows what each saves.
+    To see what your application would save, write down what it retrieves, and replay that:
 
+    `ctxreuse record -o recording app.py`
+
+    `ctxreuse estimate recording`
+
+    Where the engine reports few hits, this says why:
+
+    `ctxreuse doctor --base-url http://127.0.0.1:8000/v1`
+
+    To see what in your prompts keeps a cache from hitting, and what that costs:
+
+    `ctxreuse lint recording --cache anthropic`
+
+    To measure it on your own engine, times to first token and answers included:
+
+    `ctxreuse bench recording --base-url http://127.0.0.1:8000/v1`
+
+    Without an application, `ctxreuse demo` (extra `demo`) plans retrievals that it brings with it.
     With retrievals of your own, write one JSON object a line: a corpus with `id` and `text`, and a
     trace with `request_id`, `query` and `blocks` (ids, best first). Then:
 
@@ -26,24 +42,6 @@ app = typer.Typer(
     `ctxreuse simulate --plan OUT.jsonl --corpus C.jsonl`
 
     `ctxreuse explain --plan OUT.jsonl --corpus C.jsonl`
-
-    To see what your own application would save, write down what it retrieves, and replay that:
-
-    `ctxreuse record -o recording app.py`
-
-    `ctxreuse estimate recording`
-
-    To see what in your prompts keeps a cache from hitting, and what that costs:
-
-    `ctxreuse lint recording --cache anthropic`
-
-    Where the engine reports few hits, this says why:
-
-    `ctxreuse doctor --base-url http://127.0.0.1:8000/v1`
-
-    To measure it on your own engine, times to first token and answers included:
-
-    `ctxreuse bench recording --base-url http://127.0.0.1:8000/v1`
     """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
@@ -61,16 +59,16 @@ def _main(
 
 
 _COMMANDS: dict[str, type[Runs]] = {
-    "demo": savings_commands.DemoCommand,
     "record": trace_commands.RecordCommand,
     "estimate": savings_commands.EstimateCommand,
+    "doctor": finding_commands.DoctorCommand,
+    "demo": savings_commands.DemoCommand,
     "report": savings_commands.ReportCommand,
     "bench": savings_commands.BenchCommand,
     "plan": trace_commands.PlanCommand,
     "simulate": trace_commands.SimulateCommand,
     "explain": trace_commands.ExplainCommand,
     "lint": finding_commands.LintCommand,
-    "doctor": finding_commands.DoctorCommand,
     "serve": serve_command.ServeCommand,
 }
 for _name, _command in _COMMANDS.items():
