@@ -1,4 +1,4 @@
-.PHONY: help demo test test-slow test-core fuzz golden docs docs-serve lint house house-write format bench vllm vllm-stop test-vllm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-bills bench-states bench-states-vllm bench-calls bench-query-engines bench-estimates bench-never-a-loss bench-distributed bench-workers bench-pools soak clean notebooks notebooks-write release-check test-lowest
+.PHONY: help demo test test-slow test-core fuzz golden docs docs-serve lint house house-write format bench vllm vllm-stop test-vllm test-litellm bench-vllm bench-quality bench-agents bench-workflows bench-hostile bench-bills bench-states bench-states-vllm bench-calls bench-query-engines bench-estimates bench-never-a-loss bench-distributed bench-workers bench-pools soak clean notebooks notebooks-write release-check test-lowest
 
 PYTHON ?= python3
 VENV := .venv
@@ -170,6 +170,15 @@ notebooks: $(VENV)/notebooks  ## execute the notebooks
 notebooks-write: $(VENV)/notebooks  ## execute the notebooks and write what they show into them
 	$(BIN)/python tools/notebooks.py write
 
+$(VENV)-litellm/ready: pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(@D)/bin/python -m pip install --quiet --editable '.[litellm]' --group litellm-tests
+	touch $@
+
+test-litellm: $(VENV)-litellm/ready  ## the hook in LiteLLM's proxy, in an environment of its own: it wants an older rich
+	$(<D)/bin/python -m pytest tests/serving/test_litellm_hook.py
+
 $(VENV)/release: $(VENV)/base
 	$(BIN)/python -m pip install --quiet --group release
 	touch $@
@@ -183,4 +192,4 @@ test-lowest: $(VENV)/release  ## the test suite with the lowest versions that py
 
 clean:  ## remove the environment and everything that was made
 	test ! -x .venv-vllm/bin/python || .venv-vllm/bin/python tools/vllm_server.py stop
-	rm -rf $(VENV) .venv-vllm demo-output dist site bench-output .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm $(VENV)-litellm demo-output dist site bench-output .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
