@@ -11,7 +11,6 @@ from shutil import get_terminal_size
 from typing import Any
 
 from rich import table as rich_tables
-from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -115,17 +114,11 @@ _LEAST_TEXT_WIDTH = 12  # of a column of words
 
 def _fitting(table: Table, console: Console) -> rich_tables.Table:
     """Lay a table out; one that is too wide breaks names, else its cells stand below each other."""
-    wide = _laid_out(table)
+    narrow = _laid_out(table, _LEAST_TEXT_WIDTH if table.is_text else _LEAST_NAME_WIDTH)
     options = console.options.update(width=_WIDEST)
-    too_much = console.measure(wide, options=options).maximum - console.width
-    if too_much <= 0:
-        return wide
-    if table.is_text:
-        is_roomy = console.width >= (_LEAST_TEXT_WIDTH + 3) * len(table.head)
-        return wide if is_roomy or len(table.head) < 4 else _laid_out(_turned(table))
-    names = [*table.head[0].split("\n"), *(row[0] for row in table.rows)]
-    room = max(map(cell_len, names)) - too_much
-    return _laid_out(table, room) if room >= _LEAST_NAME_WIDTH else _laid_out(_turned(table))
+    has_room = console.measure(narrow, options=options).maximum <= console.width
+    is_small = table.is_text and len(table.head) < 4
+    return _laid_out(table if has_room or is_small else _turned(table))
 
 
 def _turned(table: Table) -> Table:
@@ -139,17 +132,18 @@ def _turned(table: Table) -> Table:
     return Table(table.title, (table.head[0], ""), tuple(rows), is_text=True)
 
 
-def _laid_out(table: Table, name_width: int | None = None) -> rich_tables.Table:
-    """Lay a table out; `name_width` None is as wide as names come."""
+def _laid_out(table: Table, most: int | None = None) -> rich_tables.Table:
+    """Lay a table out, columns that may be broken at most so wide."""
     frame: dict[str, Any] = {"title": escape(table.title)} if table.title else {"box": None}
     shown = rich_tables.Table(**frame)
     for number, name in enumerate(table.head):
+        is_words = table.is_text or not number
         shown.add_column(
             name,
-            justify="left" if table.is_text or not number else "right",
-            no_wrap=not table.is_text and (number > 0 or name_width is None),
+            justify="left" if is_words else "right",
+            no_wrap=not is_words,
             overflow="fold",
-            width=None if number else name_width,
+            max_width=most if is_words else None,
         )
     for row in table.rows:
         if len(row) == 1:
