@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, count
+from operator import attrgetter
 from typing import Self
 from uuid import uuid4
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import BatchTooLargeError, EngineError, InvalidRequestError, shown_url
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import Replayed, Step, next_step, replayed
+from ctxreuse.measure.replay.plan_trace import Replayed, Step, by_conversation, next_step, replayed
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import net_of_primes
 from ctxreuse.measure.traces.trace_files import TraceRequest
@@ -127,7 +128,8 @@ class _Sending:
     def __post_init__(self) -> None:
         """Divide the requests."""
         requests, at_once = self.run.trace, self.run.at_once
-        waiting = iter([requests]) if at_once == 1 else _conversations(requests)
+        talks = by_conversation(requests, attrgetter("conversation_id"))
+        waiting = iter([requests] if at_once == 1 else talks)
         self.lines = [self._send(waiting) for _ in range(at_once)]
 
     async def send_some(self) -> bool:
@@ -203,12 +205,3 @@ class _Sending:
         seconds = round(primed_s + answer.time_to_first_token_s, 6)
         self.answered.append((planned, usage, seconds, answer.text))
         return answer.text
-
-
-def _conversations(trace: Sequence[TraceRequest]) -> Iterator[Sequence[TraceRequest]]:
-    groups: dict[object, list[TraceRequest]] = {}
-    for traced in trace:
-        independent = ("independent", traced.request_id)
-        name = independent if traced.conversation_id is None else traced.conversation_id
-        groups.setdefault(name, []).append(traced)
-    yield from groups.values()

@@ -143,30 +143,26 @@ def _offline(
     planner: ReusePlanner,
     histories: _Histories,
 ) -> _Planned:
-    first_turns: list[TraceRequest] = []
-    later_turns: dict[object, list[TraceRequest]] = {}
-    for traced in trace:
-        key = histories.key(traced)
-        if key in later_turns:
-            later_turns[key].append(traced)
-            continue
-        first_turns.append(traced)
-        if key is not None:
-            later_turns[key] = []
-    requests = [histories.request(traced) for traced in first_turns]
+    talks = by_conversation(trace, histories.key)
+    firsts = [turns[0] for turns in talks]
+    requests = [histories.request(traced) for traced in firsts]
     batch = planner.plan_batch(requests, policy.strategy, primes=policy.is_primed)
+    planned = {id(firsts[at]): plan for at, plan in zip(batch.order, batch.plans, strict=True)}
     if policy.is_scheduled:
-        for position, plan in zip(batch.order, batch.plans, strict=True):
-            first = first_turns[position]
-            yield first, plan
-            yield from _online(
-                policy, later_turns.get(histories.key(first), ()), planner, histories
-            )
-        return
-    firsts = iter(batch.in_input_order())
-    later = {id(traced) for turns in later_turns.values() for traced in turns}
+        trace = [traced for at in batch.order for traced in talks[at]]
     for traced in trace:
-        if id(traced) in later:
-            yield from _online(policy, (traced,), planner, histories)
+        if id(traced) in planned:
+            yield traced, planned[id(traced)]
         else:
-            yield traced, next(firsts)
+            yield from _online(policy, (traced,), planner, histories)
+
+
+def by_conversation(
+    trace: Sequence[TraceRequest], key: Callable[[TraceRequest], object]
+) -> list[list[TraceRequest]]:
+    """Return the requests of each conversation, as the trace begins them; others are alone."""
+    talks: dict[object, list[TraceRequest]] = {}
+    for traced in trace:
+        name = key(traced)
+        talks.setdefault(("alone", id(traced)) if name is None else name, []).append(traced)
+    return list(talks.values())
