@@ -113,35 +113,6 @@ def sessions_of(tmp_path, *lines):
     return hashed_requests(read_lines(write_jsonl(tmp_path / "t.jsonl", *lines)), 16)
 
 
-def test_lines_with_only_what_is_new_stand_behind_their_sessions_earlier_lines(tmp_path):
-    requests = sessions_of(
-        tmp_path,
-        turn("a", 20, 0, 1, timestamp=0),
-        turn("b", 20, 0, 1, timestamp=1.5),
-        {**LINE, "input_length": 16, "hash_ids": [0]},
-        turn("a", 10, 2, delay=3),
-        turn("b", 20, 6, 7, delay=0, answer=0),
-        turn("a", 40, 3, 4, 5, delay=1.5),
-        turn("b", 3, delay=9, answer=0),
-    )
-    lengths = [20, 20, 16, 20 + 5 + 10, 20 + 5 + 20, 35 + 5 + 40, 45 + 3]
-    assert [one.input_tokens for one in requests] == lengths
-    # a's first full block, then all that an engine has seen of a; b has an answer of its own
-    assert cached(requests, block_tokens=16) == [[0, 16, 0, 16, 16, 32, 32]]
-
-
-def test_sessions_of_equal_beginnings_part_at_their_answers(tmp_path):
-    opening = {"timestamp": 0, "answer": 12}
-    requests = sessions_of(
-        tmp_path,
-        turn(1, 20, 0, 1, **opening),
-        turn("1", 20, 0, 1, **opening),
-        turn(1, 32, 2, 3, delay=0),
-        turn("1", 32, 2, 3, delay=0),
-    )
-    assert cached(requests, block_tokens=16) == [[0, 16, 16, 16]]
-
-
 def test_sessions_of_whole_prompts_are_read_as_they_stand(tmp_path):
     requests = sessions_of(
         tmp_path,
@@ -154,45 +125,19 @@ def test_sessions_of_whole_prompts_are_read_as_they_stand(tmp_path):
     assert requests == [hashed(20, 0, 1), hashed(40, 0, 2, 3), hashed(20, 0, 1), hashed(16, 0)]
 
 
-UNCLEAR = (
-    "it is not clear whether later lines of sessions are whole prompts, which begin with the hash "
-    "that the line before begins with, or only what is new, which have other hashes and 'delay'; "
-    "make all of one kind, or leave 'session_id' out of whole prompts"
-)
+def test_a_session_whose_lines_hold_only_what_is_new_is_refused_with_the_remedy(run, tmp_path):
+    path = write_jsonl(tmp_path / "t.jsonl", turn("a", 20, 0, 1), turn("a", 16, 2, delay=1))
+    said = (
+        f"{path}:2: it does not begin with the hash that its session's line before begins with, so "
+        "it may hold only what is new; make each line a whole prompt, or leave 'session_id' out of "
+        "whole prompts"
+    )
+    assert run("simulate", path, "--block-size", 16) == (2, "", f"ctxreuse: {said}\n")
 
 
-@pytest.mark.parametrize(
-    "later",
-    [
-        [turn("a", 16, 2, timestamp=4)],
-        [turn("a", 16, 2)],
-        [turn("a", 16, 2, delay=None)],
-        [turn("a", 16, 0, timestamp=4), turn("a", 16, 2, delay=1)],
-        [turn("a", 16, 2, delay=1), turn("b", 16, 0), turn("b", 32, 0, 3, delay=4)],
-        [turn("a", 16, 2, delay=1), turn("a", 32, 2, 3, delay=1)],  # the first was short
-    ],
-)
-def test_sessions_that_cannot_be_told_are_refused_with_the_reason(tmp_path, later):
-    path = write_jsonl(tmp_path / "t.jsonl", turn("a", 20, 0, 1, timestamp=0), *later)
-    with pytest.raises(InputFileError) as caught:
-        hashed_requests(read_lines(path), 16)
-    assert str(caught.value) == f"{path}:{1 + len(later)}: {UNCLEAR}"
-
-
-def test_a_session_longer_than_any_models_context_is_refused(tmp_path):
-    long = turn("a", 20, 0, 1, answer=10**90, timestamp=0)
-    assert len(sessions_of(tmp_path, long)) == 1
-    with pytest.raises(InputFileError, match=r"t.jsonl:2: its session has 1,000.* tokens; end it"):
-        sessions_of(tmp_path, long, turn("a", 16, 2, delay=0))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("session_id", [1]), ("delay", "1"), ("delay", -1), ("output_length", -1)]
-)
-def test_a_broken_field_of_a_session_is_named(tmp_path, field, value):
-    first, second = turn("a", 20, 0, 1), turn("a", 16, 2, delay=1)
-    with pytest.raises(InputFileError, match=f"t.jsonl:2: field '{field}' "):
-        sessions_of(tmp_path, first, {**second, field: value})
+def test_a_broken_name_of_a_session_is_named(tmp_path):
+    with pytest.raises(InputFileError, match=r"t.jsonl:1: field 'session_id' "):
+        sessions_of(tmp_path, {**turn("a", 20, 0, 1), "session_id": [1]})
 
 
 # simulation
@@ -351,19 +296,11 @@ def test_simulate_reads_a_hashed_trace_from_standard_input_with_sizes_of_ones_ow
     }
 
 
-def test_simulate_replays_sessions_and_arrays_of_lines(run, tmp_path):
-    lines = [turn("a", 1_024, 0, 1, answer=100), turn("a", 512, 2, delay=5)]
-    told = []
-    for text in ("\n".join(map(json.dumps, lines)), json.dumps(lines, indent=2)):
-        code, out, err = run("simulate", write_jsonl(tmp_path / "t", text), "--json")
-        assert (code, err) == (0, "")
-        told.append(json.loads(out)["sizes"][-1])
-    assert told[0] == told[1]
-    assert (told[0]["prompt_tokens"], told[0]["cached_tokens"]) == (1_024 + 1_636, 1_024)
-
-    lines[1] = turn("a", 512, 2, timestamp=5)
-    path = write_jsonl(tmp_path / "t.jsonl", *lines)
-    assert run("simulate", path) == (2, "", f"ctxreuse: {path}:2: {UNCLEAR}\n")
+def test_simulate_reads_an_array_of_lines(run, tmp_path, trace):
+    lines = [json.loads(line) for line in Path(trace).read_text().splitlines()]
+    array = write_jsonl(tmp_path / "t", json.dumps(lines, indent=2))
+    one, other = (run("simulate", path, "--block-size", 16) for path in (trace, array))
+    assert one == other
 
 
 @pytest.mark.parametrize("option", ["--corpus", "--tokenizer"])

@@ -5,10 +5,6 @@ A line is a request, in the order in which they run: `timestamp` (of its arrival
 the prompt, the last and shorter one included). An id stands for a block and everything before it;
 ids count prefixes by their first appearance. Qin et al., "Mooncake" (FAST 2025).
 
-Lines with a `session_id` have whole prompts, too, or only what is new, as AIPerf and Dynamo write
-them: all but the first then have `delay`. Such a prompt is what stood in its session before,
-answers included, and what is new.
-
 The format tells all that a prefix cache depends on, and nothing of what was asked, so production
 traces are published in it.
 """
@@ -29,13 +25,9 @@ BLOCK_TOKENS = 512
 USUAL_SIZES = (16_000, 64_000, 256_000, 1_000_000, 4_000_000, 16_000_000, None)
 """Tokens that caches hold, from a GPU's memory to a pool of many machines; None is unlimited."""
 
-MOST_TOKENS = 10_000_000
-"""Tokens of a session: a few lines could tell of more than memory holds."""
-
-_UNCLEAR = (
-    "it is not clear whether later lines of sessions are whole prompts, which begin with the hash "
-    "that the line before begins with, or only what is new, which have other hashes and 'delay'; "
-    "make all of one kind, or leave 'session_id' out of whole prompts"
+_NO_WHOLE_PROMPT = (
+    "it does not begin with the hash that its session's line before begins with, so it may hold "
+    "only what is new; make each line a whole prompt, or leave 'session_id' out of whole prompts"
 )
 
 
@@ -43,15 +35,7 @@ class HashedRequest(NamedTuple):
     """A request of a trace in Mooncake's format."""
 
     input_tokens: int
-    hash_ids: tuple[int | str, ...]
-
-
-class _Turn(NamedTuple):
-    """A session's turn: its line's first id, its prompt's full blocks, tokens with its answer."""
-
-    begins: tuple[int | str, ...]
-    full: tuple[int | str, ...]
-    tokens: int
+    hash_ids: tuple[int, ...]
 
 
 def is_hashed(line: JsonLine) -> bool:
@@ -62,39 +46,15 @@ def is_hashed(line: JsonLine) -> bool:
 def hashed_requests(
     lines: Iterable[JsonLine], block_tokens: int = BLOCK_TOKENS
 ) -> list[HashedRequest]:
-    """Return the requests of the lines of a trace, with what stood in their sessions before."""
+    """Return the requests of the lines of a trace, each a whole prompt."""
     requests: list[HashedRequest] = []
-    sessions: dict[str | int | None, _Turn] = {}
-    kinds: set[bool] = set()  # of later turns: whether they are whole prompts
+    begins: dict[str | int, Sequence[int]] = {}  # by session
     for line in lines:
-        request = _hashed_request(line, block_tokens)
-        begins = request.hash_ids[:1]
-        session = line.get("session_id", (str, int), None)
-        before = sessions.get(session)
-        if before is not None:
-            is_whole = begins == before.begins != ()
-            kinds.add(is_whole)
-            if len(kinds) > 1 or (not is_whole and line.amount("delay", None) is None):
-                line.fail(_UNCLEAR)
-            if not is_whole:
-                request = _behind(before, request, line, block_tokens)
-        requests.append(request)
-        if session is not None:
-            full = request.hash_ids[: request.input_tokens // block_tokens]
-            tokens = request.input_tokens + line.natural("output_length", 0)
-            sessions[session] = _Turn(begins, full, tokens)
+        requests.append(_hashed_request(line, block_tokens))
+        first, session = requests[-1].hash_ids[:1], line.get("session_id", (str, int), None)
+        if session is not None and first != begins.setdefault(session, first):
+            line.fail(_NO_WHOLE_PROMPT)
     return requests
-
-
-def _behind(before: _Turn, new: HashedRequest, line: JsonLine, block_tokens: int) -> HashedRequest:
-    """Return the prompt of a turn that stands behind another; blocks behind answers are its own."""
-    tokens = before.tokens + new.input_tokens
-    if tokens > MOST_TOKENS:
-        line.fail(
-            f"its session has {tokens:,} tokens; end it at {MOST_TOKENS:,}, and begin another"
-        )
-    own = tokens // block_tokens - len(before.full)
-    return HashedRequest(tokens, before.full + (repr(line.fields["session_id"]),) * own)
 
 
 def _hashed_request(line: JsonLine, block_tokens: int) -> HashedRequest:
@@ -124,7 +84,7 @@ def simulate_hashed(
     advance: Callable[[], object] = lambda: None,
 ) -> list[SizeResult]:
     """Return what caches of several sizes serve of a trace, each empty at first."""
-    known: dict[tuple[bytes, int | str], ContentHash] = {}
+    known: dict[tuple[bytes, int], ContentHash] = {}
     chains: list[list[ContentHash]] = []
     for one in requests:
         chain, prefix = list[ContentHash](), b""
