@@ -75,7 +75,7 @@ def check(blocks):
             while end is not None:
                 block = tree._blocks[end]
                 assert name in block.names or tokens
-                tokens += block.size
+                tokens += tree.size
                 end = block.parent
             assert tree.held_by(name) == tokens
         implied = {key for key in tree._blocks if type(key).__name__ == "_Implied"}
@@ -239,13 +239,13 @@ def test_a_cleared_cache_implies_nothing(blocks):
     assert blocks.take_lowered() == {"p": 0}
 
 
-def test_blocks_of_several_sizes_are_found_the_largest_first(blocks):
-    put(blocks, [b"x", b"y"], None, [1, 2, 3, 4], 2)
-    put(blocks, [b"z"], None, [1, 2, 3, 4, 5, 6], 6)
-    put(blocks, [b"w"], b"y", [7], 1)
-    assert held_tokens(blocks, [1, 2, 3, 4, 5, 6, 7]) == 6
-    assert held_tokens(blocks, [1, 2, 3, 4, 7]) == 5
-    assert blocks.block_size == 1
+def test_a_groups_blocks_are_of_one_size_until_it_holds_none(blocks):
+    assert put(blocks, [b"x", b"y"], None, [1, 2, 3, 4], 2)
+    assert not put(blocks, [b"w"], b"y", [7], 1)
+    assert (held_tokens(blocks, [1, 2, 3, 4, 7]), blocks.block_size) == (4, 2)
+    blocks.cleared()
+    assert put(blocks, [b"z"], None, [1, 2, 3, 4, 5, 6], 6)
+    assert (held_tokens(blocks, [1, 2, 3, 4, 5, 6, 7]), blocks.block_size) == (6, 6)
 
 
 def test_groups_of_layers_must_all_hold_a_prompt(blocks):

@@ -44,12 +44,11 @@ class PathEnd(NamedTuple):
 
 
 class _Block:
-    __slots__ = ("copies", "link", "names", "noted", "parent", "size", "start")
+    __slots__ = ("copies", "link", "names", "noted", "parent", "start")
 
-    def __init__(self, parent: _Key | None, link: Link, size: int) -> None:
+    def __init__(self, parent: _Key | None, link: Link) -> None:
         self.parent = parent
         self.link = link
-        self.size = size
         self.copies = 1
         self.start = _UNREACHED
         self.noted = -1  # in which of the tree's epochs what stands above it was noted
@@ -98,7 +97,8 @@ class BlockTree:
     """
 
     def __init__(self, max_blocks: int) -> None:
-        self.sizes: list[int] = []
+        self.size = 0
+        """Tokens of each block; 0 before one was stored."""
         self.lowered: dict[Name, int] = {}
         self._max_blocks = max_blocks
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
@@ -125,10 +125,11 @@ class BlockTree:
         size: int,
         *,
         computes_again: bool = False,
-    ) -> None:
-        """Add a run of blocks below a parent; None begins a prompt."""
-        if size not in self.sizes:
-            self.sizes = sorted([*self.sizes, size], reverse=True)
+    ) -> bool:
+        """Add a run of blocks below a parent, None begins a prompt; return whether they fit in."""
+        if self._blocks and size != self.size:
+            return False
+        self.size = size
         if parent is not _ROOT:
             self._is_late = self._is_late or parent not in self._blocks
             if self._is_late:
@@ -141,9 +142,10 @@ class BlockTree:
                 # the engine lacks a state there
                 block.copies += computes_again or parent is not _ROOT
             else:
-                self._put(key, above, link, size)
+                self._put(key, above, link)
             above = key
         self._enforce_bound()
+        return True
 
     def removed(self, key: BlockHash) -> None:
         """Take a copy of a block out; with an unknown one, all that was only implied."""
@@ -171,7 +173,7 @@ class BlockTree:
         path, key = list[PathEnd](), self._ends.get(name)
         while key is not None:
             block = self._blocks[key]
-            path.append(PathEnd(key, block.start + block.size))
+            path.append(PathEnd(key, block.start + self.size))
             key = block.parent
         return path[::-1]
 
@@ -183,18 +185,17 @@ class BlockTree:
             here, left = level.pop()
             block = self._blocks[here]
             names += block.names
-            if block.start != _UNREACHED and left > block.size:
+            if block.start != _UNREACHED and left > self.size:
                 below = self._children.get(here, {}).values()
-                level += [(child, left - block.size) for child in below]
+                level += [(child, left - self.size) for child in below]
         return names
 
     def attach(self, name: Name, prompt: PromptBlocks, *, goes_on: bool = False) -> None:
         """Follow a prompt under a name, maybe again."""
         key = self._ends.get(name) if goes_on and not self._unknown_parents else _ROOT
-        if key is not _ROOT and len(self.sizes) == 1:
+        if key is not _ROOT:
             self.lowered.pop(name, None)
-            block = self._blocks[key]
-            path = [PathEnd(key, block.start + block.size)]
+            path = [PathEnd(key, self._blocks[key].start + self.size)]
             path += self._walk(prompt, *path[0])
         else:
             self.detach(name)
@@ -202,8 +203,7 @@ class BlockTree:
             if self._unknown_parents and self._imply(prompt, path):
                 path = self._walk(prompt, _ROOT, 0)
         for key, end in path:
-            block = self._blocks[key]
-            block.start = end - block.size
+            self._blocks[key].start = end - self.size
         self._move(name, path[-1].key if path else _ROOT)
 
     def tell_below(self, name: Name, tokens: int) -> None:
@@ -226,10 +226,7 @@ class BlockTree:
     def held_by(self, name: Name) -> int:
         """Return how many leading tokens of a followed prompt are here."""
         end = self._ends.get(name)
-        if end is None:
-            return 0
-        block = self._blocks[end]
-        return block.start + block.size
+        return 0 if end is None else self._blocks[end].start + self.size
 
     def _move(self, name: Name, end: _Key | None) -> None:
         """Attach a name to a block, or to none, instead of where it was."""
@@ -243,30 +240,21 @@ class BlockTree:
     def _walk(self, prompt: PromptBlocks, key: _Key | None, end: int) -> list[PathEnd]:
         """Return the blocks that a prompt goes through behind a block that ends at `end`."""
         path: list[PathEnd] = []
-        while True:
-            found = self._child(key, prompt, end)
+        while (children := self._children.get(key)) and end + self.size <= len(prompt):
+            found = children.get(prompt.link(end, self.size))
             if found is None:
-                return path
-            key, end = found, end + self._blocks[found].size
+                break
+            key, end = found, end + self.size
             path.append(PathEnd(key, end))
+        return path
 
-    def _child(self, key: _Key | None, prompt: PromptBlocks, end: int) -> _Key | None:
-        children = self._children.get(key)
-        if children is not None:
-            for size in self.sizes:
-                if end + size <= len(prompt):
-                    found = children.get(prompt.link(end, size))
-                    if found is not None:
-                        return found
-        return None
-
-    def _put(self, key: _Key, parent: _Key | None, link: Link, size: int) -> None:
+    def _put(self, key: _Key, parent: _Key | None, link: Link) -> None:
         """Put a block where its parent and link say."""
         if key in self._blocks:
             self._drop(key)  # it was told to stand elsewhere
         self._unknown_parents.pop(key, None)
         there = self._children.get(parent, {}).get(link)
-        block = self._blocks[key] = _Block(parent, link, size)
+        block = self._blocks[key] = _Block(parent, link)
         if isinstance(there, _Implied):
             self._replace_implied(there, key, block)
         elif there is not None:
@@ -356,44 +344,37 @@ class BlockTree:
 
     def _imply(self, prompt: PromptBlocks, path: Sequence[PathEnd]) -> bool:
         """Find the one unknown block on which a prompt's end is built; imply what is before it."""
-        held = _end_of(path)
-        possible = [
-            (unknown, start, size)
-            for size in self.sizes
-            for unknown, start in self._unknown_before(prompt, max(held, 1), size)
-            if (start - held) % size == 0
-        ]
+        held, size = _end_of(path), self.size
+        possible = self._unknown_before(prompt, max(held, 1))
         if len(possible) > _MOST_PLACES:
             return False
         places = [
-            (unknown, start, size)
-            for unknown, start, size in possible
+            (unknown, start)
+            for unknown, start in possible
             if len(prompt) - _end_of(self._walk(prompt, unknown, start)) < size
         ]
         if len(places) != 1:  # a few equal tokens in the middle stand in other prompts, too
             return False
-        unknown, start, size = places[0]
-        key = path[-1].key if path else _ROOT
+        [(unknown, start)], key = places, path[-1].key if path else _ROOT
         if start == held:
             if not isinstance(key, _Implied):
                 return False  # another block than the one known to stand there
             block = self._blocks[key]
-            self._put(unknown, block.parent, block.link, block.size)
+            self._put(unknown, block.parent, block.link)
         else:
             for begin in range(held, start - size, size):
                 above, key = key, _Implied()
                 self._implied[key] = None
-                self._put(key, above, prompt.link(begin, size), size)
-            self._put(unknown, key, prompt.link(start - size, size), size)
+                self._put(key, above, prompt.link(begin, size))
+            self._put(unknown, key, prompt.link(start - size, size))
         if isinstance(unknown, _Implied):
             self._implied[unknown] = None
         self._enforce_bound()
         return True
 
-    def _unknown_before(
-        self, prompt: PromptBlocks, first: int, size: int
-    ) -> list[tuple[_Key, int]]:
+    def _unknown_before(self, prompt: PromptBlocks, first: int) -> list[tuple[_Key, int]]:
         """Return where the prompt goes on as a block does whose parent is unknown."""
+        size = self.size
         starts = range(-(-first // size) * size, len(prompt) - size + 1, size)
         at = {prompt.link(start, size): start for start in starts}
         return [

@@ -24,7 +24,6 @@ from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.planner import ReusePlanner
 
 _MOST_GROUPS = 64
-_MOST_SIZES = 8
 _MOST_TOKENS = 8_000_000
 """Tokens of prompts that have not been judged, 8 bytes each."""
 
@@ -55,7 +54,7 @@ class EngineBlocks:
     @property
     def block_size(self) -> int:
         """Tokens of the smallest block that was stored; 0 before that."""
-        return min((size for tree in self._trees.values() for size in tree.sizes), default=0)
+        return min((tree.size for tree in self._trees.values()), default=0)
 
     def stored(self, event: BlocksStored) -> bool:
         """Note stored blocks; return whether they could be used."""
@@ -76,9 +75,6 @@ class EngineBlocks:
             self._trees[group] = BlockTree(self._max_blocks)
             for tree in self._trees.values():
                 tree.keep(self._max_blocks // len(self._trees))
-        sizes = self._trees[group].sizes
-        if size not in sizes and len(sizes) == _MOST_SIZES:
-            return False
         tokens = token_array(token_ids)
         links = [
             block_link(tokens[number * size : (number + 1) * size], extra)
@@ -88,9 +84,7 @@ class EngineBlocks:
             self._knows_salts = True
             self._looked_up.clear()
         again = bool(self._states)
-        tree = self._trees[group]
-        tree.stored(hashes, parent, links, size, computes_again=again)
-        return True
+        return self._trees[group].stored(hashes, parent, links, size, computes_again=again)
 
     def _store_states(
         self, group: int, hashes: Sequence[BlockHash], size: int, window: int
