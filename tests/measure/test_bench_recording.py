@@ -114,7 +114,7 @@ def test_a_slow_phase_of_the_machine_bends_no_ratio(served):
 
 def test_an_error_of_a_run_is_raised_as_it_is(served, monkeypatch):
     served(answer="yes")
-    monkeypatch.setattr(live_engine, "next_step", lambda *_: 1 / 0)
+    monkeypatch.setattr(live_engine, "replayed", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         measured(runs_of(number=2))
 

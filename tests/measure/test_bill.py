@@ -15,7 +15,7 @@ from test_broken_results import VALUES, changed, places, read
 
 from ctxreuse import ContextBlock, cache_profile
 from ctxreuse.errors import InputFileError, InvalidRequestError
-from ctxreuse.measure.replay.plan_trace import ANSWER, next_step, replayed
+from ctxreuse.measure.replay.plan_trace import ANSWER, replayed
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, TODAY, tried_policies
 from ctxreuse.measure.replay.prompts import said_tokens
 from ctxreuse.measure.replay.run_result import Run
@@ -100,10 +100,8 @@ def test_a_provider_that_gets_the_bodies_charges_the_same(trace, spec, policy):
     form = "anthropic" if profile.look_back else "openai"
     provider = Provider(form, profile.minimum)
     planned, usages, now = [], [], 0.0
-    plans = replayed(policy, trace, Run(policy, trace).planner(profile))
-    step = next_step(plans, None)
-    while step is not None:
-        request, plan = step
+    for step in replayed(policy, trace, Run(policy, trace).planner(profile)):
+        request, plan, step.answer = step.planned, step.plan, ANSWER
         planned.append(request)
         if policy.mode == "online" and request.timestamp_ms is not None:
             now = max(now, request.timestamp_ms / 1_000)
@@ -114,7 +112,6 @@ def test_a_provider_that_gets_the_bodies_charges_the_same(trace, spec, policy):
             body.pop("prompt_cache_options", None)
         if plan.content or plan.request.system:
             usages.append(provider.take(body, now))
-        step = next_step(plans, ANSWER)
     billed, _ = billed_prompts(
         planned,
         BLOCKS,

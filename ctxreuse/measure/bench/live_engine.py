@@ -20,7 +20,7 @@ from uuid import uuid4
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import BatchTooLargeError, EngineError, InvalidRequestError, shown_url
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import Replayed, Step, by_conversation, next_step, replayed
+from ctxreuse.measure.replay.plan_trace import Step, by_conversation, replayed
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import net_of_primes
 from ctxreuse.measure.traces.trace_files import TraceRequest
@@ -146,13 +146,11 @@ class _Sending:
         sent = count(1)
         for trace in waiting:
             plans = replayed(self.run.policy, trace, self.planner, conversations=True)
-            step = self._next_step(plans, None)
-            while step is not None:
-                answer = await self._answer(*step)
+            while (step := self._next_step(plans)) is not None:
+                step.answer = await self._answer(step.planned, step.plan)
                 self.sent += 1
                 self.engine.advance()
                 self.engine.advance()
-                step = self._next_step(plans, answer)
                 if not next(sent) % _A_TURN:
                     yield True
 
@@ -175,9 +173,9 @@ class _Sending:
             failures=self.failures.total(),
         )
 
-    def _next_step(self, plans: Replayed, answer: str | None) -> Step | None:
+    def _next_step(self, plans: Iterator[Step]) -> Step | None:
         started = time.perf_counter()
-        step = next_step(plans, answer)
+        step = next(plans, None)
         self.planning_s += time.perf_counter() - started
         return step
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ctxreuse.context.blocks import ContextRequest
@@ -14,11 +15,15 @@ from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 
-Step: TypeAlias = tuple[PlannedRequest, Plan]
 
+@dataclass(slots=True)
+class Step:
+    """A request of a replay; who replays gives its answer before the next one is planned."""
 
-Replayed: TypeAlias = Generator[Step, str | None, None]
-"""Yields each request's plan in execution order; is sent the request's answer."""
+    planned: PlannedRequest
+    plan: Plan
+    answer: str | None = None
+
 
 ANSWER = "OK."
 """The answer to every turn of a replayed conversation where there is no model."""
@@ -33,22 +38,12 @@ def plan_under(
     advance: Callable[[], object] = lambda: None,
 ) -> list[PlannedRequest]:
     """Plan the requests of a trace under a policy."""
-    plans = replayed(policy, trace, planner, conversations=conversations)
     planned: list[PlannedRequest] = []
-    step = next_step(plans, None)
-    while step is not None:
-        planned.append(step[0])
+    for step in replayed(policy, trace, planner, conversations=conversations):
+        step.answer = ANSWER
+        planned.append(step.planned)
         advance()
-        step = next_step(plans, ANSWER)
     return planned
-
-
-def next_step(plans: Replayed, answer: str | None) -> Step | None:
-    """Send the last request's answer to a replay; return the next step, or None."""
-    try:
-        return plans.send(answer)
-    except StopIteration:
-        return None
 
 
 def replayed(
@@ -57,7 +52,7 @@ def replayed(
     planner: ReusePlanner,
     *,
     conversations: bool = False,
-) -> Replayed:
+) -> Iterator[Step]:
     """Yield the plan of each request of a trace, in execution order."""
     histories = _Histories(conversations)
     for key, turns in Counter(map(histories.key, trace)).items():
@@ -72,8 +67,9 @@ def replayed(
         plans = _online(policy, trace, planner, histories)
     for traced, plan in plans:
         after = histories.last.get(histories.key(traced))
-        answer = yield PlannedRequest.of(plan, traced.turn, after, traced.timestamp_ms), plan
-        histories.record(traced, plan, answer)
+        step = Step(PlannedRequest.of(plan, traced.turn, after, traced.timestamp_ms), plan)
+        yield step
+        histories.record(traced, plan, step.answer)
 
 
 class _Histories:
