@@ -74,7 +74,7 @@ def test_the_parts_of_a_bill_are_the_prompts(trace, spec, by_words):
     replay = Replay(trace, BLOCKS, Words() if by_words else None, cache=profile)
     lengths = set()
     for policy in tried_policies(profile):
-        result = replay.run(policy, deduplicate=False)
+        result = replay.measure(Run(policy, trace, deduplicate=False))
         tokens = result.billed
         assert min(tokens.uncached, tokens.read, result.bill.never_read) >= 0
         assert all(number > 0 for number in tokens.written.values())
@@ -132,14 +132,16 @@ def test_a_conversation_reads_the_turn_before_as_it_is_sent_today():
         for n, name in enumerate(names)
     ]
     openai, anthropic = (cache_profile(f"{one}(minimum=24)") for one in ("openai", "anthropic"))
-    today = Replay(trace, BLOCKS, cache=openai).run(TODAY, deduplicate=False)
+    today = Replay(trace, BLOCKS, cache=openai).measure(Run(TODAY, trace, deduplicate=False))
     assert today.cached_tokens == (0, 24, 48)
     assert today.billed.written == {"30m": 72}
     assert today.bill.never_read == 24
     assert today.bill.pays_from == 2
-    unmarked = Replay(trace, BLOCKS, cache=anthropic).run(TODAY, deduplicate=False)
+    unmarked = Replay(trace, BLOCKS, cache=anthropic).measure(Run(TODAY, trace, deduplicate=False))
     assert (unmarked.cached_tokens, unmarked.billed.written) == ((0, 0, 0), {})
-    marked = Replay(trace, BLOCKS, cache=anthropic).run(OURS_ONLINE, deduplicate=False)
+    marked = Replay(trace, BLOCKS, cache=anthropic).measure(
+        Run(OURS_ONLINE, trace, deduplicate=False)
+    )
     assert (marked.cached_tokens, marked.billed.written) == ((0, 24, 48), {"5m": 72})
 
 
@@ -149,9 +151,9 @@ def test_what_has_expired_is_written_again():
         for n, at in enumerate((0, 1, 2, 9, 10))
     ]
     profile = cache_profile("anthropic(minimum=24)")
-    result = Replay(trace, BLOCKS, cache=profile).run(OURS_ONLINE)
+    result = Replay(trace, BLOCKS, cache=profile).measure(Run(OURS_ONLINE, trace))
     timeless = [replace(one, timestamp_ms=None) for one in trace]
-    forever = Replay(timeless, BLOCKS, cache=profile).run(OURS_ONLINE)
+    forever = Replay(timeless, BLOCKS, cache=profile).measure(Run(OURS_ONLINE, timeless))
     assert result.total.cached_tokens < forever.total.cached_tokens
     assert result.cached_tokens[3] == 0
 
@@ -424,7 +426,7 @@ def test_a_profile_of_the_user_s_own_is_billed_by_its_own_factors():
         read_factor=0.2,
     )
     trace = [TraceRequest(n, f"{n}?", (BLOCKS["a"], BLOCKS["b"])) for n in range(3)]
-    result = Replay(trace, BLOCKS, cache=own).run(OURS_ONLINE)
+    result = Replay(trace, BLOCKS, cache=own).measure(Run(OURS_ONLINE, trace))
     assert result.billed.written == {"": 24}
     assert result.billed.read == 48
     assert result.bill.never_read == 0

@@ -117,14 +117,14 @@ def test_texts_are_needed_to_count_token_by_token(run, folder, tmp_path):
 
 
 def test_a_policy_that_cannot_hold_the_trace_is_named(run, folder, monkeypatch):
-    whole = Replay.run
+    whole = Replay.measure
 
-    def some(self, policy, **options):
-        if policy.name == "papers' order, batch":
+    def some(self, measured):
+        if measured.policy.name == "papers' order, batch":
             raise BatchTooLargeError("too large")
-        return whole(self, policy, **options)
+        return whole(self, measured)
 
-    monkeypatch.setattr(Replay, "run", some)
+    monkeypatch.setattr(Replay, "measure", some)
     code, out, _ = run("estimate", folder)
     assert code == 0
     assert "Left out, for the trace is too large for it: papers' order, batch." in words(out)

@@ -131,17 +131,15 @@ def named_results(orders, titles=None):
     """Return results of requests whose ids are those of databases, for three documents."""
     texts = {f"0a1b2c3d-{n}": f"The {name} is a river. " * 40 for n, name in enumerate(NAMES)}
     blocks = [ContextBlock(id=one, text=text, tokens=400) for one, text in texts.items()]
+    corpus = {one.id: one for one in blocks}
     trace = [
         TraceRequest(f"9f8e7d6c-{n}", QUESTIONS[n % 2], tuple(blocks[one] for one in order))
         for n, order in enumerate(orders)
     ]
-    again = replay(trace)
     policy = replace(OURS_ONLINE, strategy="none")
-    runs = [again.run(AS_SENT, capacity_tokens=None), again.run(policy, capacity_tokens=None)]
+    runs = list(estimate(replay(trace), [None], (AS_SENT, policy)))
     shown_plans = runs[1].planned
-    return results_of(
-        "named", "blocks", TraceSummary.of(trace), runs, shown_plans, again.corpus, titles
-    )
+    return results_of("named", "blocks", TraceSummary.of(trace), runs, shown_plans, corpus, titles)
 
 
 NAMES = ("Seine", "Tiber", "Tagus")

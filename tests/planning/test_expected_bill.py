@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, cache_profile
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE
+from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
@@ -46,7 +47,8 @@ def test_it_is_what_the_simulator_reckons(given_contexts, spec, is_batch, has_sy
     replay = Replay(trace, BLOCKS, cache=cache_profile(spec))
     ours = OURS_BATCH if is_batch else OURS_ONLINE
     bill = planner.savings.bill
-    expected = [replay.run(policy, deduplicate=False).billed for policy in (AS_SENT, ours)]
+    runs = [Run(policy, trace, deduplicate=False) for policy in (AS_SENT, ours)]
+    expected = [replay.measure(run).billed for run in runs]
     assert [bill.as_retrieved, bill.if_planned] == expected
 
 

@@ -47,7 +47,7 @@ from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.measure.replay.policies import OURS_ONLINE
-from ctxreuse.measure.replay.run_result import RunResult
+from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.results.measured_savings import EstimateConfig
 from ctxreuse.measure.results.results import Results
@@ -225,7 +225,7 @@ def _recorded() -> str:
 
 
 def _run_result() -> RunResult:
-    return Replay(_trace(), _corpus()).run(OURS_ONLINE)
+    return Replay(_trace(), _corpus()).measure(Run(OURS_ONLINE, _trace()))
 
 
 _MISS = {"diagnostics": {"cache_miss_reason": {"type": "system_changed"}}}

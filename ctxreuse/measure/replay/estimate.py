@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.measure.replay.policies import OURS_ONLINE, POLICIES, MeasuredPolicy
-from ctxreuse.measure.replay.run_result import RunResult
+from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.traces.trace_files import TraceRequest, block_tokens
 from ctxreuse.rules.cache_rules import CacheRules
@@ -80,7 +80,7 @@ def estimate(
         for deduplicate in deduplications(replay.trace) if policy.is_marked else (False,):
             for capacity in capacities:
                 try:
-                    yield replay.run(policy, deduplicate=deduplicate, capacity_tokens=capacity)
+                    yield replay.measure(Run(policy, replay.trace, deduplicate, capacity))
                 except BatchTooLargeError:
                     break
 

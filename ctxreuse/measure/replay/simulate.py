@@ -12,7 +12,6 @@ from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSim
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import plan_under
-from ctxreuse.measure.replay.policies import MeasuredPolicy
 from ctxreuse.measure.replay.prompts import (
     CutPrompt,
     Tokenizer,
@@ -117,16 +116,6 @@ class Replay(NamedTuple):
     tokenizer: Tokenizer | None = None
     advance: Callable[[], object] = lambda: None
     cache: CacheRules = DEFAULT_CACHE
-
-    def run(
-        self,
-        policy: MeasuredPolicy,
-        *,
-        deduplicate: bool = True,
-        capacity_tokens: int | None = None,
-    ) -> RunResult:
-        """Plan the trace, and serve it from a cache."""
-        return self.measure(Run(policy, self.trace, deduplicate, capacity_tokens))
 
     def measure(self, run: Run) -> RunResult:
         """Plan a run's own trace, which is of the same corpus, and serve it from a cache."""
