@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ctxreuse.context.fork_safety import cached_property
@@ -13,9 +12,6 @@ from ctxreuse.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from jinja2 import Template
-
-BASE_TEMPLATE = "html_page.html.j2"
-"""What a page's template extends; its blocks are `title`, `style` and `body`."""
 
 # Controls, lone surrogates, noncharacters, and the two overrides of writing direction
 _ILLEGIBLE = re.compile(
@@ -25,7 +21,7 @@ _ILLEGIBLE = re.compile(
 
 @dataclass(frozen=True)
 class HtmlPage:
-    """A page, rendered from a template that lies in a package."""
+    """A page, rendered from a template that lies in a package and extends `html_page.html.j2`."""
 
     package: str
     template: str
@@ -40,11 +36,11 @@ class HtmlPage:
     @cached_property
     def _template(self) -> Template:
         try:
-            from jinja2 import Environment, FunctionLoader, StrictUndefined
+            from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
         except ImportError as error:
             raise MissingExtraError(self.feature, self.extra) from error
         environment = Environment(
-            loader=FunctionLoader(self._source),
+            loader=ChoiceLoader([PackageLoader(one, "") for one in (self.package, __package__)]),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -52,10 +48,6 @@ class HtmlPage:
         )
         environment.filters |= self.filters
         return environment.get_template(self.template)
-
-    def _source(self, name: str) -> str:
-        package = __package__ if name == BASE_TEMPLATE else self.package
-        return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def legible(text: str) -> str:
