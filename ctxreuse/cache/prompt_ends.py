@@ -63,17 +63,17 @@ def block_ends(
             "pass render=..., or leave block_ends out to have them estimated"
         )
     ends = [start + end for end in character_ends(plan)]
-    offsets = _token_offsets(tokenizer, text)
-    if offsets is None:
-        exact = [count(text[:end]) for end in ends[:_EXACT_ENDS]]
-        behind = ends[_EXACT_ENDS - 1 :]
-        more = (count(text[start:end]) for start, end in pairwise(behind))
-        return [*exact[:-1], *accumulate(more, initial=exact[-1])] if exact else []
-    return _ends_by_offsets(offsets, ends)
+    found = _ends_by_offsets(tokenizer, text, ends)
+    if found is not None:
+        return found
+    exact = [count(text[:end]) for end in ends[:_EXACT_ENDS]]
+    behind = ends[_EXACT_ENDS - 1 :]
+    more = (count(text[start:end]) for start, end in pairwise(behind))
+    return [*exact[:-1], *accumulate(more, initial=exact[-1])] if exact else []
 
 
-def _token_offsets(tokenizer: Any, text: str) -> Sequence[tuple[int, int]] | None:
-    """Return where tokens stand in a text, in characters; None if the tokenizer does not tell."""
+def _ends_by_offsets(tokenizer: Any, text: str, ends: Sequence[int]) -> list[int] | None:
+    """Return how many tokens begin before each end; None if the tokenizer does not tell."""
     if getattr(tokenizer, "is_fast", False) is True:  # of transformers
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         offsets = encoded["offset_mapping"]
@@ -81,15 +81,11 @@ def _token_offsets(tokenizer: Any, text: str) -> Sequence[tuple[int, int]] | Non
         offsets = tokenizer.encode(text, add_special_tokens=False).offsets
     else:
         return None
-    starts = [start for start, stop in offsets if stop > start]
-    return offsets if starts == sorted(starts) else None
-
-
-def _ends_by_offsets(offsets: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[int]:
-    """Return how many tokens there are up to the last one that begins before each end."""
     # tokens of no width stand for no text: padding, or a space that the tokenizer has put in
     visible = [number for number, (start, stop) in enumerate(offsets) if stop > start]
     starts = [offsets[number][0] for number in visible]
+    if starts != sorted(starts):
+        return None
     before = [bisect_left(starts, end) for end in ends]
     return [visible[count - 1] + 1 if count else 0 for count in before]
 
