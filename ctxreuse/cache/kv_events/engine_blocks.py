@@ -273,11 +273,6 @@ class HeldRequests:
         self._held: TenantLRUMap[str | int, _Held] = TenantLRUMap(recorded.max_requests)
 
     @property
-    def are_planned(self) -> bool:
-        """Whether the planner expects any request in the cache, followed or not."""
-        return self._planner.statistics().nodes > 0
-
-    @property
     def followed(self) -> int:
         """How many requests are followed."""
         return len(self._held)

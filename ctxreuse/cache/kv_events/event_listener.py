@@ -198,7 +198,7 @@ class EventListener:
 
     def _ask_from(self, start: int) -> None:
         """Ask for messages again, if the engine may be asked now."""
-        if self._sockets.can_replay and self._backoff.admits():
+        if self._sockets.replay_endpoint is not None and self._backoff.admits():
             self._counts["replays"] += 1
             self._sockets.begin_replay(start)
 
@@ -260,8 +260,10 @@ class EventListener:
     def _tell_if_idle(self) -> None:
         """Say once that a planner's requests are not followed."""
         events = self._counts["events"]
-        if (self._has_removed or events >= _IDLE_EVENTS) and self.requests.are_planned:
-            self.requests.recorded.are_expected = True
+        recorded = self.requests.recorded
+        is_idle = self._has_removed or events >= _IDLE_EVENTS
+        if is_idle and recorded.planner.statistics().nodes:
+            recorded.are_expected = True
             _log.warning(_FOLLOWS_NONE, events)
 
     def _note_restart(self, what: str) -> None:

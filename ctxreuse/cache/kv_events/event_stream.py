@@ -102,7 +102,7 @@ class EventSockets:
             raise MissingExtraError("KVEventSync", "vllm-events") from error
         self._zmq: Any = zmq
         self._endpoint = endpoint
-        self._replay_endpoint = replay_endpoint
+        self.replay_endpoint = replay_endpoint  # where missing messages can be asked for
         self._topic = topic.encode()
         self._bind = bind
         self._replay_timeout_s = replay_timeout_s
@@ -112,11 +112,6 @@ class EventSockets:
         self._poller: Any = None
         self.replay: PendingReplay | None = None  # that was asked for and has not ended
         self._counts = counts
-
-    @property
-    def can_replay(self) -> bool:
-        """Whether missing messages can be asked for."""
-        return self._replay_endpoint is not None
 
     def open(self) -> None:
         """Subscribe."""
@@ -191,7 +186,7 @@ class EventSockets:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
         dealer.setsockopt(zmq.MAXMSGSIZE, _LARGEST_MESSAGE)
-        self._use(dealer.connect, "replay_endpoint", self._replay_endpoint)
+        self._use(dealer.connect, "replay_endpoint", self.replay_endpoint)
         dealer.send_multipart([b"", start.to_bytes(_NUMBER_BYTES, "big")])
         self._poller.register(dealer, zmq.POLLIN)
         self.replay = PendingReplay(dealer, self._replay_timeout_s)

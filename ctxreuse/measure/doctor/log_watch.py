@@ -33,13 +33,9 @@ class LogWatch:
         self._position = ""
         self._latest: deque[bytes] = deque(maxlen=_LATEST)
 
-    def begin(self) -> None:
-        """Read all that the log holds."""
-        self._read()
-
     def end(self) -> None:
         """Read what has come since."""
-        self.appended = self._read()
+        self.appended = self.read()
         writers = list(self._writers())
         self.writers = len(set(writers))
         self.unreadable = len(self._latest) - len(writers)
@@ -48,7 +44,7 @@ class LogWatch:
             if not self.entries and self.error is None:
                 self.error = f"{self._stream!r} holds no entries; no process has written to it"
 
-    def _read(self) -> int:
+    def read(self) -> int:
         """Read on; return how many entries there were."""
         before = self.entries
         try:

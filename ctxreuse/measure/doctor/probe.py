@@ -179,7 +179,7 @@ class _Asking:
         await asyncio.sleep(min(_SETTLE_S, quiet_s))  # the page has our own prompts by then
         before = await self.read_metrics()
         if self.log is not None:
-            self.log.begin()
+            self.log.read()
         await asyncio.sleep(quiet_s)
         if self.log is not None:
             self.log.end()
