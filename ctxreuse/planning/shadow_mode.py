@@ -14,7 +14,6 @@ from ctxreuse.planning.savings_meter import SavingsMeter
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 from ctxreuse.policy.as_retrieved import AS_RETRIEVED
 from ctxreuse.policy.view import Policy
-from ctxreuse.rules.answers import charged
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE
 
@@ -169,7 +168,7 @@ class ShadowPlanner(TenantPlanner):
         tokens, cached = sum(sent.turn.weights.values()), planned.expected_cached_tokens
         words = self._meter.added_words(planned.logged.prompt, cached)
         before, after = [
-            one.expected_bill or charged(one.cache, tokens - read, read)
+            one.expected_bill or (BilledTokens(tokens - read, read) if one.cache.lives else None)
             for one in (sent, planned)
             for read in [one.expected_cached_tokens]
         ]

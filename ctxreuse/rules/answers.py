@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _SILENT = (
@@ -95,11 +94,6 @@ def why_unread(profile: CacheRules, tokens: int) -> str:
 def recorded_marks(profile: CacheRules, marks: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return marks as a plan's record has them; None where a request carries none."""
     return marks if profile.has_marks else None
-
-
-def charged(profile: CacheRules, uncached: int, read: int) -> BilledTokens | None:
-    """Return tokens of which nothing is written; None where no provider charges for any."""
-    return BilledTokens(uncached, read) if profile.lives else None
 
 
 def read_of_blocks(profile: CacheRules, tokens: int) -> int:
