@@ -566,7 +566,8 @@ def measure(made: Application, number: int) -> Row:
         told, said = dict[str, Any](), ""
         if recorder.requests:
             found = verdict(measure_savings(EstimateConfig(trace=folder)))
-            told, said = dict(found.measured), "\n".join(found.lines())
+            told = dict(found.measured)
+            said = "\n".join([found.sentence, f"Next: {found.next_step}", *found.also])
     way = told.get("way", "")
     tried = way or made.guide
     saved = {one: 1 - computed(made, number, one) / plain for one in {ways.WRAPPED, tried}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import exp, log
 from typing import Any, TypeAlias
@@ -38,8 +38,7 @@ _COMPUTED: Columns = {"tokens to\ncompute": lambda run: f"{run.total.prefilled_t
 def verdict_output(results: Results, next_step: str | None = None) -> Iterator[str]:
     """Yield the verdict on results, maybe with another next step, and an empty line."""
     said = verdict(results)
-    yield from replace(said, next_step=next_step or said.next_step).lines()
-    yield ""
+    yield from (said.sentence, f"Next: {next_step or said.next_step}", *said.also, "")
 
 
 def estimate_output(results: Results, next_step: str | None = None) -> Iterator[Shown]:

@@ -78,12 +78,6 @@ class SavingsVerdict:
     is_gain: bool = False
     measured: Mapping[str, Any] = field(default_factory=dict)
 
-    def lines(self) -> Iterator[str]:
-        """Yield what a terminal shows."""
-        yield self.sentence
-        yield f"Next: {self.next_step}"
-        yield from self.also
-
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
         return {
