@@ -6,12 +6,12 @@ prefix run back to back, and even a small cache keeps it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest
 from ctxreuse.memory.prefix_index import Root
-from ctxreuse.policy.view import Arrangement, Policy, View
+from ctxreuse.policy.view import Arrangement, Policy, View, depth_first_order
 
 _GRAIN = 64
 """Characters; about one engine block of 16 tokens."""
@@ -77,55 +77,19 @@ def _conversation(request: ContextRequest) -> Hashable | None:
     return (request.tenant, type(request.conversation_id), request.conversation_id)
 
 
+class _Grains(Sequence[str]):
+    """A prompt as the grains that it shares with others; one shorter than a grain is one."""
+
+    def __init__(self, prompt: str) -> None:
+        self._prompt = prompt
+
+    def __len__(self) -> int:
+        return max(1, len(self._prompt) // _GRAIN)
+
+    def __getitem__(self, grain: Any) -> Any:
+        return self._prompt[grain * _GRAIN : (grain + 1) * _GRAIN]
+
+
 def prefix_order(prompts: Sequence[str]) -> list[int]:
     """Return positions in `depth_first_order` of the prompts' texts."""
-    by_text = sorted(range(len(prompts)), key=lambda position: (prompts[position], position))
-    open_groups = [_SharedStart(0)]  # of the prompts that share a beginning with the next one
-    for number, position in enumerate(by_text):
-        text = prompts[position]
-        shared = 0
-        if number + 1 < len(by_text):
-            shared = _shared_grains(text, prompts[by_text[number + 1]])
-        done, first, grains = [position], position, len(text) // _GRAIN
-        while open_groups[-1].depth > shared:
-            group = open_groups.pop()
-            group.add(done, first, grains)
-            done, first, grains = group.order(), group.first, -1
-        if open_groups[-1].depth < shared:
-            open_groups.append(_SharedStart(shared))
-        open_groups[-1].add(done, first, grains)
-    return open_groups[0].order()
-
-
-def _shared_grains(one: str, other: str) -> int:
-    """Return how many grains two prompts share at their beginning."""
-    low, high = 0, min(len(one), len(other)) // _GRAIN
-    while low < high:
-        middle = (low + high + 1) // 2
-        start, end = low * _GRAIN, middle * _GRAIN
-        if one[start:end] == other[start:end]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-class _SharedStart:
-    """Prompts that share their first `depth` grains."""
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.first = sys.maxsize
-        self._members: list[tuple[bool, int, int, list[int]]] = []
-
-    def add(self, members: list[int], first: int, grains: int) -> None:
-        """Add a single prompt with its length in grains, or an ordered group with -1."""
-        is_continued = 0 < self.depth == grains
-        self._members.append((not is_continued, -len(members), first, members))
-        self.first = min(self.first, first)
-
-    def order(self) -> list[int]:
-        order: list[int] = []
-        for *_, members in sorted(self._members):
-            order += members
-        return order
+    return depth_first_order([*map(_Grains, prompts)])
