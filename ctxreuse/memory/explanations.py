@@ -25,49 +25,34 @@ _LONGEST_NAME = 60
 class Cause(StrEnum):
     """What decided how much of a prompt is served from the cache."""
 
+    reason: MissReason | None
+    """The cause in the words of providers' diagnostics; None where nothing is missed."""
+
+    def __new__(cls, value: str, reason: MissReason | None = None) -> Cause:
+        """Return a cause with its reason."""
+        cause = str.__new__(cls, value)
+        cause._value_, cause.reason = value, reason
+        return cause
+
     hit = "hit"
-    new_blocks = "new blocks"
-    other_order = "other order"
-    other_text = "other text"
-    other_labels = "with labels and without"
-    other_system = "other system text"
-    other_tenant = "other tenant"
+    new_blocks = "new blocks", MissReason.messages
+    other_order = "other order", MissReason.messages
+    other_text = "other text", MissReason.messages
+    other_labels = "with labels and without", MissReason.messages
+    other_system = "other system text", MissReason.system
+    other_tenant = "other tenant", MissReason.key
     later_turn = "later turn"
     older_prompt = "older prompt"
-    evicted = "evicted"
-    too_short = "shorter than an engine block"
+    evicted = "evicted", MissReason.expired
+    too_short = "shorter than an engine block", MissReason.below_minimum
     empty = "no blocks"
-    other_tools = "other tools"
-    other_key = "other key"
-    other_model = "other model"
-    compacted = "compacted"
-    expired = "expired"
-    below_minimum = "below the minimum"
-    never_written = "never written"
-
-    @property
-    def reason(self) -> MissReason | None:
-        """The cause in the words of providers' diagnostics; None where nothing is missed."""
-        return _REASONS.get(self)
-
-
-_REASONS = {
-    Cause.other_model: MissReason.model,
-    Cause.other_key: MissReason.key,
-    Cause.other_tenant: MissReason.key,
-    Cause.other_tools: MissReason.tools,
-    Cause.other_system: MissReason.system,
-    Cause.new_blocks: MissReason.messages,
-    Cause.other_order: MissReason.messages,
-    Cause.other_text: MissReason.messages,
-    Cause.other_labels: MissReason.messages,
-    Cause.compacted: MissReason.compacted,
-    Cause.evicted: MissReason.expired,
-    Cause.expired: MissReason.expired,
-    Cause.too_short: MissReason.below_minimum,
-    Cause.below_minimum: MissReason.below_minimum,
-    Cause.never_written: MissReason.never_written,
-}
+    other_tools = "other tools", MissReason.tools
+    other_key = "other key", MissReason.key
+    other_model = "other model", MissReason.model
+    compacted = "compacted", MissReason.compacted
+    expired = "expired", MissReason.expired
+    below_minimum = "below the minimum", MissReason.below_minimum
+    never_written = "never written", MissReason.never_written
 
 
 @dataclass(frozen=True, slots=True)
