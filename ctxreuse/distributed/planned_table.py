@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from ctxreuse.distributed.prefix_groups import batch_order, prefix_groups
 from ctxreuse.errors import CtxreuseError, InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
+from ctxreuse.policy.batch import in_turn
 
 PLANNED = {
     "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
@@ -86,12 +86,17 @@ def _grouped(batch: BatchPlan, batch_size: int) -> list[_Planned]:
     """Return the rows in an order in which few prefix groups stand in two batches."""
     sizes = prefix_groups(_beginnings(batch.plans), batch_size)
     starts = list(accumulate(sizes, initial=0))
-    rows = [
-        _Planned(batch.order[place], batch.plans[place], group)
-        for group in batch_order(sizes, batch_size)
+    groups = [group for group in batch_order(sizes, batch_size) for _ in range(sizes[group])]
+    places = [
+        place
+        for group in dict.fromkeys(groups)
         for place in range(starts[group], starts[group + 1])
     ]
-    return _with_turns_in_order(rows, batch.order)
+    conversations = [conversation_digest(plan.request) or None for plan in batch.plans]
+    return [
+        _Planned(batch.order[place], batch.plans[place], group)
+        for place, group in zip(in_turn(places, conversations), groups, strict=True)
+    ]
 
 
 def _beginnings(plans: Sequence[Plan]) -> list[tuple[Hashable, ...]]:
@@ -109,20 +114,6 @@ def _beginnings(plans: Sequence[Plan]) -> list[tuple[Hashable, ...]]:
         if conversation:
             beginning = known.setdefault(conversation, beginning)
         found.append(beginning)
-    return found
-
-
-def _with_turns_in_order(rows: list[_Planned], order: Sequence[int]) -> list[_Planned]:
-    """Put the turns of each conversation into the order in which they were planned."""
-    rank = {row: number for number, row in enumerate(order)}
-    turns: dict[int, deque[_Planned]] = {}
-    for one in sorted(rows, key=lambda one: rank[one.row]):
-        turns.setdefault(conversation_digest(one.plan.request), deque()).append(one)
-    found = []
-    for one in rows:
-        conversation = conversation_digest(one.plan.request)
-        turn = turns[conversation].popleft() if conversation else one
-        found.append(turn._replace(group=one.group))
     return found
 
 

@@ -59,15 +59,19 @@ def _with_later_turns(requests: Sequence[ContextRequest], execution: list[int]) 
             place = place_of.setdefault(name, len(requests) + position)  # at the end
             keys[position] = place, True, position
     order = sorted(keys, key=keys.__getitem__)
+    return in_turn(order, conversations)
 
-    places: dict[Hashable, list[int]] = {}
-    for place, position in enumerate(order):
-        if conversations[position] is not None:
-            places.setdefault(conversations[position], []).append(place)
-    for turns in places.values():
-        for place, position in zip(turns, sorted(order[place] for place in turns), strict=True):
-            order[place] = position
-    return order
+
+def in_turn(order: Sequence[int], groups: Sequence[Hashable | None]) -> list[int]:
+    """Return an order in which the members of each group, but None, ascend at their places."""
+    ordered, places = list(order), dict[Hashable, list[int]]()
+    for place, member in enumerate(order):
+        if groups[member] is not None:
+            places.setdefault(groups[member], []).append(place)
+    for those in places.values():
+        for place, member in zip(those, sorted(order[place] for place in those), strict=True):
+            ordered[place] = member
+    return ordered
 
 
 def _conversation(request: ContextRequest) -> Hashable | None:
