@@ -332,20 +332,21 @@ class TenantPlanner:
     ) -> View:
         """Return what a policy may see of a request."""
         settings, weights = self._settings, counted.named
+        least = max(1, self._least_tokens - counted.front_tokens)
         return View(
             self._tenants.state(counted.tenant),
+            least,
+            budget,
             counted.request,
             weights,
             counted.root,
-            front_tokens=counted.front_tokens,
-            least=max(1, self._least_tokens - counted.front_tokens),
-            has_minimum=self._has_minimum,
-            rules=settings.cache,
-            now=now,
+            counted.front_tokens,
+            settings.cache,
+            now,
             words=self._words(min(len(weights), self._most_ranked), counted.root[1]),
-            keeps_best=settings.keep_best,
+            first=next(iter(weights), None) if settings.keep_best else None,
+            missing=least if self._has_minimum else 0,
             note_limit=self._tenants.note_limit,
-            budget=budget,
         )
 
     def _history(self, request: ContextRequest, tenant: str) -> History:

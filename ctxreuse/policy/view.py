@@ -23,6 +23,7 @@ class Beginning(NamedTuple):
     gain: float
 
 
+@dataclass(slots=True, eq=False)
 class View:
     """A request whose order is asked for, and what its tenant sent before.
 
@@ -39,39 +40,27 @@ class View:
         words: Tokens of the words on an order that differs from the retriever's.
         first: The block that stands in front whatever is cached; None for any.
         missing: Block tokens that a common beginning still needs to be kept at all.
-        is_too_short: Whether nothing of it can be kept, whatever the order.
         note_limit: Is told the name of a bound at which work ended.
     """
 
-    __slots__ = (
-        *("_budget", "_least", "_state", "first", "front_tokens", "is_too_short", "missing"),
-        *("note_limit", "now", "request", "root", "rules", "weights", "words"),
-    )
+    _state: TenantState
+    _least: int  # block tokens of a beginning that can be kept
+    _budget: SearchBudget | None
+    request: ContextRequest
+    weights: Mapping[BlockKey, int]
+    root: Root
+    front_tokens: int
+    rules: CacheRules
+    now: float | None
+    words: int
+    first: BlockKey | None
+    missing: int
+    note_limit: Callable[[str], object]
 
-    def __init__(
-        self,
-        state: TenantState,
-        request: ContextRequest,
-        weights: Mapping[BlockKey, int],
-        root: Root,
-        *,
-        front_tokens: int,
-        least: int,
-        has_minimum: bool,
-        rules: CacheRules,
-        now: float | None,
-        words: int,
-        keeps_best: bool,
-        note_limit: Callable[[str], object],
-        budget: SearchBudget | None,
-    ) -> None:
-        self._state, self._least, self._budget = state, least, budget
-        self.request, self.weights, self.root = request, weights, root
-        self.front_tokens, self.rules, self.now, self.words = front_tokens, rules, now, words
-        self.first = next(iter(weights), None) if keeps_best else None
-        self.note_limit = note_limit
-        self.missing = least if has_minimum else 0
-        self.is_too_short = sum(weights.values()) < least
+    @property
+    def is_too_short(self) -> bool:
+        """Whether nothing of it can be kept, whatever the order."""
+        return sum(self.weights.values()) < self._least
 
     @property
     def blocks(self) -> dict[BlockKey, ContextBlock]:

@@ -191,18 +191,18 @@ class LetterView(View):
         request = request or ContextRequest([])
         super().__init__(
             state or TenantState("", None, 100),
+            DEFAULT_CACHE.least_tokens,
+            None,
             request,
             context(letters, weights),
             None if request.system is None else request.system.encode(),
             front_tokens=0,
-            least=DEFAULT_CACHE.least_tokens,
-            has_minimum=False,
             rules=DEFAULT_CACHE,
             now=None,
             words=words,
-            keeps_best=False,
+            first=None,
+            missing=0,
             note_limit=lambda name: None,
-            budget=None,
         )
         self._cached = cached
 
