@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import astuple, replace
 from functools import lru_cache, partial
 from itertools import count
-from math import inf
 from os import PathLike
 from types import NoneType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
@@ -41,7 +40,6 @@ from ctxreuse.workflow.runtime.measurements import (
     Timeline,
     WorkflowMetrics,
     draw_timeline,
-    latency_of,
 )
 from ctxreuse.workflow.runtime.services import (
     DEFAULT_RETRIEVER,
@@ -304,14 +302,8 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             draw_timeline(self._services.timeline, path)
         return self._services.timeline
 
-    def metrics(self, limit_s: float | None = None) -> WorkflowMetrics:
-        """Return what the engine has done so far.
-
-        Args:
-            limit_s: Seconds within which runs and stages should end, for `Latency.within`.
-        """
-        if limit_s is not None:
-            checked_number("limit_s", limit_s)
+    def metrics(self) -> WorkflowMetrics:
+        """Return what the engine has done so far."""
         services = self._services
         counters = [astuple(one.scheduler.counters) for one in services.executors.values()]
         searches = SearchCounters(*map(sum, zip(*counters, strict=True)))
@@ -327,7 +319,6 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             speculation=replace(services.speculation),
             planning_failures=services.generations.planning.faults,
             parts=services.parts,
-            latency=latency_of(services.timeline, services.run_seconds, limit_s),
         )
 
     async def aclose(self) -> None:
@@ -388,7 +379,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
     ) -> WorkflowResult:
         graph, clock = context.graph, self._services.clock
         began = clock()
-        async with self._counted(graph.name):
+        async with self._counted():
             run = WorkflowRun(context, inputs)
             try:
                 async with asyncio.timeout(deadline_s), self._limiter.slot():
@@ -399,11 +390,10 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
                     f"it had been through {quoted(run.visited)}"
                 ) from error
         answer, seconds = run.state.get(graph.answer), clock() - began
-        self._services.run_seconds.append((graph.name, seconds))
         return WorkflowResult(answer, run.state, tuple(run.visited), seconds)
 
     @asynccontextmanager
-    async def _counted(self, workflow: str) -> AsyncGenerator[None, None]:
+    async def _counted(self) -> AsyncGenerator[None, None]:
         """Count a run by how it ends; while it runs, `aclose` can cancel it."""
         if self._is_closed:
             raise EngineClosedError("the engine is closed; make a new one")
@@ -424,7 +414,6 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             raise
         except BaseException:
             self._failed += 1
-            self._services.run_seconds.append((workflow, inf))
             raise
         finally:
             del self._running[run]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf, nan
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
-
-import numpy as np
+from typing import Any, Literal, TypeAlias
 
 from ctxreuse.context.checks import checked_choice, checked_kind
 from ctxreuse.context.files import written_file
@@ -34,24 +31,6 @@ class SpeculationCounters:
     hints: int = 0  # others that told the real search where to scan first
 
 
-class Latency(NamedTuple):
-    """Seconds that the latest runs of a workflow took, or visits of one of its nodes."""
-
-    ended: int
-    p50_s: float
-    p95_s: float
-    p99_s: float
-    within: float | None  # the share that ended within the limit; None where there is none
-
-    @classmethod
-    def of(cls, seconds: Sequence[float], limit_s: float | None) -> Latency:
-        """Return the percentiles of ended ones; those that failed took without end."""
-        finished = [one for one in seconds if one < inf] or [nan]
-        within = None if limit_s is None else sum(one <= limit_s for one in seconds) / len(seconds)
-        p50_s, p95_s, p99_s = np.percentile(finished, (50, 95, 99)).tolist()
-        return cls(len(seconds), p50_s, p95_s, p99_s, within)
-
-
 @dataclass(frozen=True, slots=True)
 class WorkflowMetrics:
     """What a workflow engine has done since it was made."""
@@ -67,8 +46,6 @@ class WorkflowMetrics:
     speculation: SpeculationCounters
     planning_failures: int  # prompts with the documents as retrieved
     parts: Mapping[str, PartSize] = field(default_factory=dict, compare=False)
-    latency: Mapping[tuple[str, str], Latency] = field(default_factory=dict, compare=False)
-    """Of workflow and node; the node of whole runs, their wait for a slot included, is ""."""
 
 
 Outcome: TypeAlias = Literal["done", "committed", "wasted", "failed", "cancelled"]
@@ -96,20 +73,6 @@ class Span:
 
 Timeline: TypeAlias = deque[Span]
 """The latest stages of a workflow engine."""
-
-
-def latency_of(
-    timeline: Timeline, runs: Iterable[tuple[str, float]], limit_s: float | None
-) -> dict[tuple[str, str], Latency]:
-    """Return how long runs took, by workflow, and stages that were not speculative, by node."""
-    seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-    for workflow, took_s in runs:
-        seconds[workflow, ""].append(took_s)
-    for span in timeline:
-        if span.outcome in ("done", "failed"):
-            took_s = span.ended_s - span.began_s if span.outcome == "done" else inf
-            seconds[span.workflow, span.node].append(took_s)
-    return {name: Latency.of(took, limit_s) for name, took in seconds.items()}
 
 
 def draw_timeline(timeline: Timeline, path: str | PathLike[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
@@ -184,7 +183,6 @@ class Services:
             "WorkflowEngine", "stages begin when they are due", work="speculation, or its history,"
         )
         self.timeline = Timeline(maxlen=_MOST_SPANS)
-        self.run_seconds = deque[tuple[str, float]](maxlen=_MOST_SPANS)  # failed: without end
         self._threads = Threads(_OTHER_THREADS)
         workers = options.workers or default_workers()
         self.retrievers: dict[str, Retriever] = {}
@@ -212,7 +210,6 @@ class Services:
             "generation_statistics": self.generation_statistics.size,
             "preview_stability": self.preview_stability.size,
             "timeline": PartSize(len(self.timeline), _MOST_SPANS),
-            "run_seconds": PartSize(len(self.run_seconds), _MOST_SPANS),
         }
 
     async def close(self) -> None:
