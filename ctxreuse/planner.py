@@ -173,7 +173,9 @@ class ReusePlanner(FixedSettings):
             self._exchange = _checked_exchange(shared_log, mode)
         self._joins = True
         self._tenant_class = tenant_class
-        self._meter = SavingsMeter(mode, self._settings, tenant_class)
+        self._meter = SavingsMeter(
+            mode, self._settings, tenant_class, is_shared=shared_log is not None
+        )
         self._planning: TenantPlanner
         self._secret: bytes | None = None  # of what it was loaded from
         self._given_marks: tuple[int, ...] | None = None  # chosen; of provisional plans none
@@ -730,10 +732,9 @@ class ReusePlanner(FixedSettings):
             before = self._planning.block_tokens([ContextBlock(text=system)], tenant, system)
         if len(answered.plans) == 1 and answered.prompt_tokens:
             self._planning.note_length(answered.plans[0], answered.prompt_tokens)
-        mismatch = self._meter.answered(answered, tenant, before, written_tokens, is_told=is_told)
-        if mismatch is not None:
-            is_shared, cache = self._exchange is not None, self._settings.cache
-            _log.warning("%s", mismatch.words(is_shared=is_shared, cache=cache))
+        warning = self._meter.answered(answered, tenant, before, written_tokens, is_told=is_told)
+        if warning is not None:
+            _log.warning("%s", warning)
         for one in (self.capacity_tracker, self._tracing):
             if one is not None:
                 one.answered(answered)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
 from ctxreuse.rules.answers import may_keep_states, when_silent
-from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
+from ctxreuse.rules.cache_rules import CacheRules
 
 ANSWERS: Final = 200
 """Answers that one judgement rests on."""
@@ -21,27 +21,13 @@ _MISSING = (
 _SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_log=...)). "
 
 
-class Mismatch(NamedTuple):
-    """What is wrong with 200 answers: they report no cached token, or far too few."""
-
-    kind: Literal["silent", "missing"]
-    expected_tokens: int
-    found_tokens: int
-
-    def words(self, *, is_shared: bool, cache: CacheRules = DEFAULT_CACHE) -> str:
-        """Return what the log says of it, with a remedy."""
-        if self.kind == "silent":
-            return when_silent(cache, ANSWERS, self.expected_tokens)
-        remedy = "" if is_shared else _SHARE_A_LOG
-        told = self.expected_tokens, ANSWERS, self.found_tokens, may_keep_states(cache), remedy
-        return _MISSING % told
-
-
 class CacheExpectations:
     """Compares answers with what was expected, 200 at a time; not locked, its owner does that."""
 
-    def __init__(self) -> None:
-        self._said: set[str] = set()
+    def __init__(self, cache: CacheRules, *, is_shared: bool) -> None:
+        self._cache = cache
+        self._remedy = "" if is_shared else _SHARE_A_LOG
+        self._said: set[bool] = set()
         self.forget()
 
     def forget(self) -> None:
@@ -49,8 +35,8 @@ class CacheExpectations:
         self._answers = self._expected = self._found = 0
         self._shares = 0.0
 
-    def note(self, expected: int, confirmed: int) -> Mismatch | None:
-        """Take note of an answer; return what is to be said, each kind once."""
+    def note(self, expected: int, confirmed: int) -> str | None:
+        """Take note of an answer; return what the log says with a remedy, each kind once."""
         if expected < _LEAST_EXPECTED_TOKENS:  # may be less than a block of the engine
             return None
         self._answers += 1
@@ -59,16 +45,16 @@ class CacheExpectations:
         self._shares += confirmed / expected  # no long prompt outweighs the others
         if self._answers < ANSWERS:
             return None
-        mismatch: Mismatch | None = None
-        if not self._found:
-            mismatch = Mismatch("silent", self._expected, 0)
-        elif self._shares / self._answers < _LEAST_SHARE:
-            mismatch = Mismatch("missing", self._expected, self._found)
+        is_missing = self._shares / self._answers < _LEAST_SHARE
+        expected, found = self._expected, self._found
         self.forget()
-        if mismatch is None or mismatch.kind in self._said:
+        if not is_missing or bool(found) in self._said:
             return None
-        self._said.add(mismatch.kind)
-        return mismatch
+        self._said.add(bool(found))
+        if not found:
+            return when_silent(self._cache, ANSWERS, expected)
+        told = expected, ANSWERS, found, may_keep_states(self._cache), self._remedy
+        return _MISSING % told
 
 
 def confirmed_tokens(expected: int, before: int, prompt: int, cached: int) -> int:

@@ -18,7 +18,7 @@ from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.sent_log import SentEntry
-from ctxreuse.planning.expectations import CacheExpectations, Mismatch, confirmed_tokens
+from ctxreuse.planning.expectations import CacheExpectations, confirmed_tokens
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.retrieved_order import OTHERS, WHOLE, RetrievedOrder
 from ctxreuse.planning.savings import (
@@ -55,6 +55,8 @@ class SavingsMeter:
         mode: Mode,
         settings: PlannerSettings,
         tenant_class: TenantClasses | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self._mode: Mode = mode
         self._settings, cache = settings, settings.cache
@@ -62,7 +64,7 @@ class SavingsMeter:
         self._class_of = _class_function(tenant_class)
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
         self._retrieved = RetrievedOrder(settings.capacity_tokens)
-        self._expectations = CacheExpectations()
+        self._expectations = CacheExpectations(cache, is_shared=is_shared)
         self._queued: deque[_Sent | SentEntry | int | str] = deque()
         self._lock = ForkSafeLock(self._forget)
         self._forget()
@@ -223,7 +225,7 @@ class SavingsMeter:
         written_tokens: Mapping[str, int],
         *,
         is_told: bool,
-    ) -> Mismatch | None:
+    ) -> str | None:
         """Count what an engine reports of an answer; return what the log should say, if any."""
         if (prompt := call.prompt_tokens) is None:
             self.unreported(tenant)

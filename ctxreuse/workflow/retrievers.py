@@ -20,6 +20,7 @@ from ctxreuse.context.checks import (
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.serving.aio.concurrency import all_of
 from ctxreuse.workflow.errors import WorkflowError
+from ctxreuse.workflow.graph.state import Documents
 
 Found: TypeAlias = Sequence[ContextBlock | str]
 """The result of a user's search, best first."""
@@ -87,8 +88,8 @@ def checked_retriever(retriever: object, name: str = "retriever") -> Retriever:
     return retriever
 
 
-def found_blocks(found: object, k: int, finder: str) -> tuple[ContextBlock, ...]:
-    """Return the first k findings, as blocks."""
+def found_blocks(found: object, k: int, finder: str) -> Documents:
+    """Return the first k findings."""
     if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
         raise InvalidRequestError(
             f"{finder} must return a list of ContextBlock or str, not {type(found).__name__}"
@@ -99,9 +100,7 @@ def found_blocks(found: object, k: int, finder: str) -> tuple[ContextBlock, ...]
                 f"{finder} must return a list of ContextBlock or str, not one with "
                 f"{type(one).__name__} in it"
             )
-    return tuple(
-        one if isinstance(one, ContextBlock) else ContextBlock(text=one) for one in found[:k]
-    )
+    return Documents(found[:k])
 
 
 def _is_async(function: object) -> bool:

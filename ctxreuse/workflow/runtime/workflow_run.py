@@ -177,7 +177,7 @@ class WorkflowRun:
         scores = None
         if executor is None:
             found = await self._services.retrievers[name].retrieve(text, node.k)
-            documents = Documents(found_blocks(found, node.k, f"retriever {name!r}"))
+            documents = found_blocks(found, node.k, f"retriever {name!r}")
         else:
             best = await self._search(executor, name, node, text, is_alone)
             retriever = executor.retriever
