@@ -111,7 +111,7 @@ def test_entries_that_no_planner_has_written_are_a_problem(
 def test_what_comes_while_it_looks_is_counted_once(server: RedisServer) -> None:
     written_by(server.url, 1)
     log = LogWatch(server.url)
-    log.begin()
+    log.read()
     written_by(server.url, 1)
     log.end()
     assert (log.appended, log.entries, log.writers, log.secrets) == (3, 6, 2, 1)
