@@ -2,8 +2,10 @@
 
 import ast
 import re
+from collections import defaultdict
+from contextlib import suppress
 from importlib import import_module
-from inspect import isclass
+from inspect import isclass, signature
 from pathlib import Path
 
 import pytest
@@ -111,3 +113,30 @@ def test_private_names_of_frameworks_stand_in_the_table_of_contributing():
     assert {path: names for path, names in missing.items() if names} == {}
     for path, names in listed.items():
         assert {one for one in names if one not in path.read_text(encoding="utf-8")} == set()
+
+
+def test_arguments_that_texts_name_are_those_of_what_they_name():
+    """Verdicts, errors and log lines tell users what to write."""
+    fronts = ["ctxreuse", "ctxreuse.serving", "langchain_ctxreuse", "llamaindex_ctxreuse"]
+    fronts += ["mem0_ctxreuse", "chain_of_agents"]
+    known = defaultdict(set)
+    for front in map(import_module, fronts):
+        for name in front.__all__:
+            with suppress(TypeError, ValueError):  # a module, an error
+                known[name] |= {*signature(getattr(front, name)).parameters}
+    wrong, found = set(), set()
+    for path in (
+        path
+        for root in ("ctxreuse", "integrations", "agents")
+        for path in (ROOT / root).rglob("*.py")
+    ):
+        for one in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(one, ast.Constant) and isinstance(one.value, str)):
+                continue
+            for name, argument in re.findall(r"\b(\w+)\((\w+)=", one.value):
+                if name in known:
+                    found.add(name)
+                    if argument not in known[name]:
+                        wrong.add(f"{path.name}: {name}({argument}=")
+    assert wrong == set()
+    assert {"ReuseChatModel", "ReuseRetriever", "ReusePlanner"} <= found

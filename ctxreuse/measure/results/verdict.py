@@ -44,7 +44,7 @@ _NOT_KNOWN = f"What is to be gained is unknown: {UNKNOWN} is not in hashes. As t
 
 _MODEL = {"langchain": "ReuseChatModel(inner=model)", "llamaindex": "ReuseLLM(inner=llm)"}
 _ORDERED = {
-    "langchain": "wrap the retriever: ReuseRetriever(base_retriever=retriever).",
+    "langchain": "wrap the retriever: ReuseRetriever(retriever=retriever).",
     "llamaindex": "put ReusePostprocessor() last among the node postprocessors.",
     "mem0": "search with ReuseMemory(memory).",
 }
