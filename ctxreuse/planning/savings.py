@@ -257,8 +257,9 @@ class Savings:
             error = f" ± {self.error_share:.1%}" if self.error_tokens else ""
             return (
                 f"{abs(share):.1%} {'more' if share < 0 else 'fewer'} context tokens to compute "
-                f"(estimate{error}, {self.word_tokens:,} tokens of added words counted): "
-                f"{self.changed:,} of {requests} {would}sent otherwise than retrieved"
+                f"(estimate for this planner alone{error}, {self.word_tokens:,} tokens of added "
+                f"words counted): {self.changed:,} of {requests} {would}sent otherwise than "
+                "retrieved"
             )
         if self.unseen:
             until = "" if self.reported.answers else " until an answer's usage is reported"
@@ -270,6 +271,8 @@ class Savings:
         if self.reported.primes:
             tokens = self.reported.prime_tokens
             yield f"{_counted(self.reported.primes, 'prime')} computed {tokens:,} tokens, taken off"
+        if self.reported.unreported:
+            yield f"{_counted(self.reported.unreported, 'answer')} came without usage"
         if self.planning_failures:
             yield f"planning failed {_counted(self.planning_failures, 'time')}"
         if self.prompts_without_context:

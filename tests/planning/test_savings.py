@@ -77,7 +77,7 @@ def test_of_many_documents_it_is_an_estimate_with_its_error(capacity):
         assert abs(off) <= 1.5 * found.error_tokens  # two standard errors: one in 20 is larger
         errors.append(found.error_share)
     assert 0 < errors[1] < errors[0] < 0.05
-    assert f"(estimate ± {errors[1]:.1%}" in str(active.savings)
+    assert f"(estimate for this planner alone ± {errors[1]:.1%}" in str(active.savings)
 
 
 def test_what_was_sent_in_another_order_is_saved():
@@ -126,8 +126,8 @@ def test_people_read_two_sentences_what_was_measured_first():
     plan = planner.plan(big_request((3, 1, 2)))
     words = planner.savings.word_tokens
     estimate = (
-        f"48.0% fewer context tokens to compute (estimate, {words} tokens of added words counted): "
-        "1 of 2 requests sent otherwise than retrieved"
+        f"48.0% fewer context tokens to compute (estimate for this planner alone, {words} tokens "
+        "of added words counted): 1 of 2 requests sent otherwise than retrieved"
     )
     assert str(planner.savings) == f"{estimate}."
     planner.report_usage(plan, 400, 300)
@@ -142,11 +142,13 @@ def test_people_read_two_sentences_what_was_measured_first():
         f"{measured}\n{primed}; 1 prime computed 50 tokens, taken off; planning failed 1 time; "
         "no context found in 3 prompts."
     )
+    planner.report_usage(plan, None, None)
+    assert "50 tokens, taken off; 1 answer came without usage; planning" in str(planner.savings)
     shadow = ReusePlanner(mode="shadow")
     shadow.plan(big_request((1, 2, 3)))
     assert str(shadow.savings) == (
-        "0.0% fewer context tokens to compute (estimate, 0 tokens of added words counted): "
-        "0 of 1 request would be sent otherwise than retrieved."
+        "0.0% fewer context tokens to compute (estimate for this planner alone, 0 tokens of added "
+        "words counted): 0 of 1 request would be sent otherwise than retrieved."
     )
 
 
