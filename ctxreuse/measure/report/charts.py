@@ -10,13 +10,13 @@ from html import escape
 from itertools import accumulate
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctxreuse.context.files import written_file
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.doctor.findings import printable
 from ctxreuse.measure.html_page import legible
-from ctxreuse.measure.replay.explain_plan import TreeNode
+from ctxreuse.measure.replay.explain_plan import TREE_DEPTH, TreeNode
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.results.results import Results
@@ -34,7 +34,6 @@ _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "yti
 
 _DASHES = ("-", "--", "-.", ":")
 _BLUE = (0.25, 0.56, 0.82)
-_DEEPEST = 5
 _LETTERS = 120  # letters that fit the width of the tree
 _LONGEST_NAME = 32
 
@@ -105,7 +104,7 @@ def charts(results: Results) -> list[Chart]:
 
 
 def _tree_chart(tree: TreeNode) -> Chart:
-    boxes = list(_boxes(tree, 0.0, 0, max(1, tree.sent_tokens)))
+    boxes = {f"box-{n}": one for n, one in enumerate(_boxes(tree, max(1, tree.sent_tokens)))}
     return Chart(
         "tree",
         "What was sent, as a prefix tree",
@@ -114,10 +113,10 @@ def _tree_chart(tree: TreeNode) -> Chart:
         "often served after it was computed once; pale boxes are many small ones.",
         lambda axes: _draw_tree(axes, boxes),
         hovers={
-            f"box-{number}": f"{box.node.label or box.node.name} ({box.node.name}): "
-            f"{box.node.requests:,} requests, {box.node.sent_tokens:,} tokens"
-            for number, box in enumerate(boxes)
-            if box.node is not None
+            gid: f"{node.label or node.name} ({node.name}): {node.requests:,} requests, "
+            f"{node.sent_tokens:,} tokens"
+            for gid, (*_, node) in boxes.items()
+            if node is not None
         },
     )
 
@@ -162,52 +161,40 @@ def _draw_over_time(axes: Axes, runs: Sequence[RunResult]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-class _Box(NamedTuple):
-    """A box of the tree, in shares of its width; without a node it stands for many small ones."""
-
-    left: float
-    width: float
-    depth: int
-    node: TreeNode | None
+_Box: TypeAlias = tuple[float, float, int, TreeNode | None]
+"""Left, width (shares of the tree's), depth; without a node it stands for many small ones."""
 
 
-def _boxes(node: TreeNode, left: float, depth: int, total: int) -> Iterator[_Box]:
+def _boxes(node: TreeNode, total: int, left: float = 0.0, depth: int = 0) -> Iterator[_Box]:
     end = left + node.sent_tokens / total
     for child in node.children:
         width = child.sent_tokens / total
-        yield _Box(left, width - min(0.0008, width / 4), depth, child)
-        yield from _boxes(child, left, depth + 1, total)
+        yield left, width - min(0.0008, width / 4), depth, child
+        yield from _boxes(child, total, left, depth + 1)
         left += width
-    if depth < _DEEPEST and end - left > 0.0005:
-        yield _Box(left, end - left, depth, None)
+    if depth < TREE_DEPTH and end - left > 0.0005:
+        yield left, end - left, depth, None
 
 
-def _draw_tree(axes: Axes, boxes: Sequence[_Box]) -> None:
-    for number, box in enumerate(boxes):
-        shade = 0.1 if box.node is None else 1 - 0.8 / max(1, box.node.requests)
-        axes.barh(
-            -box.depth,
-            box.width,
-            left=box.left,
-            height=0.92,
-            color=(*_BLUE, shade),
-            linewidth=0,
-            gid=f"box-{number}",
-        )
-        fitting = int(_LETTERS * box.width)
-        if box.node is not None and fitting >= 5:
-            name = shortened(printable(box.node.label or box.node.name), 2 * fitting)
+def _draw_tree(axes: Axes, boxes: Mapping[str, _Box]) -> None:
+    for gid, (left, width, depth, node) in boxes.items():
+        shade = 0.1 if node is None else 1 - 0.8 / max(1, node.requests)
+        color = (*_BLUE, shade)
+        axes.barh(-depth, width, left=left, height=0.92, color=color, linewidth=0, gid=gid)
+        fitting = int(_LETTERS * width)
+        if node is not None and fitting >= 5:
+            name = shortened(printable(node.label or node.name), 2 * fitting)
             lines = wrap(name, fitting, max_lines=2, placeholder="…") or [name]
             axes.text(
-                box.left + box.width / 2,
-                -box.depth,
-                "\n".join([*lines, f"{box.node.requests:,}"]),
+                left + width / 2,
+                -depth,
+                "\n".join([*lines, f"{node.requests:,}"]),
                 ha="center",
                 va="center",
                 fontsize=6.5,
                 parse_math=False,
             )
-    axes.set(xlim=(0, 1), ylim=(-_DEEPEST + 0.5, 0.5), xlabel="share of the block tokens")
-    axes.set_yticks([-depth for depth in range(_DEEPEST)], [str(n + 1) for n in range(_DEEPEST)])
+    axes.set(xlim=(0, 1), ylim=(-TREE_DEPTH + 0.5, 0.5), xlabel="share of the block tokens")
+    axes.set_yticks([-n for n in range(TREE_DEPTH)], [str(n + 1) for n in range(TREE_DEPTH)])
     axes.set_ylabel("block of the prompt")
     axes.spines[["top", "right", "left"]].set_visible(False)
