@@ -385,15 +385,12 @@ def test_who_goes_on_before_the_news_is_taken_is_told_only_what_is_new(blocks):
 
 ROUTE = ((b"a", 0), (b"b", 1), (b"c", 1), (b"d", 0))
 """The blocks of a prompt, one token each."""
-ROUTE_ENDS = ([1, 0], [0, 1])
-"""Two tokens behind the first two of these, and the first two, in one block."""
 PROMPTS = ((0, 1, 1, 0), (0, 1, 0, 1))
 calls = st.lists(
     st.sampled_from(
         [
             *[("store", first, end, False) for first in range(4) for end in (first + 1, 4)],
             *[("store", 0, end, True) for end in (1, 2, 4)],
-            *[("store large", True), ("store large", False)],
             *[("remove", bytes((key,))) for key in b"abcdebcdbcdd"],
             *[("follow", name, is_salted) for name in (0, 1) for is_salted in (False, True)],
             *[("go on", 0), ("go on", 1)] * 3,
@@ -419,9 +416,6 @@ def test_who_goes_on_or_asks_for_less_news_is_told_the_same(calls, max_blocks):
                 keys = [key.upper() if extra else key for key, _ in run]
                 for one in both:
                     put(one, keys, parent, [bit for _, bit in run], 1, extra)
-            case "store large", is_first:
-                for one in both:
-                    put(one, [b"e"], None if is_first else b"b", ROUTE_ENDS[is_first], 2)
             case "remove", key:
                 for one in both:
                     one.removed([key])
