@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -31,14 +31,6 @@ _CUT_OPENING = re.compile(r"\s*(?:\S+\s+){60}")
 _SHOWN_BEFORE = 3
 _LONGEST_WORD = 24
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-
-
-@dataclass(slots=True)
-class _SetUp:
-    """Texts that are one but for what varies, and how many requests have each."""
-
-    words: set[str]
-    forms: Counter[str] = field(default_factory=Counter)
 
 
 class Variation(NamedTuple):
@@ -159,7 +151,7 @@ def _openings(requests: Sequence[TraceRequest]) -> Iterator[tuple[str, str]]:
         later = {block.text for one in own for block in one.blocks[1:]}
         texts = [_opening(one) for one in own if one.blocks[0].text not in later]
         short = [text for text in texts if text]
-        varying = (one.forms for one in _set_ups(Counter(short)) if len(one.forms) > 1)
+        varying = (forms for forms in _set_ups(Counter(short)) if len(forms) > 1)
         if max(map(Counter.total, varying), default=0) >= max(2, _NEARLY_ALL * len(own)):
             yield from ((tenant, text) for text in short)
 
@@ -179,24 +171,24 @@ def _variations(part: str, texts: Sequence[tuple[str, str]]) -> Iterator[Variati
     for tenant, text in texts:
         by_tenant.setdefault(tenant, Counter())[text] += 1
     for tenant, forms in by_tenant.items():
-        for set_up in _set_ups(forms):
-            if len(set_up.forms) > 1:
-                yield _variation(part, tenant, set_up.forms)
+        for of_set_up in _set_ups(forms):
+            if len(of_set_up) > 1:
+                yield _variation(part, tenant, of_set_up)
 
 
-def _set_ups(forms: Mapping[str, int]) -> list[_SetUp]:
+def _set_ups(forms: Mapping[str, int]) -> list[Counter[str]]:
     """Group texts that share half of their words; of very many groups, the first ones count."""
-    found: list[_SetUp] = []
+    found: list[tuple[set[str], Counter[str]]] = []  # with the words of each one's first text
     for text, number in forms.items():
         words = {""} if is_digest(text) else set(text.split(None, _MOST_WORDS)[:_MOST_WORDS])
-        near = max(found, key=lambda one: _likeness(one.words, words), default=None)
-        if near is None or _likeness(near.words, words) < _ALIKE:
+        near = max(found, key=lambda one: _likeness(one[0], words), default=None)
+        if near is None or _likeness(near[0], words) < _ALIKE:
             if len(found) == _MOST_SET_UPS:
                 continue
-            near = _SetUp(words)
+            near = words, Counter()
             found.append(near)
-        near.forms[text] += number
-    return found
+        near[1][text] += number
+    return [of_set_up for _, of_set_up in found]
 
 
 def _likeness(some: set[str], others: set[str]) -> float:
