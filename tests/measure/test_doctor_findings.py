@@ -12,7 +12,13 @@ from ctxreuse.measure.doctor.engine_findings import (
     metrics_finding,
     processes_finding,
 )
-from ctxreuse.measure.doctor.findings import Finding, Verdict, findings_json, is_healthy
+from ctxreuse.measure.doctor.findings import (
+    Finding,
+    Verdict,
+    finding_lines,
+    findings_json,
+    is_healthy,
+)
 from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.measure.doctor.probe import (
     MOST_TOKENS,
@@ -76,7 +82,7 @@ def test_each_check_comes_to_a_verdict_with_a_number_and_each_problem_to_a_remed
         assert one.verdict in Verdict
         assert one.found
         assert one.remedy or one.verdict is Verdict.OK
-        assert len(list(one.lines())) == 1 + bool(one.remedy)
+        assert len(list(finding_lines([one]))) == 1 + bool(one.remedy)
     assert findings_json(findings)["healthy"] == is_healthy(findings)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
 from ctxreuse.measure.doctor.examination import check_fronts
-from ctxreuse.measure.doctor.findings import Finding, Verdict
+from ctxreuse.measure.doctor.findings import Finding, Verdict, finding_lines
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.recorded_prompts import read_recording
@@ -225,7 +225,7 @@ def test_any_trace_has_a_finding_that_counts_its_requests(requests):
     assert found.check == "in front of the contexts"
     assert int(found.figures["requests"] or 0) <= len(trace)
     assert found.verdict is not Verdict.PROBLEM or found.remedy
-    assert all(line.isprintable() for line in found.lines())
+    assert all(line.isprintable() for line in finding_lines([found]))
 
 
 def test_hostile_traces_take_bounded_work():

@@ -35,18 +35,14 @@ class Finding:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     needs: str = ""
 
-    def lines(self) -> Iterator[str]:
-        """Yield what a terminal shows."""
-        yield f"{self.verdict:<9}  {self.check}: {printable(self.found)}"
-        if self.remedy:
-            yield f"{_INDENT}{printable(self.remedy)}"
-
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what a terminal shows of all checks: those that lack the same in one line."""
     for one in findings:
         if not one.needs:
-            yield from one.lines()
+            yield f"{one.verdict:<9}  {one.check}: {printable(one.found)}"
+            if one.remedy:
+                yield f"{_INDENT}{printable(one.remedy)}"
     for need in _needs(findings):
         yield f"{Verdict.UNKNOWN:<9}  {need}"
 
