@@ -504,7 +504,7 @@ def explained_prompts(size: int) -> Prepared:
     def planned(number: int) -> PlannedRequest:
         names = [(number * step + step * step) % 40 for step in range(1, 11)]
         parts = tuple((f"[Doc_{n}]", name, None) for n, name in enumerate(dict.fromkeys(names), 1))
-        return PlannedRequest(number, parts, None, "Why?", None, "", None, 0, None, None)
+        return PlannedRequest(number, parts, query="Why?")
 
     requests = [planned(number) for number in range(size)]
     return Prepared(lambda: list(explain_plan(requests, corpus)))
@@ -518,9 +518,7 @@ def simulated_conversations(size: int) -> Prepared:
 
     corpus = {number: _block("text", number, 1) for number in range(size)}
     requests = [
-        PlannedRequest(
-            n, (("[BCDF]", n, None),), None, "", None, "", None, 0, n - 1 if n % 20 else None, None
-        )
+        PlannedRequest(n, (("[BCDF]", n, None),), after=n - 1 if n % 20 else None)
         for n in range(size)
     ]
     return Prepared(lambda: list(simulate_blocks(requests, corpus, BlockLevelCache())))

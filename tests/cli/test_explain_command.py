@@ -29,21 +29,8 @@ CORPUS = {number: block(number, 100) for number in range(1, 10)}
 
 def planned(request_id, block_ids, **fields):
     """Return a request of a plan file."""
-    return PlannedRequest(
-        request_id=request_id,
-        parts=tuple((f"[Doc_{name}]", name, None) for name in block_ids),
-        **{
-            "order_annotation": None,
-            "query": "",
-            "system": None,
-            "tenant": "",
-            "conversation_id": None,
-            "turn": 0,
-            "after": None,
-            "expected_cached_tokens": None,
-            **fields,
-        },
-    )
+    parts = tuple((f"[Doc_{name}]", name, None) for name in block_ids)
+    return PlannedRequest(request_id, parts, **fields)
 
 
 def explained(*requests):

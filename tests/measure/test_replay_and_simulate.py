@@ -182,19 +182,8 @@ def test_blocks_without_a_token_count_weigh_the_estimate_and_small_caches_serve_
 
 
 def planned_from(name, ids, **fields):
-    defaults = {
-        "order_annotation": None,
-        "query": "",
-        "system": None,
-        "tenant": "",
-        "conversation_id": None,
-        "turn": 0,
-        "after": None,
-        "expected_cached_tokens": 0,
-        "place": f"plan.jsonl:{name}",
-    }
     parts = tuple((f"[Doc_{block_id}]", block_id, None) for block_id in ids)
-    return PlannedRequest(request_id=name, parts=parts, **{**defaults, **fields})
+    return PlannedRequest(name, parts, place=f"plan.jsonl:{name}", **fields)
 
 
 def test_a_plan_that_names_a_block_the_corpus_lacks_is_named_by_its_line():

@@ -45,14 +45,14 @@ class PlannedRequest:
 
     request_id: str | int
     parts: tuple[PlannedPart, ...]
-    order_annotation: str | None
-    query: str
-    system: str | None
-    tenant: str
-    conversation_id: str | int | None
-    turn: int
-    after: str | int | None
-    expected_cached_tokens: int | None
+    order_annotation: str | None = None
+    query: str = ""
+    system: str | None = None
+    tenant: str = ""
+    conversation_id: str | int | None = None
+    turn: int = 0
+    after: str | int | None = None
+    expected_cached_tokens: int | None = None
     place: str = "plan"
     timestamp_ms: float | None = None
     is_labelled: bool = True
@@ -98,9 +98,6 @@ class PlannedRequest:
         alike = {name: getattr(traced, name) for name in _ALIKE}
         return cls(
             parts=tuple(("", block.id, None) for block in traced.blocks),
-            order_annotation=None,
-            after=None,
-            expected_cached_tokens=None,
             place="trace",
             is_labelled=False,
             **alike,
