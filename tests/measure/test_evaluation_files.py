@@ -432,18 +432,6 @@ def test_nothing_is_written_if_anything_fails(tmp_path, existing):
     )
 
 
-def test_devices_are_written_to_and_links_to_files_are_followed(tmp_path):
-    device, link, file = tmp_path / "device", tmp_path / "link", tmp_path / "file"
-    device.symlink_to(os.devnull)
-    file.write_text("old\n")
-    link.symlink_to(file)
-    write_lines(str(device), [{"a": 1}])
-    write_lines(str(link), [{"a": 1}])
-    assert device.is_symlink()
-    assert link.is_symlink()
-    assert json.loads(file.read_text()) == {"a": 1}
-
-
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     missing = str(tmp_path / "no" / "out.jsonl")
     for path, reason in (

@@ -158,6 +158,9 @@ def test_a_link_of_ones_own_stays_and_its_file_is_replaced(tmp_path):
     (tmp_path / "dangling").symlink_to("folder/new")
     write_text(tmp_path / "link", "new")
     write_text(tmp_path / "dangling", "made")
+    (tmp_path / "device").symlink_to(os.devnull)
+    write_text(tmp_path / "device", "lost")
+    assert (tmp_path / "device").is_symlink()
     assert [os.readlink(tmp_path / name) for name in ("link", "folder/link", "dangling")] == [
         "folder/link",
         "file",
