@@ -474,10 +474,14 @@ sys.exit(3)
 """
 
 
+def record(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 def test_the_command_runs_a_program_and_writes_down_what_it_retrieves(tmp_path: Path):
     (tmp_path / "app.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", "app.py", "--why", "how"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = record(tmp_path, "app.py", "--why", "how")
     assert (done.returncode, done.stdout) == (3, "red apples\nred apples\n")
     assert done.stderr.endswith(
         "ctxreuse: recorded in out: 2 requests with 1 block: 2 from LangChain retrievers\n"
@@ -490,18 +494,12 @@ def test_the_command_runs_a_program_and_writes_down_what_it_retrieves(tmp_path: 
 def test_a_program_that_retrieves_nothing_leaves_no_recording(tmp_path: Path):
     for text, code in (("import nowhere", 1), ("", 2)):  # the second is the first one, mended
         (tmp_path / "app.py").write_text(text)
-        command = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", "app.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = record(tmp_path, "app.py")
         assert done.returncode == code
         assert "ctxreuse: 'app.py' (str): nothing was recorded, so nothing is wr" in done.stderr
         crash = "; the program ended with ModuleNotFoundError before it retrieved anything\n"
         assert (crash if code == 1 else "; --source openai reads the prompts") in done.stderr
         assert list((tmp_path / "out").iterdir()) == []
-
-
-def record(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ctxreuse", "record", "-o", "out", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -587,12 +585,11 @@ def test_a_module_that_is_not_there_is_named_in_one_line(tmp_path: Path, name: s
 def test_unknown_sources_and_missing_scripts_are_named_before_anything_is_made(tmp_path: Path):
     (tmp_path / "app.py").write_text("")
     done = record(tmp_path, "--source", "haystack", "app.py")
-    assert done.stderr.startswith("ctxreuse: there is no source 'haystack'")
-    assert not (tmp_path / "out").exists()
-    command = [sys.executable, "-m", "ctxreuse", "record", "missing.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("ctxreuse: there is no source 'haystack' (str); choose ")
+    done = record(tmp_path, "missing.py")
     assert done.returncode == 2
     assert "missing.py: there is no such script" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 WITHOUT = """
@@ -611,7 +608,6 @@ runpy.run_module("ctxreuse", run_name="__main__")
         (["llama_index.core"], ["app.py", "why"], 3, "recorded in out: 1 request with"),
         (["llama_index.core"], ["--source", "llamaindex", "app.py"], 2, "[llamaindex]'"),
         (["llama_index", "langchain_core", "mem0"], ["app.py"], 2, "[langchain]'"),
-        ([], ["--source", "haystack", "app.py"], 2, "there is no source 'haystack' (str); choose "),
     ],
 )
 def test_frameworks_that_are_not_installed_are_not_recorded(
