@@ -488,8 +488,7 @@ class ReusePlanner(FixedSettings):
         self._counting.attempt(
             lambda: self._count_answer(
                 answered, tenant or "", written or {}, is_told=cached_tokens is not None
-            ),
-            lambda: None,
+            )
         )
 
     def _written(self, told: int | Mapping[str, int] | None) -> dict[str, int] | None:
@@ -509,24 +508,22 @@ class ReusePlanner(FixedSettings):
         checked_integer("calls", calls)
         checked_integer("computed_tokens", computed_tokens)
         tenant = plan.request.tenant
-        self._counting.attempt(
-            lambda: self._meter.primed(tenant, calls, computed_tokens), lambda: None
-        )
+        self._counting.attempt(lambda: self._meter.primed(tenant, calls, computed_tokens))
 
     def note_unreported(self, call: AnsweredCall, tenant: str) -> None:
         """Note an answer without usage; for wrappers around models."""
-        self._counting.attempt(lambda: self._meter.unreported(tenant), lambda: None)
+        self._counting.attempt(lambda: self._meter.unreported(tenant))
         if (tracing := self._tracing) is not None:
-            self._counting.attempt(lambda: tracing.answered(call), lambda: None)
+            self._counting.attempt(lambda: tracing.answered(call))
 
     def note_failure(self) -> None:
         """Count a prompt that was sent as it came because planning failed; for adapters."""
-        self._counting.attempt(lambda: self._meter.failed(), lambda: None)
+        self._counting.attempt(lambda: self._meter.failed())
 
     def note_without_context(self, prompts: int) -> None:
         """Count prompts in which no context was found; for wrappers around models."""
         checked_integer("prompts", prompts)
-        self._counting.attempt(lambda: self._meter.had_no_context(prompts), lambda: None)
+        self._counting.attempt(lambda: self._meter.had_no_context(prompts))
 
     def evict(self, request_ids: Iterable[str | int], tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine dropped these requests from its cache.
@@ -552,7 +549,7 @@ class ReusePlanner(FixedSettings):
         if isinstance(sent, Plan):
             if sent.logged is not None:
                 counted = sent.logged.counted
-                self._counting.attempt(lambda: self._meter.taken_back(counted), lambda: None)
+                self._counting.attempt(lambda: self._meter.taken_back(counted))
             tenant, sent = sent.request.tenant, sent.request_id
         gone = self._planning.evict([checked_id("a request id", sent)], _checked_tenant(tenant))
         if self._given_marks is not None:
@@ -715,7 +712,7 @@ class ReusePlanner(FixedSettings):
             self._counting.note(error)
 
     def _note_evicted(self, evicted: Evicted) -> Evicted:
-        self._counting.attempt(lambda: self._meter.evicted(evicted.tokens), lambda: None)
+        self._counting.attempt(lambda: self._meter.evicted(evicted.tokens))
         return evicted
 
     def _count_answer(

@@ -39,8 +39,12 @@ class FailOpen:
         """How often the work has failed."""
         return self._faults
 
-    def attempt(self, work: Callable[[], _Result], instead: Callable[[], _Result]) -> _Result:
-        """Return what `work` returns or, if it raises, what `instead` does."""
+    def attempt(
+        self,
+        work: Callable[[], _Result],
+        instead: Callable[[], _Result] = lambda: None,  # type: ignore[assignment, return-value]
+    ) -> _Result:
+        """Return what `work` returns or, if it raises, what `instead` does: nothing by default."""
         try:
             return work()
         except Exception as error:

@@ -117,7 +117,7 @@ class ModelGateway:
         if primes:
             computed = sum(one.prefilled_tokens for one in primes)
             plan, note = planned.plans[0], self._reuse.report_primes
-            self.attempt(lambda: note(plan, len(primes), computed), lambda: None)
+            self.attempt(lambda: note(plan, len(primes), computed))
         return replace(planned, wire=wire)
 
     def plan_batch(self, prompts: Sequence[ScopedPrompt]) -> list[PlannedPrompt]:
@@ -135,7 +135,7 @@ class ModelGateway:
         if planned.in_flight is not None:
             planned.in_flight.give_up()
         if planned.plans:
-            self.attempt(lambda: self._planner.forget(planned.plans), lambda: None)
+            self.attempt(lambda: self._planner.forget(planned.plans))
 
     @contextmanager
     def calling(self, planned: PlannedPrompt | None) -> Iterator[Callable[[_Piece], _Piece]]:
@@ -151,7 +151,7 @@ class ModelGateway:
             if not is_begun and planned is not None and planned.in_flight is not None:
                 planned.in_flight.begin()
             is_begun = True
-            usage = self.attempt(lambda: self._usage_of(piece), lambda: None)
+            usage = self.attempt(lambda: self._usage_of(piece))
             if usage is not None and told is not None:
                 usage = told.with_more(usage, adds_up=self._adds_up)
             told = usage or told
@@ -182,8 +182,7 @@ class ModelGateway:
                 seconds=seconds,
                 tenant=planned.tenant,
                 through=self._through,
-            ),
-            lambda: None,
+            )
         )
         follower, is_known = self._reuse.prompt_follower, planned.wire and planned.plans
         if follower is not None and self._beside is not None and is_known:

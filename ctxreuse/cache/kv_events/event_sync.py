@@ -224,7 +224,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         """
         checked_kind("plan", plan, Plan, "a Plan")
         if self._follows_again:
-            self._faults.attempt(self._follow_again, lambda: None)
+            self._faults.attempt(self._follow_again)
         tokens = token_array(prompt_token_ids)
         if block_ends is None:
             ends = self._find_ends(plan, len(tokens))

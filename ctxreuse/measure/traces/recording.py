@@ -158,13 +158,12 @@ class TraceRecorder(OnePerProcess):
                 source,
                 sent,
                 marks,
-            ),
-            lambda: None,
+            )
         )
 
     def record_answer(self, request_id: int, response: object) -> None:
         """Write what the answer to a request says of tokens and caches, if anything."""
-        self._failing.attempt(lambda: self._write_answer(request_id, response), lambda: None)
+        self._failing.attempt(lambda: self._write_answer(request_id, response))
 
     def record_prompt(
         self,
@@ -193,7 +192,7 @@ class TraceRecorder(OnePerProcess):
             }
             self._append_to(PROMPTS, {name: x for name, x in told.items() if x is not None})
 
-        self._failing.attempt(write, lambda: None)
+        self._failing.attempt(write)
 
     def _text_number(self, part: PromptPart, tenant: str) -> int:
         """Return the number of a text, which the file has from now on."""
@@ -492,7 +491,7 @@ class PromptRecorder:
 
     def note(self, messages: Any, fields: Mapping[str, Any] | None = None) -> int | None:
         """Record a prompt, return its id in the trace; skip anything else."""
-        return self._failing.attempt(lambda: self._record(messages, fields or {}), lambda: None)
+        return self._failing.attempt(lambda: self._record(messages, fields or {}))
 
     def answered(self, request_id: int | None, response: object) -> None:
         """Record what the answer to a noted prompt says of tokens and caches."""

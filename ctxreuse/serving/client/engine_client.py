@@ -483,7 +483,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             prompt_token_ids=reader.prompt_token_ids,
             tool_calls=reader.tool_calls,
         )
-        self._bookkeeping.attempt(lambda: self._note(call, completion), lambda: None)
+        self._bookkeeping.attempt(lambda: self._note(call, completion))
         return completion
 
     def _note(self, call: EngineCall, completion: Completion) -> None:
@@ -550,7 +550,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         """Tell the planner that a call will not be answered."""
         plan = call.plan
         if plan is not None:
-            self._bookkeeping.attempt(lambda: self.forget(plan), lambda: None)
+            self._bookkeeping.attempt(lambda: self.forget(plan))
 
 
 def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:

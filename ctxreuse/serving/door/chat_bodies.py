@@ -107,7 +107,7 @@ class ChatPlanner:
             return None, None
         prompt, places = given
         planned = await self.gateway.aplan(prompt)
-        return planned, attempt(lambda: _sent(body.fields, places, planned, rules), lambda: None)
+        return planned, attempt(lambda: _sent(body.fields, places, planned, rules))
 
     def _given(self, body: PromptBody, tenant: str) -> tuple[ScopedPrompt, _Places]:
         """Return a prompt with documents in this turn and earlier ones, and where texts stand."""

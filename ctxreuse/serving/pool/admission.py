@@ -89,7 +89,7 @@ class AdmissionQueue:
 
     def forget(self, plan: Plan) -> None:
         """Make the planner forget a plan that is not sent, or was not answered."""
-        self._fail_open.attempt(lambda: self._planner.forget(plan), lambda: None)
+        self._fail_open.attempt(lambda: self._planner.forget(plan))
 
     def slot(self, request: Plannable) -> AdmissionSlot:
         """Return what waits for a place, gives what to send, and holds the place for its block."""

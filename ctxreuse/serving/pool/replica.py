@@ -367,7 +367,7 @@ class Replica:
         while self._to_note and self._noting.acquire(blocking=False):
             try:
                 while self._to_note:
-                    self._bookkeeping.attempt(self._to_note.popleft(), lambda: None)
+                    self._bookkeeping.attempt(self._to_note.popleft())
             finally:
                 self._noting.release()
 

@@ -198,7 +198,7 @@ class IVFIndex:
             began = time.perf_counter()
             found = self._scan_lists(serving, queries, which, where, k)
             took = False, self._load(where), time.perf_counter() - began
-        self._scanning.attempt(lambda: serving.ways.observe(*took), lambda: None)
+        self._scanning.attempt(lambda: serving.ways.observe(*took))
         return found
 
     def _scan_both(

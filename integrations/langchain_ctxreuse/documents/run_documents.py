@@ -64,7 +64,7 @@ class OpenRuns(BaseCallbackHandler):
     ) -> None:
         """Note a run and the one around it."""
         start = partial(self._start, run_id, parent_run_id, is_retriever)
-        self._fail_open.attempt(start, lambda: None)
+        self._fail_open.attempt(start)
 
     def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
         """Forget a run that has ended or failed."""
@@ -109,7 +109,7 @@ class RunDocuments(OpenRuns):
         """Have what a retriever returned known, and forget its run."""
         run = self._runs.pop(run_id, None)
         if run is not None and not run.is_nested:
-            self._fail_open.attempt(lambda: self._see(run, documents), lambda: None)
+            self._fail_open.attempt(lambda: self._see(run, documents))
 
     on_retriever_start: Any = partialmethod(OpenRuns._on_start, is_retriever=True)
     on_retriever_end: Any = _on_retrieved

@@ -172,7 +172,7 @@ class ChatTurnPlanner:
         """Make the planner forget a turn that was not answered."""
         plan = turn.plan
         if plan is not None:
-            self._fail_open.attempt(lambda: self._planner.forget(plan), lambda: None)
+            self._fail_open.attempt(lambda: self._planner.forget(plan))
 
     def _as_it_is(self, nodes: Sequence[NodeWithScore]) -> list[ContextBlock]:
         """Return nodes as they came; without metadata if that is what cannot be rendered."""

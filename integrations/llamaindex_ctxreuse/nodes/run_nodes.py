@@ -140,7 +140,7 @@ class _RunHandler(OpenCalls):
 
     def _end(self, call: BegunCall, arguments: Mapping[str, Any], result: object) -> None:
         if call.gives_nodes and isinstance(result, list):
-            self._fail_open.attempt(lambda: _see(call, result), lambda: None)
+            self._fail_open.attempt(lambda: _see(call, result))
 
 
 def _see(call: BegunCall, nodes: Sequence[NodeWithScore]) -> None:
