@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
 from ctxreuse.rules.cache_marks import cache_fields, mark_field
 from ctxreuse.rules.cache_rules import CacheRules
@@ -65,7 +64,7 @@ class EngineOptions(NamedTuple):
 
     cache: CacheRules
     salts: bool
-    sessions: bool | Literal["group"]
+    sessions: bool | Literal["conversation", "group"] | None
     header: str
     key: str
 
@@ -77,7 +76,7 @@ class EngineOptions(NamedTuple):
 
     def added(
         self,
-        planned: PlannedPrompt | None,
+        groups: Sequence[tuple[str, ...]],
         scope: RequestScope,
         known: Mapping[str, Any],
         body: Mapping[str, Any],
@@ -85,15 +84,14 @@ class EngineOptions(NamedTuple):
     ) -> dict[str, dict[str, Any]]:
         """Return what to add to `extra_body` and `extra_headers`: salt, cache key, session id.
 
-        What the user has set stays: in the body, beside it (`known`), and in headers.
+        The first of the prompt's groups counts. What the user has set stays: in the body, beside it
+        (`known`), and in headers.
         """
-        groups = () if planned is None else planned.groups
         salt = tenant_salt(scope.tenant or "", self.key) if self.salts else None
         more: dict[str, Any] = {}
         if salt is not None and "cache_salt" not in body:
             more["cache_salt"] = salt
-        if self.cache.is_routed:
-            more |= added_cache_fields({**known, **body}, groups, self.cache, self.key)
+        more |= added_cache_fields({**known, **body}, groups, self.cache, self.key)
         session = self._session(scope, groups)
         options = {"extra_body": more} if more else {}
         if session is not None and self.header.lower() not in map(str.lower, headers):

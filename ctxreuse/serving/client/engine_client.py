@@ -23,20 +23,20 @@ from ctxreuse.context.checks import (
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.engine_options import (
     REQUEST_HEADER,
     SESSION_HEADER,
+    EngineOptions,
     checked_cache_salt,
-    conversation_session,
     request_header,
-    tenant_salt,
 )
 from ctxreuse.pipeline.leader_first import CallsInFlight, PrefixUse
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.plan import Plan, shard_of
 from ctxreuse.rules.answers import id_fields, streams_token_ids
-from ctxreuse.rules.cache_rules import CacheRules
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
@@ -154,9 +154,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self._events = events
         if events is not None:
             events.expect()
-        self._salts_tenants = cache_salt is not None
-        self._session_of = session_id
-        self._salt_key = salt_key
+        self._options = cache_salt is not None, session_id, self._session_header, salt_key
         self._clock = clock
         self._reports = CachedTokenReports(self._connection.host)
         self._tells_no_ids = False
@@ -320,28 +318,25 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if session_id is not None:
             checked_header("session_id", session_id)
         check_function("on_first_token", on_first_token)
-        tools = params.get("tools") or ()
-        fields, cache = prompt_fields(prompt, self._protocol, tools, self._salt_key)
         plan = prompt if isinstance(prompt, Plan) else None
-        salt = self._salt_of(plan, cache_salt)
-        if plan is not None and session_id is None:
-            session_id = self._session(plan)
-        own = {**params, **(params.get("extra_body") or {})}
-        body = {name: value for name, value in cache.items() if own.get(name) is None}
-        if salt is not None:
-            body["cache_salt"] = salt
-        headers = {} if session_id is None else {self._session_header: session_id}
+        own = {name: params.get(name) or {} for name in ("extra_body", "extra_headers")}
+        told = {} if plan is None else self._added(plan, params, *own.values())
+        body, headers = (told.get(name, {}) for name in own)
+        if (salt := checked_cache_salt(cache_salt)) is not None:
+            body = {**body, "cache_salt": salt}
+        if session_id is not None:
+            headers = {self._session_header: session_id}
         if plan is not None:
             names = request_header(plan.request_id)
-            headers |= names
-            body |= self._engine_fields(plan.cache, *names.values())
+            headers = {**headers, **names}
+            body = {**body, **self._engine_fields(plan.cache, *names.values())}
         arguments = {
             **params,
-            **fields,
+            **prompt_fields(prompt, self._protocol, params.get("tools") or ()),
             "stream": True,
             "stream_options": {**(params.get("stream_options") or {}), "include_usage": True},
-            "extra_body": {**body, **(params.get("extra_body") or {})},
-            "extra_headers": {**headers, **(params.get("extra_headers") or {})},
+            "extra_body": {**body, **own["extra_body"]},
+            "extra_headers": {**headers, **own["extra_headers"]},
         }
         reads: Callable[[], ReplyReader] = ReplyReader
         if self._protocol == "anthropic":
@@ -376,12 +371,12 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 _log.warning(_REFUSED, self._connection.host, name)
         return bool(named)
 
-    def _salt_of(self, plan: Plan | None, given: str | None) -> str | None:
-        """Return a call's own salt, or its tenant's where those are wanted."""
-        salt = checked_cache_salt(given)
-        if plan is not None and salt is None and self._salts_tenants:
-            return tenant_salt(plan.request.tenant, self._salt_key)
-        return salt
+    def _added(self, plan: Plan, *own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return what tells engines and routers of a plan besides its prompt."""
+        rules = plan.cache if self._protocol == "openai" else DEFAULT_CACHE
+        options = EngineOptions(rules, *self._options)
+        scope = RequestScope(plan.request.tenant, plan.request.conversation_id)
+        return options.added((shard_of(plan),), scope, *own)
 
     async def _wait_for_leader(self, call: EngineCall) -> None:
         """Wait until the call that this one follows has begun to be answered; let others wait."""
@@ -389,15 +384,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if use is not None:
             call.in_flight = self._in_flight.enter(use)
             await call.in_flight.wait()
-
-    def _session(self, plan: Plan) -> str | None:
-        """Return by what routers keep a plan's request in one place."""
-        request, key = plan.request, self._salt_key
-        if self._session_of == "group":
-            return plan.affinity_id(key)
-        if self._session_of is None or request.conversation_id is None:
-            return None
-        return conversation_session(request.tenant, request.conversation_id, key)
 
     async def _pieces(self, call: EngineCall, model: str) -> AsyncGenerator[str]:
         """Send the request once; yield the answer's pieces."""

@@ -12,7 +12,6 @@ from ctxreuse.context.checks import checked_header, checked_kind
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.leader_first import CallInFlight, PrefixUse
 from ctxreuse.planning.plan import Plan
-from ctxreuse.rules.cache_marks import cache_fields, mark_field
 from ctxreuse.rules.prompt_forms import as_form
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.completion import Completion, Expectation
@@ -77,19 +76,12 @@ def messages_of(prompt: object) -> list[dict[str, Any]]:
     return [copied_message(message) for message in prompt]
 
 
-def prompt_fields(
-    prompt: Prompt, protocol: Protocol, tools: Sequence[Any], key: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields of a request that carry a prompt, and those that tell its cache."""
-    if not isinstance(prompt, Plan):
-        return as_form(messages_of(prompt), protocol), {}
-    profile = prompt.cache
-    fields, cache = as_form(prompt.messages(), protocol), dict[str, Any]()
-    if profile.marks:
-        fields = prompt.body(protocol, tools=tools)
-    if protocol == "openai":
-        cache = cache_fields(profile, mark_field(profile), prompt.affinity_id(key))
-    return {name: one for name, one in fields.items() if name not in cache}, cache
+def prompt_fields(prompt: Prompt, protocol: Protocol, tools: Sequence[Any]) -> dict[str, Any]:
+    """Return the fields of a request that carry a prompt, without those that tell its cache."""
+    if not isinstance(prompt, Plan) or not prompt.cache.marks:
+        return as_form(messages_of(prompt), protocol)
+    fields = prompt.body(protocol, tools=tools)
+    return {name: one for name, one in fields.items() if not name.startswith("prompt_cache_")}
 
 
 def unreadable_messages(framework: str, error: Exception) -> InvalidRequestError:

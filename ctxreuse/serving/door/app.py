@@ -145,7 +145,8 @@ class _Door:
         body = chat_bodies.PromptBody.of(fields, request.headers)
         planned, written = (None, None) if body is None else await self._chats.planned(body, tenant)
         scope = RequestScope(tenant or None, body and body.conversation)
-        added = self._options.added(planned, scope, {}, fields, {}).get("extra_body")
+        groups = planned.groups if planned else ()
+        added = self._options.added(groups, scope, {}, fields, {}).get("extra_body")
         if added or written is not None:
             raw = json.dumps({**(written or fields), **(added or {})}).encode()
         prompt = _routed(planned, scope)

@@ -497,7 +497,8 @@ class ReuseChatModel(DelegatingChatModel):
             name: arguments.get(name, getattr(self.inner, name, None) or at_model.get(name)) or {}
             for name in ("extra_body", "extra_headers")
         }
-        added = EngineOptions.of(self).added(planned, scope, known, *given.values())
+        groups = () if planned is None else planned.groups
+        added = EngineOptions.of(self).added(groups, scope, known, *given.values())
         return {name: {**given[name], **more} for name, more in added.items()}
 
 

@@ -406,7 +406,7 @@ class ReuseLLM(DelegatingLLM):
         def added() -> dict[str, Any]:
             own = {n: self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS}
             known = {**given, "prompt_cache_options": "unused"}  # nothing is marked
-            told = EngineOptions.of(self).added(planned, scope, known, *own.values())
+            told = EngineOptions.of(self).added(planned.groups, scope, known, *own.values())
             sent = {name: {**told.get(name, {}), **one} for name, one in own.items()}
             return {**given, **{name: one for name, one in sent.items() if one}}
 
