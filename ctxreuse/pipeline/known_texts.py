@@ -6,7 +6,6 @@ import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from operator import itemgetter
 from os.path import commonprefix
 from typing import Any, NamedTuple
@@ -281,15 +280,9 @@ class KnownTexts:
         return known_texts, ()
 
 
-@cache
-def _shared() -> KnownTexts:
-    return KnownTexts()
-
-
-_sharing = ForkSafeLock()
-
-
 def known_texts() -> KnownTexts:
     """Return the texts that this process knows."""
-    with _sharing:
-        return _shared()
+    return _known_texts
+
+
+_known_texts = KnownTexts()
