@@ -21,7 +21,6 @@ from rich.console import Console
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
-from ctxreuse.serving.pool.replica import Client
 from ctxreuse.sharing import SQLiteLog
 from shared import data_folder, new_table, read_requests
 from workers import SetUp
@@ -45,7 +44,7 @@ async def hit_ratio(
     """
     engines = [EmulatedEngine() for _ in range(ENGINES)]
 
-    def connect(engine: EmulatedEngine) -> Client:
+    def connect(engine: EmulatedEngine) -> EngineClient:
         client = httpx.AsyncClient(transport=engine.transport(httpx))
         return EngineClient("http://engine/v1", "emulated", http_client=client)
 

@@ -31,8 +31,8 @@ from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.client.status_rules import BUSY, REFUSES, status_rule
 from ctxreuse.serving.pool.admission import Plannable
 from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
-from ctxreuse.serving.pool.replica import Client, InFlightRequest, Replica, ReplicaStatus
-from ctxreuse.serving.pool.replica_factory import EngineSpec, ReplicaFactory
+from ctxreuse.serving.pool.replica import InFlightRequest, Replica, ReplicaStatus
+from ctxreuse.serving.pool.replica_factory import Engines, EngineSpec, ReplicaFactory
 from ctxreuse.serving.pool.routing import RequestRouter, candidates, request_of
 
 _SET_HERE = ("base_url", "events", "retries", "client")
@@ -83,7 +83,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
 
     def __init__(
         self,
-        engines: str | EngineSpec | Iterable[str | EngineSpec] | Mapping[str, Callable[[], Client]],
+        engines: Engines,
         model: str | None = None,
         *,
         planner: ReusePlanner | None = None,
@@ -332,7 +332,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         return _Going(prompt, wanted, limit_s, options, limit_s or self._patience_s)
 
     @asynccontextmanager
-    async def _attempt(self, going: _Going) -> AsyncIterator[tuple[Client, InFlightRequest]]:
+    async def _attempt(self, going: _Going) -> AsyncIterator[tuple[EngineClient, InFlightRequest]]:
         """Send a request to one replica; note its answer, or where it was sent in vain."""
         chosen = await self._choose(going)
         to_compute = self._router.to_compute(chosen, going.prompt)
@@ -428,7 +428,7 @@ class _Going:
     result: PoolResult | None = None
 
 
-async def _prime(going: _Going, client: Client, sending: InFlightRequest) -> None:
+async def _prime(going: _Going, client: EngineClient, sending: InFlightRequest) -> None:
     """Send the primes of a plan that was given with some, where it is about to be sent."""
     if sending.plan.primes:
         await sending.limit.wait_for(client.prime(sending.plan, **going.options))

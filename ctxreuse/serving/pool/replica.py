@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import responses
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
-from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
@@ -25,7 +24,7 @@ from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.completion import Completion
-from ctxreuse.serving.client.request import CompletionStream, Prompt
+from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.client.status_rules import BUSY, FAILS, REFUSES, WORKS, status_rule
 from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable, recorded
 from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
@@ -45,45 +44,6 @@ _LONGEST_BUSY_S = 300.0
 """How long an engine that says it is busy is believed."""
 _QUESTIONS = 3
 """How often an engine is asked what its cache holds."""
-
-
-class Client(Protocol):
-    """What a pool needs of a client; `EngineClient` has it all."""
-
-    async def complete(
-        self,
-        prompt: Prompt,
-        *,
-        session_id: str | None = None,
-        on_first_token: Callable[[], object] | None = None,
-        **params: Any,
-    ) -> Completion:
-        """Send a prompt and wait for the whole answer."""
-
-    def stream(
-        self, prompt: Prompt, *, session_id: str | None = None, **params: Any
-    ) -> CompletionStream:
-        """Send a prompt and get the answer piece by piece."""
-
-    async def prime(
-        self, plan: Plan, *, session_id: str | None = None, **params: Any
-    ) -> Sequence[object]:
-        """Send a plan's primes; return what was answered."""
-
-    def forget(self, plan: Plan) -> None:
-        """Tell the planner that a plan's prompt is not in the engine's cache."""
-
-    async def check_health(self) -> None:
-        """Raise EngineError if the engine is not ready."""
-
-    async def context_window(self) -> int | None:
-        """Return the tokens of the longest prompt with its answer; None if unknown."""
-
-    async def metrics(self) -> PrefixCacheMetrics:
-        """Return what the engine says about its prefix cache."""
-
-    async def aclose(self) -> None:
-        """Close the connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +93,7 @@ class Replica:
     def __init__(
         self,
         name: str,
-        connect: Callable[[], Client],
+        connect: Callable[[], EngineClient],
         planner: ReusePlanner,
         *,
         strategy: Strategy,
@@ -185,7 +145,7 @@ class Replica:
 
     def _have_no_requests(self) -> None:
         self.queued_tokens = 0  # prompt tokens still to compute, as expected
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, Client] = WeakKeyDictionary()
+        self._clients = WeakKeyDictionary[asyncio.AbstractEventLoop, EngineClient]()
 
     def _start_anew(self) -> None:
         """Have no requests and no clients: in a child, those of the parent's threads never end."""
@@ -253,7 +213,7 @@ class Replica:
             sharing=self.planner.sharing,
         )
 
-    def client(self) -> Client:
+    def client(self) -> EngineClient:
         """Return the client of the running event loop."""
         loop = asyncio.get_running_loop()
         with self._lock:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 from ctxreuse.errors import InvalidRequestError, describe, shown_url
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.pool.replica import Client, Replica
+from ctxreuse.serving.pool.replica import Replica
 
 if TYPE_CHECKING:
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
@@ -40,6 +40,12 @@ class EngineSpec:
         return f"EngineSpec({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
+Engines: TypeAlias = (
+    str | EngineSpec | Iterable[str | EngineSpec] | Mapping[str, Callable[[], EngineClient]]
+)
+"""Addresses, or functions by name that make an `EngineClient`, or what has its methods."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaFactory:
     """Makes the replicas of a pool, each with a planner of its own."""
@@ -50,7 +56,7 @@ class ReplicaFactory:
 
     def replicas(
         self,
-        engines: str | EngineSpec | Iterable[str | EngineSpec] | Mapping[str, Callable[[], Client]],
+        engines: Engines,
     ) -> Iterator[Replica]:
         """Yield the replicas of engines, which are given as to `EnginePool`."""
         if isinstance(engines, (str, EngineSpec)):
@@ -93,12 +99,12 @@ class ReplicaFactory:
 
             events = Sync(planner, engine.kv_events, engine.kv_replay)
 
-        def make() -> Client:
+        def make() -> EngineClient:
             return EngineClient(base_url, planner=planner, events=events, retries=0, **options)
 
         made = [make()]  # at once, so that wrong arguments are refused here
 
-        def connect() -> Client:
+        def connect() -> EngineClient:
             return made.pop() if made else make()
 
         capacity = engine.capacity_tokens
