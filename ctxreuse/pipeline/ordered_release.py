@@ -52,11 +52,6 @@ class Slot(Generic[_Item, _Result]):
             if result is None:
                 queue.arrived[self] = None
 
-    @property
-    def is_planned(self) -> bool:
-        """Whether it has a result that was not taken."""
-        return bool(self._results)
-
     def set_result(self, result: _Result) -> None:
         """Keep what was planned for it."""
         self._results = [result]

@@ -1,8 +1,8 @@
 """Admission: requests wait for an engine, and those that wait together are planned together.
 
 Prompts that share a prefix then run back to back. Planned requests go before all that come later,
-so none starves. A request without blocks has nothing to be planned for: such requests have a lane
-of their own, and the two lanes take turns.
+so none starves. A plan's order stands, and a request without blocks has none: they wait for nobody
+to be planned with, and have a lane of their own. The two lanes take turns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ctxreuse.sharing.environment import as_given
 Plannable: TypeAlias = ContextRequest | Plan
 """A request to plan, or a plan whose order stands."""
 
-_Slot: TypeAlias = Slot[Plannable, Plan]
+_Slot: TypeAlias = Slot[ContextRequest, Plan]
 _PLANNED_LANE, _PLAIN_LANE = 0, 1
 
 
@@ -65,7 +65,7 @@ class AdmissionQueue:
 
     def _start_anew(self) -> None:
         """Have no requests: in a child, those of the parent's threads never leave."""
-        self._queue: OrderedQueue[Plannable, Plan] = OrderedQueue(
+        self._queue: OrderedQueue[ContextRequest, Plan] = OrderedQueue(
             self._concurrency, unused=self.forget, lanes=2
         )
         self._is_planning = False
@@ -127,26 +127,18 @@ class AdmissionQueue:
         if line is not None:
             return line
         for slot in slots:
-            if not slot.is_planned:
-                try:
-                    slot.set_result(self._planned_as_it_came(slot.item))
-                except Exception as error:
-                    slot.error = error
+            try:
+                slot.set_result(self._planned_as_it_came(slot.item))
+            except Exception as error:
+                slot.error = error
         return slots
 
     def _plan_together(self, slots: list[_Slot]) -> list[_Slot]:
-        asked = {slot: slot.item for slot in slots if isinstance(slot.item, ContextRequest)}
-        planned = self._planner.plan_batch(
-            list(asked.values()), self._strategy, **planning_time(self._planner)
-        )
-        to_plan = list(asked)
-        line = [to_plan[position] for position in planned.order]
+        asked = [slot.item for slot in slots]
+        planned = self._planner.plan_batch(asked, self._strategy, **planning_time(self._planner))
+        line = [slots[position] for position in planned.order]
         for slot, plan in zip(line, planned.plans, strict=True):
             slot.set_result(plan)
-        for slot in slots:
-            if isinstance(slot.item, Plan):
-                slot.set_result(recorded(self._planner, slot.item))
-                line.append(slot)
         return line
 
     def _planned_as_it_came(self, request: Plannable) -> Plan:
@@ -187,9 +179,10 @@ class AdmissionSlot:
         """Wait for others, then for a place; return what to send."""
         assert self._slot is None, "an admission slot is for one request"
         admission, queue, request = self._admission, self._admission._queue, self._request
-        is_plain = admission._strategy != "none" and not request.blocks
+        asked = request.request if isinstance(request, Plan) else request
+        is_plain = asked is not request or (admission._strategy != "none" and not request.blocks)
         plan = admission._planned_as_it_came(request) if is_plain else None
-        self._slot = slot = Slot(queue, request, plan)
+        self._slot = slot = Slot(queue, asked, plan)
         try:
             waiter = TaskWaiter(slot)
             if is_plain:
