@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from threading import Event
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.pipeline.ordered_release import (
@@ -29,16 +29,8 @@ _PASSES = 8
 from queues, which takes some."""
 
 
-class Placed(Protocol):
-    """What came out of planning."""
-
-    @property
-    def position(self) -> int:
-        """As which one its item arrived."""
-
-
 _Item = TypeVar("_Item")
-_Result = TypeVar("_Result", bound=Placed)
+_Result = TypeVar("_Result", bound=Any)  # `position` says as which one its item arrived
 
 
 class CallsToCome:

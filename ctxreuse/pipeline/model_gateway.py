@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Seque
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import isawaitable
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.reported_usage import ReportedTokens
@@ -21,21 +21,11 @@ from ctxreuse.pipeline.prompt_turn import (
     ScopedPrompt,
     Wire,
 )
-from ctxreuse.planner import PromptFollower, ReusePlanner, Strategy
+from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.tracing import AnsweredCall
 
 _Piece = TypeVar("_Piece")
 _Prompt: TypeAlias = ScopedPrompt | PlannedPrompt
-
-
-class EngineBeside(Protocol):
-    """The engine of a wrapped model, for the calls of the wrapper's own; none of them raises."""
-
-    async def prime(self, planned: PlannedPrompt, wire: Wire, /, *, blocks: bool) -> Sequence[Any]:
-        """Send a prompt's primes; return what was answered. `blocks` awaits nothing."""
-
-    def follow(self, planned: PlannedPrompt, follower: PromptFollower, /) -> None:
-        """Find out in the background which tokens a prompt had, and tell a follower."""
 
 
 class ModelGateway:
@@ -49,7 +39,7 @@ class ModelGateway:
         component: str,
         through: str,  # the names of the model's classes
         usage_of: Callable[[Any], ReportedTokens | None],
-        beside: EngineBeside | None = None,
+        beside: Any = None,  # the `OwnCalls` to the model's engine; they never raise
         primes: bool = False,
         adds_up: bool = False,  # the usage of an answer's pieces; else each tells all so far
     ) -> None:
