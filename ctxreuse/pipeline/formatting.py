@@ -100,10 +100,20 @@ def labelled_block(form: Form, block_id: BlockId | None, templates: Templates) -
     return ContextBlock(id=own, text=form.text)  # type: ignore[arg-type]
 
 
-def shown_label(text: str, block_id: BlockId | None, templates: Templates) -> str:
-    """Return the label under which a text is shown."""
+def cited_items(
+    answer: str,
+    items: Sequence[_Item],
+    own: Sequence[str] | None,
+    texts: Iterable[str],
+    ids: Iterable[BlockId | None],
+    templates: Templates,
+) -> list[_Item]:
+    """Return the items that an answer names by their own labels, else by those of their texts."""
     checked_kind("templates", templates, Templates, "Templates")
-    return templates.label_of(labelled_block(Form(text), block_id, templates))
+    forms = zip(map(Form, texts), ids, strict=True)
+    blocks = [labelled_block(form, one, templates) for form, one in forms]
+    labels = map(templates.label_of, blocks) if own is None else own
+    return [items[n] for n in cited_positions(answer, labels)]
 
 
 def cited_positions(text: str, labels: Iterable[str]) -> list[int]:

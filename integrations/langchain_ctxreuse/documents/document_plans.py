@@ -16,13 +16,7 @@ from ctxreuse.context.fixed_settings import RebuiltCopies
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, shared_names
-from ctxreuse.pipeline.formatting import (
-    checked_items,
-    cited_positions,
-    joined_forms,
-    own_labels,
-    shown_label,
-)
+from ctxreuse.pipeline.formatting import checked_items, cited_items, joined_forms, own_labels
 from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
@@ -144,14 +138,9 @@ def cited_documents(
     """
     given = checked_items(documents, Document, "cited_documents", _REMEDIES)
     text = str(answer.text) if isinstance(answer, BaseMessage) else answer
-    if label is not None:
-        own = own_labels(given, label, _metadata)
-    else:
-        texts = _shown_by(document_prompt, given)
-        own = [
-            shown_label(shown, one.id, templates) for one, shown in zip(given, texts, strict=True)
-        ]
-    return [given[n] for n in cited_positions(text, own)]
+    own = None if label is None else own_labels(given, label, _metadata)
+    ids = [one.id for one in given]
+    return cited_items(text, given, own, _shown_by(document_prompt, given), ids, templates)
 
 
 def document_forms(documents: Sequence[Document], texts: Sequence[str]) -> list[Form]:

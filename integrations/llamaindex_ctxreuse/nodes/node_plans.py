@@ -24,13 +24,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import ItemKind, shared_names
-from ctxreuse.pipeline.formatting import (
-    checked_items,
-    cited_positions,
-    joined_forms,
-    own_labels,
-    shown_label,
-)
+from ctxreuse.pipeline.formatting import checked_items, cited_items, joined_forms, own_labels
 from ctxreuse.pipeline.known_texts import Form
 
 Label: TypeAlias = str | Callable[[NodeWithScore], object]
@@ -126,15 +120,10 @@ def cited_nodes(
     if isinstance(answer, (CompletionResponse, ChatResponse)):
         text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
         answer = text or ""
-    if label is not None:
-        own = own_labels(given, label, _metadata)
-    else:
-        texts = _shown(given, text_template, checked_metadata_mode(metadata_mode))
-        own = [
-            shown_label(text, one.node.node_id, templates)
-            for one, text in zip(given, texts, strict=True)
-        ]
-    return [given[n] for n in cited_positions(answer, own)]
+    own = None if label is None else own_labels(given, label, _metadata)
+    ids = [one.node.node_id for one in given]
+    texts = _shown(given, text_template, checked_metadata_mode(metadata_mode))
+    return cited_items(answer, given, own, texts, ids, templates)
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
