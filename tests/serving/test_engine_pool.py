@@ -142,7 +142,7 @@ async def test_a_conversation_goes_on_where_it_was_served():
         moved = await pool.complete(later[0], replica="e")
         assert moved.plan.messages()[:2] == history
         assert pool.route(later[2]) == "e"
-        pool._replicas["e"].reset()
+        pool._replicas["e"]._reset()
         assert {pool.route(request) for request in later[::2]} != {"e"}
 
 

@@ -7,8 +7,8 @@ import math
 import os
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
@@ -190,8 +190,13 @@ class EngineConnection:
         if protocol == "anthropic":
             send = self._message
         async with AsyncExitStack() as exits:
-            with _making_a_request(_TAKEN[protocol]):
+            try:  # what happens on the way to the engine is a library's error
                 response = await send(**{**arguments, "extra_headers": headers})
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InvalidRequestError(
+                    f"the request cannot be made of these arguments: {describe(str(error))}; pass "
+                    f"what {_TAKEN[protocol]}, as JSON"
+                ) from error
             exits.push_async_callback(response.close)
             async for received in response.iter_bytes():
                 yield received
@@ -270,18 +275,6 @@ class EngineConnection:
         """Close the connections, unless an `http_client` of the user's has them."""
         if self._users_http is None and self._openai is not None:
             await self._openai.close()
-
-
-@contextmanager
-def _making_a_request(taken: str) -> Iterator[None]:
-    """Say what is to be passed; what happens on the way to the engine is a library's error."""
-    try:
-        yield
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(
-            f"the request cannot be made of these arguments: {describe(str(error))}; pass what "
-            f"{taken}, as JSON"
-        ) from error
 
 
 class EngineFact:

@@ -320,16 +320,13 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         check_function("on_first_token", on_first_token)
         plan = prompt if isinstance(prompt, Plan) else None
         own = {name: params.get(name) or {} for name in ("extra_body", "extra_headers")}
-        told = {} if plan is None else self._added(plan, params, *own.values())
-        body, headers = (told.get(name, {}) for name in own)
-        if (salt := checked_cache_salt(cache_salt)) is not None:
-            body = {**body, "cache_salt": salt}
-        if session_id is not None:
-            headers = {self._session_header: session_id}
+        body, headers = dict[str, Any](), dict[str, Any]()
         if plan is not None:
-            names = request_header(plan.request_id)
-            headers = {**headers, **names}
-            body = {**body, **self._engine_fields(plan.cache, *names.values())}
+            body, headers = self._added(plan, params, *own.values())
+        if (salt := checked_cache_salt(cache_salt)) is not None:
+            body["cache_salt"] = salt
+        if session_id is not None:
+            headers[self._session_header] = session_id
         arguments = {
             **params,
             **prompt_fields(prompt, self._protocol, params.get("tools") or ()),
@@ -350,13 +347,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         use = None if plan is None or leader_first is False else PrefixUse.of(plan, leader_first)
         return EngineCall(plan, arguments, on_first_token, reads, use)
 
-    def _engine_fields(self, rules: CacheRules, request_id: str | None = None) -> dict[str, Any]:
-        """Return the fields that not every engine knows, without those that this one refuses."""
-        fields: dict[str, Any] = {} if request_id is None else id_fields(rules, request_id)
-        if self._events is not None and streams_token_ids(rules):
-            fields["return_token_ids"] = True
-        return {name: one for name, one in fields.items() if name not in self._refused}
-
     def _drop_refused(self, error: BaseException, arguments: dict[str, Any]) -> bool:
         """Drop the fields of ours that a refusal names, for good; return whether it names any."""
         if status_of(error) != 400:
@@ -371,12 +361,19 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 _log.warning(_REFUSED, self._connection.host, name)
         return bool(named)
 
-    def _added(self, plan: Plan, *own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return what tells engines and routers of a plan besides its prompt."""
+    def _added(self, plan: Plan, *own: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what the body and the headers tell of a plan, without what the engine refuses."""
         rules = plan.cache if self._protocol == "openai" else DEFAULT_CACHE
-        options = EngineOptions(rules, *self._options)
         scope = RequestScope(plan.request.tenant, plan.request.conversation_id)
-        return options.added((shard_of(plan),), scope, *own)
+        told = EngineOptions(rules, *self._options).added((shard_of(plan),), scope, *own)
+        names = request_header(plan.request_id)
+        fields: dict[str, Any] = {}
+        if names:
+            fields |= id_fields(plan.cache, *names.values())
+        if self._events is not None and streams_token_ids(plan.cache):
+            fields["return_token_ids"] = True
+        taken = {name: one for name, one in fields.items() if name not in self._refused}
+        return {**told.get("extra_body", {}), **taken}, {**told.get("extra_headers", {}), **names}
 
     async def _wait_for_leader(self, call: EngineCall) -> None:
         """Wait until the call that this one follows has begun to be answered; let others wait."""

@@ -317,11 +317,6 @@ class Replica:
             self._knows_window = True
         return self._window
 
-    def reset(self) -> None:
-        """Treat the engine's cache as empty, but for what it has computed since it was."""
-        self._to_note.append(self._reset)
-        self._note_in_index()
-
     def _note_in_index(self) -> None:
         """Do all that is to be noted, in order; who finds it being done goes on without waiting."""
         while self._to_note and self._noting.acquire(blocking=False):
@@ -332,6 +327,7 @@ class Replica:
                 self._noting.release()
 
     def _reset(self) -> None:
+        """Treat the engine's cache as empty, but for what it has computed since it was."""
         # a request that was planned before the epoch changes, so before the index is empty, has the
         # old one and is recorded anew once it is answered: nothing gets lost in between
         computed, self._misses = list(self._unconfirmed), 0
