@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
+from ctxreuse.errors import EngineError
 
 _Result = TypeVar("_Result")
 
@@ -58,9 +59,11 @@ class Threads:
 class TimeLimit:
     """Bounds how long the parts of one answer take together; between two no limit is in force."""
 
-    def __init__(self, seconds: float | None, too_late: Callable[[], Exception]) -> None:
+    def __init__(self, seconds: float | None, who: str, setting: str) -> None:
         self._left_s = seconds
-        self._too_late = too_late
+        self._too_late = (
+            f"{who} did not answer within {seconds} s; give a larger {setting} if it needs longer"
+        )
         self._began: float | None = None
 
     @property
@@ -79,7 +82,7 @@ class TimeLimit:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise self._too_late() from error
+            raise EngineError(self._too_late) from error
         finally:
             self._left_s, self._began = self.left_s, None
 

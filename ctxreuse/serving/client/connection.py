@@ -117,13 +117,7 @@ class EngineConnection:
 
     def time_limit(self) -> TimeLimit:
         """Return the time for one request, all attempts and waits included."""
-        return TimeLimit(
-            self._timeout_s,
-            lambda: EngineError(
-                f"the engine at {self.host} did not answer within {self._timeout_s} s; "
-                "give a larger timeout_s if it needs longer"
-            ),
-        )
+        return TimeLimit(self._timeout_s, f"the engine at {self.host}", "timeout_s")
 
     def attempts(self, limit: TimeLimit) -> Any:
         """Return tenacity's attempts at one request."""

@@ -230,13 +230,7 @@ class Replica:
         self, prompt: Plannable, to_compute: int, limit_s: float | None
     ) -> AsyncIterator[InFlightRequest]:
         """Wait for a place and hold it while a request is sent; note if that fails."""
-        limit = TimeLimit(
-            limit_s,
-            lambda: EngineError(
-                f"replica {self.name} did not answer within {limit_s} s; "
-                "give a larger limit_s if it needs longer"
-            ),
-        )
+        limit = TimeLimit(limit_s, f"replica {self.name}", "limit_s")
         with self._lock:
             is_trial = self._circuit.begin(self._clock())
             self.queued_tokens += to_compute
