@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from threading import Event, get_ident
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -25,27 +24,6 @@ _LONGEST_PRIME_S = 30.0
 _MOST_ROOTS = 1_000
 _MOST_LEADERS = 16
 _MOST_WRITTEN = 20_000
-
-
-class LeaderFirst:
-    """Lines up a batch's slots: leaders at once, the others when theirs lets them go."""
-
-    def __init__(
-        self,
-        queue: OrderedQueue[Any, Any],
-        slots: Sequence[Slot[Any, Any]],
-        leaders: Sequence[int | None],
-    ) -> None:
-        self._queue, self._slots = queue, slots
-        self._followers: dict[Slot[Any, Any] | None, list[int]] = defaultdict(list)
-        for position, leader in enumerate(leaders):
-            self._followers[None if leader is None else slots[leader]].append(position)
-        self.release(None)
-
-    def release(self, leader: Slot[Any, Any] | None) -> None:
-        """Let the requests start that follow a leader, once."""
-        for position in self._followers.pop(leader, ()):
-            self._queue.line_up([self._slots[position]], first=position)
 
 
 def leaders(plans: Sequence[Plan]) -> list[int | None]:

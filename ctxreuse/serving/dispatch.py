@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 from ctxreuse.context.checks import check_function, checked_integer, checked_kind
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
-from ctxreuse.pipeline.leader_first import LeaderFirst, leaders, leaders_needed
+from ctxreuse.pipeline.leader_first import leaders, leaders_needed
 from ctxreuse.pipeline.ordered_release import OrderedQueue, Slot, TaskWaiter
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.serving.aio.concurrency import all_of
@@ -128,10 +129,13 @@ class _Dispatch:
     def __post_init__(self) -> None:
         self._slots = [Slot(self.queue, position) for position in range(len(self.plans))]
         self._outcomes: dict[int, Outcome] = {}
+        self._followers: dict[int | None, list[int]] = defaultdict(list)
 
     async def send(self, leaders: Sequence[int | None]) -> list[Outcome]:
         """Send all requests; if that is cancelled or fails, cancel those that run."""
-        self._leading = LeaderFirst(self.queue, self._slots, leaders)
+        for position, leader in enumerate(leaders):
+            self._followers[leader].append(position)
+        self._let_go(None)
         try:
             return await all_of(map(self._send, self._slots))
         finally:
@@ -140,11 +144,16 @@ class _Dispatch:
                 if slot.item not in self._outcomes:
                     self.client.forget(self.plans[slot.item])
 
+    def _let_go(self, leader: int | None) -> None:
+        """Line up the requests that follow a leader, once; without one, those that lead."""
+        for position in self._followers.pop(leader, ()):
+            self.queue.line_up([self._slots[position]], first=position)
+
     async def _send(self, slot: Slot[int, None]) -> Outcome:
         await TaskWaiter(slot).wait()
         position = slot.item
         plan = self.plans[position]
-        let_go = partial(self._leading.release, slot)
+        let_go = partial(self._let_go, position)
         try:
             if plan.primes:
                 await self.client.prime(plan, **self.params)
