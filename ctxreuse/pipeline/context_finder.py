@@ -140,18 +140,16 @@ def _runs(message: str, spans: Sequence[KnownSpan]) -> Iterator[list[KnownSpan]]
 
 
 def _joins(separator: str) -> bool:
-    """Return whether nobody has said anything between two texts, and they stand apart."""
+    """Return whether nobody has said anything between two texts, and they stand apart.
+
+    What is closed behind a text is opened before the next one.
+    """
     bare = _TAG.sub("", separator)
-    if _SAID.search(bare) or not _is_balanced(_TAG.findall(separator)):
+    paired = [one for one in _TAG.findall(separator) if not _UNPAIRED.match(one)]
+    closed = [one.strip("</ >") for one in paired if one.startswith("</")]
+    if _SAID.search(bare) or closed[::-1] != [one.strip("< >") for one in paired[len(closed) :]]:
         return False
     return "\n" in separator or bare != separator or len(bare.strip()) >= _RULE
-
-
-def _is_balanced(tags: Sequence[str]) -> bool:
-    """Return whether what is closed behind a text is opened before the next one."""
-    paired = [one for one in tags if not _UNPAIRED.match(one)]
-    closed = [one.strip("</ >") for one in paired if one.startswith("</")]
-    return closed[::-1] == [one.strip("< >") for one in paired[len(closed) :]]
 
 
 def _whole(message: str, run: list[KnownSpan]) -> list[KnownSpan]:

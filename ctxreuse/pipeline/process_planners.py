@@ -20,19 +20,15 @@ _sharing = ForkSafeLock()
 
 def planner_for(planner: object, *, model: object = None) -> ReusePlanner:
     """Return the planner given, or for None the one that this process has for an engine."""
-    if planner is None:
-        with _sharing:
-            return _planners.get_or_make(_engine_of(model), ReusePlanner)
-    wanted = "a ctxreuse.ReusePlanner; pass planner=ReusePlanner(), or leave it out"
-    return checked_kind("planner", planner, ReusePlanner, wanted)
-
-
-def _engine_of(model: object) -> Hashable:
-    """Return what tells the engine behind a model from others."""
+    if planner is not None:
+        wanted = "a ctxreuse.ReusePlanner; pass planner=ReusePlanner(), or leave it out"
+        return checked_kind("planner", planner, ReusePlanner, wanted)
     name = getattr(model, "model_name", None) or getattr(model, "model", None)
     found = (getattr(model, one, None) for one in _ADDRESSES)
     addresses = tuple(str(one).rstrip("/") for one in found if one)
-    return str(name), addresses or f"{type(model).__module__}.{type(model).__qualname__}"
+    engine = str(name), addresses or f"{type(model).__module__}.{type(model).__qualname__}"
+    with _sharing:
+        return _planners.get_or_make(engine, ReusePlanner)
 
 
 def engine_address(model: object) -> tuple[str, str]:
