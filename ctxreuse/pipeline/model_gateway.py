@@ -165,10 +165,7 @@ class ModelGateway:
         self.attempt(
             lambda: self._reuse.report_usage(
                 planned.plans,
-                usage.prompt_tokens,
-                usage.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-                written_tokens=usage.written_tokens,
+                **usage._asdict(),
                 seconds=seconds,
                 tenant=planned.tenant,
                 through=self._through,
