@@ -1,8 +1,6 @@
 """When an engine that keeps failing is left alone, on a clock that is moved by hand."""
 
-from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
-
-CLOSED, OPEN, HALF_OPEN = Circuit.CLOSED, Circuit.OPEN, Circuit.HALF_OPEN
+from ctxreuse.serving.pool.circuit_breaker import CLOSED, HALF_OPEN, OPEN, CircuitBreaker
 
 
 def opened(now=0.0, **arguments):
@@ -28,14 +26,14 @@ def test_a_closed_circuit_admits_all_and_a_success_starts_the_count_again():
     for _ in range(5):
         assert not circuit.fail(0.0)
         circuit.succeed()
-    assert circuit.state(0.0) is CLOSED
+    assert circuit.state(0.0) == CLOSED
     assert [circuit.fail(0.0), circuit.fail(0.0)] == [False, True]
 
 
 def test_it_opens_after_so_many_failures_in_a_row_and_says_so_once():
     circuit = CircuitBreaker(failures=3)
     assert [circuit.fail(float(now)) for now in range(5)] == [False, False, True, False, False]
-    assert circuit.state(4.0) is OPEN
+    assert circuit.state(4.0) == OPEN
     assert not circuit.admits(4.0)
 
 
@@ -47,14 +45,14 @@ def test_it_rests_from_the_failure_that_opened_it_and_then_admits_one():
     circuit.begin(15.0)
     assert not circuit.admits(15.0)
     assert not circuit.admits(1e9)
-    assert circuit.state(16.0) is HALF_OPEN
+    assert circuit.state(16.0) == HALF_OPEN
 
 
 def test_a_trial_that_succeeds_closes_it_and_the_first_rest_counts_again():
     circuit = opened(open_s=10)
     circuit.begin(10.0)
     circuit.succeed()
-    assert circuit.state(10.0) is CLOSED
+    assert circuit.state(10.0) == CLOSED
     circuit.begin(10.0)
     assert circuit.admits(10.0)
 
@@ -70,13 +68,13 @@ def test_a_trial_that_succeeds_closes_it_and_the_first_rest_counts_again():
 def test_a_trial_that_fails_doubles_the_rest_each_time_but_not_a_longer_first_one():
     circuit, now, rests = opened(open_s=100), 0.0, []
     for _ in range(4):
-        rest = next(s for s in range(1, 1_000) if circuit.state(now + s) is HALF_OPEN)
+        rest = next(s for s in range(1, 1_000) if circuit.state(now + s) == HALF_OPEN)
         rests.append(rest)
         now += rest
         assert circuit.admits(now)
         circuit.begin(now)
         assert not circuit.fail(now)  # it was open all the time
-        assert circuit.state(now) is OPEN
+        assert circuit.state(now) == OPEN
     assert rests == [100, 200, 300, 300]  # five minutes at most
     circuit = opened(open_s=600)
     circuit.begin(600.0)
@@ -88,7 +86,7 @@ def test_cancelled_requests_and_trials_count_for_nothing():
     circuit = opened(open_s=10)
     circuit.begin(10.0)
     circuit.abandon()
-    assert circuit.state(10.0) is HALF_OPEN
+    assert circuit.state(10.0) == HALF_OPEN
     assert circuit.admits(10.0)
     circuit.begin(10.0)
     assert not circuit.admits(10.0)
@@ -97,7 +95,7 @@ def test_cancelled_requests_and_trials_count_for_nothing():
     circuit.fail(0.0)
     circuit.begin(0.0)
     circuit.abandon()
-    assert circuit.state(0.0) is CLOSED
+    assert circuit.state(0.0) == CLOSED
     assert circuit.fail(0.0)
 
 
@@ -110,5 +108,5 @@ def test_an_engine_that_does_not_work_rests_at_once_and_no_longer_if_that_is_hea
 def test_an_answer_to_any_request_closes_it():
     circuit = opened()
     circuit.succeed()
-    assert circuit.state(1.0) is CLOSED
+    assert circuit.state(1.0) == CLOSED
     assert circuit.admits(1.0)

@@ -10,13 +10,12 @@ class StatusRule(NamedTuple):
 
     again: bool  # the same engine may answer it when it is sent again
     elsewhere: bool  # another engine may answer it
-    state: str  # what is said of an engine that rests for it
 
 
-FAILS: Final = StatusRule(True, True, "resting")  # after several in a row
-BUSY: Final = StatusRule(True, True, "up")  # and left alone for as long as it says
-REFUSES: Final = StatusRule(False, True, "refuses")  # once another engine has answered
-WORKS: Final = StatusRule(False, False, "up")  # the request is at fault
+FAILS: Final = StatusRule(True, True)  # after several in a row
+BUSY: Final = StatusRule(True, True)  # and left alone for as long as it says
+REFUSES: Final = StatusRule(False, True)  # once another engine has answered
+WORKS: Final = StatusRule(False, False)  # the request is at fault
 
 _OF_STATUS: Final = {
     **dict.fromkeys((408, 409, 425), FAILS),

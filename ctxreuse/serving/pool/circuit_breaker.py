@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from typing import Final
 
 _LONGEST_OPEN_S = 300.0
 
-
-class Circuit(Enum):
-    """The state of the circuit to an engine."""
-
-    CLOSED = "up"
-    """It answers."""
-    OPEN = "resting"
-    """It has failed too often in a row, and gets no requests."""
-    HALF_OPEN = "on trial"
-    """It was open long enough; one request tries it."""
+CLOSED: Final = "up"  # the engine answers
+OPEN: Final = "resting"  # it has failed too often in a row, and gets no requests
+HALF_OPEN: Final = "on trial"  # it rested long enough; one request tries it
 
 
 class CircuitBreaker:
@@ -29,22 +22,22 @@ class CircuitBreaker:
         self._opened_at: float | None = None
         self._has_trial = False
 
-    def state(self, now: float) -> Circuit:
+    def state(self, now: float) -> str:
         """Return the state at a time, in seconds of any clock that never goes back."""
         if self._opened_at is None:
-            return Circuit.CLOSED
+            return CLOSED
         if now - self._opened_at < self._open_s:
-            return Circuit.OPEN
-        return Circuit.HALF_OPEN
+            return OPEN
+        return HALF_OPEN
 
     def admits(self, now: float) -> bool:
         """Return whether a request may be sent now; while it is half-open, one at a time."""
         state = self.state(now)
-        return state is Circuit.CLOSED or (state is Circuit.HALF_OPEN and not self._has_trial)
+        return state == CLOSED or (state == HALF_OPEN and not self._has_trial)
 
     def begin(self, now: float) -> bool:
         """Note that a request is sent; return whether it is the one that tries the engine."""
-        is_trial = self.state(now) is Circuit.HALF_OPEN and not self._has_trial
+        is_trial = self.state(now) == HALF_OPEN and not self._has_trial
         self._has_trial |= is_trial
         return is_trial
 
@@ -59,7 +52,7 @@ class CircuitBreaker:
         """Note that a request was not answered; return whether that opened the circuit."""
         self._failures += 1
         if self._opened_at is not None:
-            if self.state(now) is Circuit.HALF_OPEN:
+            if self.state(now) == HALF_OPEN:
                 self._open_s = max(self._open_s, min(2 * self._open_s, _LONGEST_OPEN_S))
                 self._opened_at = now
                 self._has_trial = False

@@ -25,9 +25,9 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.client.status_rules import BUSY, FAILS, REFUSES, WORKS, status_rule
+from ctxreuse.serving.client.status_rules import BUSY, FAILS, WORKS, status_rule
 from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable, recorded
-from ctxreuse.serving.pool.circuit_breaker import Circuit, CircuitBreaker
+from ctxreuse.serving.pool.circuit_breaker import CLOSED, OPEN, CircuitBreaker
 from ctxreuse.sharing.exchange import SharingStatistics
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class Replica:
         """Return its status."""
         with self._lock:
             circuit = self._circuit.state(self._clock())
-            state = (circuit is Circuit.OPEN and self._refusal) or circuit.value
+            state = (circuit == OPEN and self._refusal) or circuit
             capacity, unconfirmed = self._capacity, len(self._unconfirmed)
         return ReplicaStatus(
             name=self.name,
@@ -283,7 +283,7 @@ class Replica:
             if not is_ready and self._answered > answered:
                 return True  # it has answered a request since it was asked
             now = self._clock()
-            was_closed = self._circuit.state(now) is Circuit.CLOSED
+            was_closed = self._circuit.state(now) == CLOSED
             if not is_ready:
                 self._circuit.fail(now, at_once=True)
                 self._refusal = ""
@@ -301,7 +301,7 @@ class Replica:
     async def context_window(self) -> int | None:
         """Return what the engine says its model holds; None if it is silent, or down."""
         with self._lock:
-            is_open = self._circuit.state(self._clock()) is Circuit.OPEN
+            is_open = self._circuit.state(self._clock()) == OPEN
         if not self._knows_window and not is_open:
             try:
                 async with asyncio.timeout(_ASKING_S):
@@ -438,4 +438,4 @@ class Replica:
             self._failed += 1
             self._circuit.fail(self._clock(), at_once=True)
             reason = responses.get(error.status or 0, "")
-            self._refusal = f"{REFUSES.state}: {error.status} {reason}".rstrip()
+            self._refusal = f"refuses: {error.status} {reason}".rstrip()
