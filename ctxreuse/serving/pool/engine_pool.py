@@ -210,7 +210,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         The circuit of one that is not opens at once; that of one that is again closes, unless it
         refuses requests, and its cache counts as empty. One without such a route (404) is ready.
         """
-        check_limit(limit_s)
+        checked_positive("limit_s", limit_s)
         replicas = list(self._replicas.values())
         healthy = await asyncio.gather(*(replica.check_health(limit_s) for replica in replicas))
         return {replica.name: well for replica, well in zip(replicas, healthy, strict=True)}
@@ -328,7 +328,8 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
     def _going(
         self, prompt: Plannable, wanted: str | None, limit_s: float | None, options: dict[str, Any]
     ) -> _Going:
-        check_limit(limit_s)
+        if limit_s is not None:
+            checked_positive("limit_s", limit_s)
         return _Going(prompt, wanted, limit_s, options, limit_s or self._patience_s)
 
     @asynccontextmanager
@@ -432,9 +433,3 @@ async def _prime(going: _Going, client: EngineClient, sending: InFlightRequest) 
     """Send the primes of a plan that was given with some, where it is about to be sent."""
     if sending.plan.primes:
         await sending.limit.wait_for(client.prime(sending.plan, **going.options))
-
-
-def check_limit(limit_s: object) -> None:
-    """Raise InvalidRequestError unless a limit is seconds above 0, or None."""
-    if limit_s is not None:
-        checked_positive("limit_s", limit_s)
