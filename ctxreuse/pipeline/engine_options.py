@@ -91,7 +91,8 @@ class EngineOptions(NamedTuple):
         more: dict[str, Any] = {}
         if salt is not None and "cache_salt" not in body:
             more["cache_salt"] = salt
-        more |= added_cache_fields({**known, **body}, groups, self.cache, self.key)
+        if self.cache.is_hosted:
+            more |= added_cache_fields({**known, **body}, groups, self.cache, self.key)
         session = self._session(scope, groups)
         options = {"extra_body": more} if more else {}
         if session is not None and self.header.lower() not in map(str.lower, headers):

@@ -365,7 +365,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         """Return what the body and the headers tell of a plan, without what the engine refuses."""
         rules = plan.cache if self._protocol == "openai" else DEFAULT_CACHE
         scope = RequestScope(plan.request.tenant, plan.request.conversation_id)
-        told = EngineOptions(rules, *self._options).added((shard_of(plan),), scope, *own)
+        options = EngineOptions(rules, *self._options)
+        groups = [shard_of(plan)] if rules.is_hosted or options.sessions == "group" else []
+        told = options.added(groups, scope, *own)
         names = request_header(plan.request_id)
         fields: dict[str, Any] = {}
         if names:
