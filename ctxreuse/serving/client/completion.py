@@ -76,11 +76,9 @@ class Expectation:
     must_hit: bool = False  # whether a prompt that begins so was answered before
 
 
-def _without_ids(value: object) -> object:
-    """Return fields or headers without those that name the request."""
-    if not isinstance(value, Mapping):
-        return value
-    return {name: one for name, one in value.items() if name not in (REQUEST_HEADER, "rid")}
+def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return fields or headers that have a value, but for some."""
+    return {name: one for name, one in fields.items() if one is not None and name not in names}
 
 
 class CachedTokenReports:
@@ -101,8 +99,8 @@ class CachedTokenReports:
             return Expectation()
         # all else counts, too: tools come before the messages, a salt keeps prompts apart
         others = sorted(
-            (name, repr(_without_ids(value)))
-            for name, value in arguments.items()
+            (name, repr(without(one, REQUEST_HEADER, "rid") if isinstance(one, Mapping) else one))
+            for name, one in arguments.items()
             if name != "messages"
         )
         text = f"{others!r}{messages[:_BEGINNING]}"

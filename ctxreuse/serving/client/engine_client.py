@@ -39,7 +39,7 @@ from ctxreuse.rules.answers import id_fields, streams_token_ids
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
-from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation
+from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation, without
 from ctxreuse.serving.client.connection import (
     EngineConnection,
     EngineFact,
@@ -250,8 +250,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             raise InvalidRequestError(
                 "primes go out by OpenAI's protocol only; plan without primes=True"
             )
-        headers = _without(given["extra_headers"], REQUEST_HEADER)  # a prime has an id of its own
-        fields = _without({**given["extra_body"], "tools": given.get("tools")}, *_OWN_FIELDS)
+        headers = without(given["extra_headers"], REQUEST_HEADER)  # a prime has an id of its own
+        fields = without({**given["extra_body"], "tools": given.get("tools")}, *_OWN_FIELDS)
         fields["model"] = given.get("model") or await self.model()
         whole, rules = plan.messages(), plan.cache
         fronts = [plan.front(blocks) for blocks in plan.primes]
@@ -397,7 +397,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 for text in reader.take(received):
                     if reader.has_token and call.first_token_at is None:
                         call.first_token_at = self._clock()
-                        call.note_beginning()
+                        if call.in_flight is not None:  # those that wait for it go on
+                            call.in_flight.begin()
                         if call.on_first_token is not None:
                             call.on_first_token()
                     if text:
@@ -502,11 +503,11 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self, sent: Mapping[str, Any], rules: CacheRules, record: Callable[[Sequence[int]], None]
     ) -> None:
         """Find out, behind an answer, which tokens its prompt had, and tell that."""
-        fields = _without(sent["extra_body"], *_OWN_FIELDS)
+        fields = without(sent["extra_body"], *_OWN_FIELDS)
         fields |= {name: sent.get(name) for name in ("model", "messages", "tools")}
-        headers = _without(sent["extra_headers"], REQUEST_HEADER)
+        headers = without(sent["extra_headers"], REQUEST_HEADER)
         try:
-            record(await self._connection.token_ids(_without(fields), headers, rules))
+            record(await self._connection.token_ids(without(fields), headers, rules))
         except EngineError:
             self._note_no_ids()
         except Exception as error:
@@ -536,8 +537,3 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         plan = call.plan
         if plan is not None:
             self._bookkeeping.attempt(lambda: self.forget(plan))
-
-
-def _without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return fields that have a value, but for some."""
-    return {name: one for name, one in fields.items() if one is not None and name not in names}

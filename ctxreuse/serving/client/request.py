@@ -45,11 +45,6 @@ class EngineCall:
     attempt_began_at: float = 0.0
     first_token_at: float | None = None
 
-    def note_beginning(self) -> None:
-        """Let those go on that wait for the first token, which has come."""
-        if self.in_flight is not None:
-            self.in_flight.begin()
-
     def begin(self, now: float, expectation: Expectation) -> None:
         """Begin an attempt; drop what an earlier one has brought."""
         self.attempts += 1
