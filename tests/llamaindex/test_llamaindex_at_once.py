@@ -41,11 +41,11 @@ def set_up(
     retriever = retriever or LetterRetriever()
     if "Retriever" in ours:
         retriever = ReuseRetriever(retriever=retriever, planner=planner)
-        retriever._nodes._batcher._window_s = LONG_S
+        retriever._documents._batcher._window_s = LONG_S
     behind = []
     if "Postprocessor" in ours:
         behind = [ReusePostprocessor(planner=planner)]
-        behind[0]._nodes._batcher._window_s = LONG_S
+        behind[0]._documents._batcher._window_s = LONG_S
     engine = RetrieverQueryEngine.from_args(retriever, llm=llm, node_postprocessors=behind)
     return inner, engine
 

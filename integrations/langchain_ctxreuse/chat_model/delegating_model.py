@@ -16,7 +16,6 @@ from langchain_core.tools import BaseTool
 from pydantic import BaseModel, field_validator, model_validator
 
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
-from ctxreuse.context.fixed_settings import copy_around
 from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
 from langchain_ctxreuse.configurable import configurable_around, without_bindings
 from langchain_ctxreuse.scope import RequestCarrier
@@ -73,11 +72,6 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         theirs, ours = inner.metadata or {}, self.metadata or {}
         versions = {**(theirs.get("lc_versions") or {}), **(ours.get("lc_versions") or {})}
         self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; fields of the inner model change in a copy of that."""
-        copy: Self = copy_around(self, "inner", super().model_copy, update or {}, deep)
-        return copy
 
     def _carrying(self, config: RunnableConfig | None) -> Self:
         _ = self._serialized  # kept by the model, or each copy would make it anew

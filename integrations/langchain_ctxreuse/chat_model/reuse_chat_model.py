@@ -9,7 +9,7 @@ from copy import copy
 from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
-from typing import Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -21,32 +21,13 @@ from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_me
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
-from pydantic import Field, PrivateAttr, StrictBool, ValidationInfo, field_validator
+from pydantic import PrivateAttr
 
 from ctxreuse.context.scope import RequestScope, serving
-from ctxreuse.pipeline.engine_options import (
-    SESSION_HEADER,
-    EngineOptions,
-    marks_the_end,
-)
-from ctxreuse.pipeline.model_gateway import ModelGateway
-from ctxreuse.pipeline.ordered_release import (
-    DEFAULT_WINDOW_S,
-    as_they_end,
-    checked_window,
-    planned_aside,
-    run_here,
-)
-from ctxreuse.pipeline.process_planners import planner_for
-from ctxreuse.pipeline.prompt_turn import (
-    PlannedPrompt,
-    PromptStatistics,
-    ScopedPrompt,
-    WirePrompt,
-)
-from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from ctxreuse.planning.tracing import classes_of
-from ctxreuse.serving.client.own_calls import OwnCalls
+from ctxreuse.pipeline.engine_options import EngineOptions, marks_the_end
+from ctxreuse.pipeline.ordered_release import as_they_end, planned_aside, run_here
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt, ScopedPrompt, WirePrompt
+from ctxreuse.serving.planning_fields import PlansPrompts
 from langchain_ctxreuse.chat_model.batching import PlannedBatch
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
@@ -61,14 +42,13 @@ from langchain_ctxreuse.messages import (
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
 _log = logging.getLogger("ctxreuse")
-_BUILT_FROM = ("planner", "window_s", "strategy", "prime", "find_retrieved")
 
 _Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
 """What to call the inner model with: the plan, if there is one, the messages, and the rest."""
 
 
-class ReuseChatModel(DelegatingChatModel):
+class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     """Sends another model's calls in the order, and with the contexts, that the cache serves best.
 
     Planned are contexts in new messages: documents that a retriever returned, or that
@@ -105,64 +85,15 @@ class ReuseChatModel(DelegatingChatModel):
             that `format_context` put in.
     """
 
-    planner: ReusePlanner = Field(default=None, validate_default=True, repr=False, frozen=True)
-    window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
-    strategy: Strategy = Field(default="reuse", frozen=True)
-    prime: bool = Field(default=False, frozen=True, strict=True)
-    send_cache_salt: bool = Field(default=False, strict=True)
-    send_session_id: StrictBool | Literal["group"] = False
-    session_header: str = Field(default=SESSION_HEADER, strict=True)
-    salt_key: str = Field(default="", repr=False, exclude=True, strict=True)
-    find_retrieved: bool = Field(default=True, frozen=True, strict=True)
-    _gateway: ModelGateway = PrivateAttr()
     _batch: PlannedBatch | None = PrivateAttr(default=None)  # whose calls this copy makes
 
-    @field_validator("planner", mode="before")
-    @classmethod
-    def _check_planner(cls, planner: object, fields: ValidationInfo) -> object:
-        return planner_for(planner, model=fields.data.get("inner"))
-
-    _check_window = field_validator("window_s", mode="before")(checked_window)
-    _check_strategy = field_validator("strategy", mode="before")(check_strategy)
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Build what plans the calls, and take over the inner model's settings."""
-        super().model_post_init(context)
-        self._build()
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, in which other values of the fields take effect."""
-        made = super().model_copy(update=update, deep=deep)
-        fields = (*_BUILT_FROM, "inner") if made.prime else _BUILT_FROM
-        if update and not update.keys().isdisjoint(fields):
-            made._build()
-        return made
-
     def _build(self) -> None:
-        check_strategy(self.strategy)
-        self._gateway = ModelGateway(
-            planner_for(self.planner),
-            self.strategy,
-            self.window_s,
-            type(self).__name__,
-            classes_of(self.inner),
-            reported_usage,
-            OwnCalls.beside(self.inner, planner_for(self.planner).cache, primes=self.prime),
-            self.prime,
-            adds_up=True,
-        )
-        if self.find_retrieved:
-            follow_runs()
+        self._open(reported_usage, follow_runs, adds_up=True)
 
-    @property
-    def faults(self) -> int:
-        """How often planning has failed and prompts were sent as given."""
-        return self._gateway.faults
-
-    @property
-    def prompt_statistics(self) -> PromptStatistics:
-        """What became of the contexts in its prompts: planned, left alone, and why."""
-        return self._gateway.statistics()
+    def _is_built_from(self, changes: Mapping[str, Any]) -> bool:
+        # copies that a config makes for each call, with another inner model, still plan together
+        fields = PlansPrompts.model_fields.keys() | ({"inner"} if self.prime else set())
+        return not fields.isdisjoint(changes)
 
     # The public methods know the config; each call runs on a copy that carries it.
 

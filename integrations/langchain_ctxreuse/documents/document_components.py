@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -18,12 +18,12 @@ from langchain_core.runnables.config import get_config_list, patch_config, run_i
 from pydantic import ConfigDict, PrivateAttr, field_validator
 
 from ctxreuse.context.checks import refuse_wrapped
-from ctxreuse.context.fixed_settings import copy_around
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.pipeline.document_turn import RETRIEVALS, RetrievedItems
+from ctxreuse.pipeline.document_turn import RETRIEVALS, ItemKind, RetrievedItems
 from ctxreuse.pipeline.ordered_release import run_here
+from ctxreuse.serving.planning_fields import PlansDocuments
 from langchain_ctxreuse.configurable import configurable_around, without_bindings
-from langchain_ctxreuse.documents.document_plans import DocumentPlanningFields
+from langchain_ctxreuse.documents.document_plans import DOCUMENTS
 from langchain_ctxreuse.documents.run_documents import follow_runs, log_nested, run_documents
 from langchain_ctxreuse.scope import CarryingRetriever, scope_from_config
 
@@ -66,7 +66,7 @@ def _takes_a_dict(runnable: Runnable[Any, Any]) -> bool:
     return schema.get("type") == "object" and bool(schema.get("required"))
 
 
-class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
+class ReuseRetriever(PlansDocuments, CarryingRetriever):
     """Returns what another retriever retrieves in the order that the prefix cache serves best.
 
     The order alone is its own: the documents are those of the retriever inside, as many as came, a
@@ -90,6 +90,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
     model_config = ConfigDict(extra="forbid")
 
     retriever: RetrieverLike
+    _held: ClassVar[str] = "retriever"
     _is_in_batch: bool = PrivateAttr(default=False)  # then the batch plans
 
     def model_post_init(self, context: Any, /) -> None:
@@ -103,10 +104,8 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         refuse_wrapped("retriever", without_bindings(retriever), ReuseRetriever)
         return checked_retriever(retriever)
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; fields of the retriever inside change in a copy of that."""
-        made: Self = copy_around(self, "retriever", super().model_copy, update or {}, deep)
-        return made
+    def _item_kind(self) -> ItemKind[Document]:
+        return DOCUMENTS
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[str, list[Document]]:
         """Return a retriever whose fields a config can set, as LangChain's retrievers do."""
@@ -198,7 +197,7 @@ class ReuseRetriever(DocumentPlanningFields, CarryingRetriever):
         return [planned.get(position, given) for position, given in enumerate(retrieved)]
 
 
-class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
+class ReuseCompressor(PlansDocuments, BaseDocumentCompressor):
     """Puts documents into the order in which the engine's prefix cache serves most of them.
 
     For `ContextualCompressionRetriever` and, as the last one, for `DocumentCompressorPipeline`. As
@@ -212,6 +211,9 @@ class ReuseCompressor(DocumentPlanningFields, BaseDocumentCompressor):
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    def _item_kind(self) -> ItemKind[Document]:
+        return DOCUMENTS
 
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None

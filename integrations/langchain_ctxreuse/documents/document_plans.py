@@ -9,17 +9,13 @@ from typing import Any, TypeAlias
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_document
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.fixed_settings import RebuiltCopies
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, shared_names
+from ctxreuse.pipeline.document_turn import ItemKind, shared_names
 from ctxreuse.pipeline.formatting import checked_items, cited_items, joined_forms, own_labels
 from ctxreuse.pipeline.known_texts import Form
-from ctxreuse.pipeline.process_planners import planner_for
-from ctxreuse.planner import ReusePlanner
 from langchain_ctxreuse.scope import tenant_from_config
 
 _NEAR = 2
@@ -29,36 +25,6 @@ Label: TypeAlias = str | Callable[[Document], object]
 """A document's own label: the name of a field of its metadata, or a function."""
 
 _REMEDIES = ("Documents", "Document(page_content=...)")
-
-
-class DocumentPlanningFields(RebuiltCopies, BaseModel):
-    """The fields of a component that plans documents, and what they make.
-
-    They are set when it is made, or for a copy: `component.model_copy(update={"planner": ...})`.
-    """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    planner: ReusePlanner = Field(default=None, validate_default=True, repr=False, frozen=True)
-    annotation: bool = Field(default=False, frozen=True, strict=True)
-    drop_repeats: bool = Field(default=False, frozen=True, strict=True)
-    _documents: DocumentPlanner[Document] = PrivateAttr()
-
-    _check_planner = field_validator("planner", mode="before")(planner_for)
-
-    def _build(self) -> None:
-        self._documents = DocumentPlanner(
-            self.planner,
-            DOCUMENTS,
-            type(self).__name__,
-            annotation=self.annotation,
-            drop_repeats=self.drop_repeats,
-        )
-
-    @property
-    def faults(self) -> int:
-        """How often planning has failed and documents went through as they came."""
-        return self._documents.faults
 
 
 def format_context(

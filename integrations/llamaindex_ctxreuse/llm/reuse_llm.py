@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, NoReturn, Self, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from llama_index.core.async_utils import DEFAULT_NUM_WORKERS, asyncio_run
 from llama_index.core.base.llms.types import (
@@ -18,39 +18,24 @@ from llama_index.core.base.llms.types import (
     CompletionResponseAsyncGen,
     CompletionResponseGen,
 )
-from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr, field_validator
+from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate
-from pydantic import StrictBool, ValidationInfo
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from ctxreuse.context.checks import checked_integer
-from ctxreuse.context.fixed_settings import copy_around
 from ctxreuse.context.reported_usage import ReportedTokens, usage_in
 from ctxreuse.context.scope import RequestScope, current_scope
-from ctxreuse.pipeline.engine_options import (
-    SESSION_HEADER,
-    EngineOptions,
-)
-from ctxreuse.pipeline.model_gateway import ModelGateway
-from ctxreuse.pipeline.ordered_release import (
-    DEFAULT_WINDOW_S,
-    as_they_end,
-    checked_window,
-    planned_aside,
-)
-from ctxreuse.pipeline.process_planners import planner_for
+from ctxreuse.pipeline.engine_options import EngineOptions
+from ctxreuse.pipeline.ordered_release import as_they_end, planned_aside
 from ctxreuse.pipeline.prompt_turn import (
     PlannedPrompt,
     PromptPart,
-    PromptStatistics,
     ScopedPrompt,
     Wire,
     WirePrompt,
 )
-from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from ctxreuse.planning.tracing import classes_of
-from ctxreuse.serving.client.own_calls import OwnCalls
+from ctxreuse.serving.planning_fields import PlansPrompts
 from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
 from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
 from llamaindex_ctxreuse.llm.planned_prompts import (
@@ -78,7 +63,7 @@ class _ModelCall(Generic[_Answer_co]):
     wire: Wire | None = None  # None where it is unknown
 
 
-class ReuseLLM(DelegatingLLM):
+class ReuseLLM(PlansPrompts, DelegatingLLM):
     """A model whose prompts hit the engine's prefix cache.
 
     Planned are contexts in new messages: nodes that a retriever returned, or that `format_context`
@@ -110,60 +95,12 @@ class ReuseLLM(DelegatingLLM):
             `format_context` put in.
     """
 
-    planner: ReusePlanner = Field(
-        default=None,
-        validate_default=True,
-        exclude=True,
-        repr=False,
-        frozen=True,
-    )
-    window_s: float = Field(default=DEFAULT_WINDOW_S, frozen=True)
-    strategy: Strategy = Field(default="reuse", frozen=True)
-    prime: bool = Field(default=False, frozen=True, strict=True)
-    send_cache_salt: bool = Field(default=False, frozen=True, strict=True)
-    send_session_id: StrictBool | Literal["group"] = Field(default=False, frozen=True)
-    session_header: str = Field(default=SESSION_HEADER, frozen=True, strict=True)
-    salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
-    find_retrieved: bool = Field(default=True, frozen=True, strict=True)
-    _gateway: ModelGateway = PrivateAttr()
     _model: LLM = PrivateAttr()
     _always_sent: Mapping[str, Any] = PrivateAttr()
 
-    _check_window = field_validator("window_s", mode="before")(checked_window)
-    _check_strategy = field_validator("strategy", mode="before")(check_strategy)
-
-    @field_validator("planner", mode="before")
-    @classmethod
-    def _check_planner(cls, planner: object, fields: ValidationInfo) -> object:
-        return planner_for(planner, model=fields.data.get("inner"))
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Build what holds the state of a run."""
-        super().model_post_init(context)
-        self._build()
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, in which other values of the fields take effect."""
-        if not update:
-            return super().model_copy(deep=deep)
-        copy: Self = copy_around(self, "inner", super().model_copy, update, deep)
-        copy._build()
-        return copy
-
     def _build(self) -> None:
         """Build what plans the calls, and what they are sent with."""
-        self._gateway = ModelGateway(
-            planner_for(self.planner),
-            self.strategy,
-            checked_window(self.window_s),
-            type(self).__name__,
-            classes_of(self.inner),
-            reported_usage,
-            OwnCalls.beside(self.inner, planner_for(self.planner).cache, primes=self.prime),
-            self.prime,
-        )
-        if self.find_retrieved:
-            follow_runs()
+        self._open(reported_usage, follow_runs)
         self._model, self._always_sent = self.inner, {}
         has_key = self.planner.cache.is_routed
         if self.send_cache_salt or self.send_session_id or has_key:
@@ -173,16 +110,6 @@ class ReuseLLM(DelegatingLLM):
     def class_name(cls) -> str:
         """Return the name that serialized models carry."""
         return "ReuseLLM"
-
-    @property
-    def faults(self) -> int:
-        """How often planning has failed and prompts went through as given."""
-        return self._gateway.faults
-
-    @property
-    def prompt_statistics(self) -> PromptStatistics:
-        """What became of the contexts in its prompts: planned, left alone, and why."""
-        return self._gateway.statistics()
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the inner model's answer to the messages."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from llama_index.core.bridge.pydantic import ConfigDict, Field, field_validator
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
-from ctxreuse.context.fixed_settings import FixedSettings, RebuiltCopies
-from ctxreuse.pipeline.document_turn import DocumentPlanner
+from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
+from ctxreuse.serving.planning_fields import PlansDocuments
 from llamaindex_ctxreuse.llm.delegating_llm import pickled_state
 from llamaindex_ctxreuse.nodes.node_plans import (
     checked_metadata_mode,
@@ -25,7 +26,7 @@ from llamaindex_ctxreuse.nodes.node_plans import (
 from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, is_fused, retrieved_items
 
 
-class ReusePostprocessor(RebuiltCopies, BaseNodePostprocessor):
+class ReusePostprocessor(PlansDocuments, BaseNodePostprocessor):
     """Puts nodes into the order in which the engine's prefix cache serves most of them.
 
     For `node_postprocessors=[...]`, as the last one: what sorts after it undoes its order. The
@@ -47,25 +48,15 @@ class ReusePostprocessor(RebuiltCopies, BaseNodePostprocessor):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    planner: ReusePlanner | None = Field(
-        default=None, validate_default=True, exclude=True, repr=False, frozen=True
-    )
-    annotation: bool = Field(default=False, frozen=True, strict=True)
-    drop_repeats: bool = Field(default=False, frozen=True, strict=True)
     metadata_mode: MetadataMode = Field(default=MetadataMode.LLM, frozen=True)
-    _nodes: DocumentPlanner[NodeWithScore] = PrivateAttr()
 
-    _check_planner = field_validator("planner", mode="before")(planner_for)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
 
+    def _item_kind(self) -> ItemKind[NodeWithScore]:
+        return node_kind(self.metadata_mode)
+
     def _build(self) -> None:
-        self._nodes = DocumentPlanner(
-            planner_for(self.planner),
-            node_kind(self.metadata_mode),
-            type(self).__name__,
-            annotation=self.annotation,
-            drop_repeats=self.drop_repeats,
-        )
+        super()._build()
         follow_runs()
 
     @classmethod
@@ -77,20 +68,15 @@ class ReusePostprocessor(RebuiltCopies, BaseNodePostprocessor):
         """Return the state of a copy in another process; see `pickled_state`."""
         return pickled_state(self)
 
-    @property
-    def faults(self) -> int:
-        """How often planning has failed and nodes went through as they came."""
-        return self._nodes.faults
-
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        return self._nodes.plan(retrieved_items(nodes, query_bundle))
+        return self._documents.plan(retrieved_items(nodes, query_bundle))
 
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        return await self._nodes.aplan(retrieved_items(nodes, query_bundle))
+        return await self._documents.aplan(retrieved_items(nodes, query_bundle))
 
 
 class ReuseRetriever(FixedSettings, BaseRetriever):
@@ -124,7 +110,7 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
         self._retriever = checked_retriever(retriever)
         refuse_wrapped("retriever", retriever, ReuseRetriever)
         self._planner = planner_for(planner)
-        self._nodes = DocumentPlanner(
+        self._documents = DocumentPlanner(
             self._planner,
             node_kind(checked_metadata_mode(metadata_mode)),
             type(self).__name__,
@@ -167,17 +153,17 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
     @property
     def faults(self) -> int:
         """How often planning has failed and nodes went through as retrieved."""
-        return self._nodes.faults
+        return self._documents.faults
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"retriever": self._retriever}
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         nodes = self._retriever.retrieve(query_bundle)
-        return nodes if is_fused() else self._nodes.plan(retrieved_items(nodes, query_bundle))
+        return nodes if is_fused() else self._documents.plan(retrieved_items(nodes, query_bundle))
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         nodes = await self._retriever.aretrieve(query_bundle)
         if is_fused():
             return nodes
-        return await self._nodes.aplan(retrieved_items(nodes, query_bundle))
+        return await self._documents.aplan(retrieved_items(nodes, query_bundle))
