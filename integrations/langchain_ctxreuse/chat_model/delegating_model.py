@@ -20,11 +20,13 @@ from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
 from langchain_ctxreuse.configurable import configurable_around, without_bindings
 from langchain_ctxreuse.scope import RequestCarrier
 
-if TYPE_CHECKING:
-    from langchain_core.language_models.model_profile import ModelProfile
-
 _log = logging.getLogger("ctxreuse")
 _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
+
+
+def _of_inner(name: str) -> Any:
+    """Return an attribute that is the inner model's."""
+    return property(lambda self: getattr(self.inner, name))
 
 
 class DelegatingChatModel(RequestCarrier, BaseChatModel):
@@ -116,21 +118,16 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         """Return the wrapper around the inner model, or around a copy that it made of itself."""
         return self if model is self.inner else self.model_copy(update={"inner": model})
 
-    def _resolve_model_profile(self) -> ModelProfile | None:
-        return self.inner.profile
+    _llm_type = _of_inner("_llm_type")
+    _get_invocation_params = _of_inner("_get_invocation_params")
+    _combine_llm_outputs = _of_inner("_combine_llm_outputs")
 
-    @property
-    def _llm_type(self) -> str:
-        return self.inner._llm_type
+    def _resolve_model_profile(self) -> Any:
+        return self.inner.profile
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
         return {**self.inner._identifying_params, "inner": _class_name(self.inner)}
-
-    def _get_invocation_params(
-        self, stop: list[str] | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        return self.inner._get_invocation_params(stop=stop, **kwargs)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = self.inner._get_ls_params(stop=stop, **kwargs)
@@ -151,9 +148,6 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
     def _should_use_protocol_streaming(self, **kwargs: Any) -> bool:
         streams = self.inner._should_use_protocol_streaming
         return not self._streaming_disabled(**kwargs) and streams(**kwargs)
-
-    def _combine_llm_outputs(self, _llm_outputs: list[dict[str, Any] | None], /) -> dict[str, Any]:
-        return self.inner._combine_llm_outputs(_llm_outputs)
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return the text's token ids, as the inner model counts unless told otherwise."""
