@@ -110,28 +110,26 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         self,
         inputs: list[LanguageModelInput],
         config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
+        **options: Any,
     ) -> list[AIMessage]:
-        """Return the answers in the caller's order; the calls are started in the planned order."""
-        answers = self.batch_as_completed(
-            inputs, config, return_exceptions=return_exceptions, **kwargs
-        )
+        """Return the answers in the caller's order; the calls are started in the planned order.
+
+        Args:
+            inputs: The prompts.
+            config: One for all, or one for each.
+            **options: LangChain's `return_exceptions`, and arguments of each call.
+        """
+        answers = self.batch_as_completed(inputs, config, **options)
         return [answer for _, answer in sorted(answers, key=itemgetter(0))]
 
     async def abatch(
         self,
         inputs: list[LanguageModelInput],
         config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
+        **options: Any,
     ) -> list[AIMessage]:
         """`batch`, awaited."""
-        answers = self.abatch_as_completed(
-            inputs, config, return_exceptions=return_exceptions, **kwargs
-        )
+        answers = self.abatch_as_completed(inputs, config, **options)
         pairs = [pair async for pair in answers]
         return [answer for _, answer in sorted(pairs, key=itemgetter(0))]
 
@@ -139,13 +137,10 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         self,
         inputs: Sequence[LanguageModelInput],
         config: RunnableConfig | Sequence[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
+        **options: Any,
     ) -> Iterator[tuple[int, Any]]:
         """Yield input positions and answers as they come; the calls are started as in `batch`."""
-        with self._planned_batch(inputs, config, kwargs) as batch:
-            options: dict[str, Any] = {"return_exceptions": return_exceptions, **kwargs}
+        with self._planned_batch(inputs, config, options) as batch:
             calling = copy(self)
             calling._batch = batch
             ask = super(ReuseChatModel, calling).batch_as_completed
@@ -159,7 +154,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         config: RunnableConfig | Sequence[RunnableConfig] | None = None,
         *,
         return_exceptions: bool = False,
-        **kwargs: Any | None,
+        **kwargs: Any,
     ) -> AsyncIterator[tuple[int, Any]]:
         """`batch_as_completed`, awaited; who stops listening ends the calls."""
         work = partial(self._planned_batch, inputs, config, kwargs)

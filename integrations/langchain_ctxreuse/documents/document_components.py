@@ -115,30 +115,22 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
         self,
         inputs: list[str],
         config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
+        **options: Any,
     ) -> list[list[Document]]:
         """Return the documents for each query, in the order of the queries, planned together."""
         configs = get_config_list(config, len(inputs))
-        retrieved = super(ReuseRetriever, self._in_batch()).batch(
-            inputs, configs, return_exceptions=return_exceptions, **kwargs
-        )
+        retrieved = super(ReuseRetriever, self._in_batch()).batch(inputs, configs, **options)
         return self._planned_batch(inputs, configs, retrieved)
 
     async def abatch(
         self,
         inputs: list[str],
         config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
+        **options: Any,
     ) -> list[list[Document]]:
         """`batch`, awaited."""
         configs = get_config_list(config, len(inputs))
-        retrieved = await super(ReuseRetriever, self._in_batch()).abatch(
-            inputs, configs, return_exceptions=return_exceptions, **kwargs
-        )
+        retrieved = await super(ReuseRetriever, self._in_batch()).abatch(inputs, configs, **options)
         # a large batch takes long enough to hold up the event loop
         return await run_in_executor(None, self._planned_batch, inputs, configs, retrieved)
 

@@ -62,14 +62,12 @@ class WorkflowRetriever(CarryingRetriever):
         self,
         inputs: list[str],
         config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any | None,
+        **options: Any,
     ) -> list[list[Document]]:
         """Return the documents for each query, in the order of the queries, all at once."""
         inputs = checked_list("inputs", inputs, "a list of queries")
         configs = get_config_list(config, len(inputs))
-        work = partial(self.abatch, inputs, configs, return_exceptions=return_exceptions, **kwargs)
+        work = partial(self.abatch, inputs, configs, **options)
         return sync_bridge.run(work, lasting=True)
 
     def _get_relevant_documents(
