@@ -20,17 +20,10 @@ from langchain_core.runnables.config import ensure_config
 from pydantic import BaseModel, PrivateAttr
 
 from ctxreuse.context.blocks import Message
-from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope, current_scope, serving
 from langchain_ctxreuse.messages import text_parts
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-
-_fail_open = FailOpen(
-    "langchain_ctxreuse",
-    "nothing is left out for what it shows",
-    'reading config["configurable"]["history"]',
-)
 
 
 class CarriedRequest(NamedTuple):
@@ -96,17 +89,12 @@ class CarryingRetriever(RequestCarrier, BaseRetriever):
 
 
 def scope_from_config(config: RunnableConfig | None) -> RequestScope:
-    """Return a call's tenant, conversation and history: by config, else `request_context`."""
+    """Return a call's tenant and conversation: by config, else `request_context`."""
     configurable: Mapping[str, Any] = ensure_config(config).get("configurable", {})
-    tenant, thread, history = map(configurable.get, ("tenant", "thread_id", "history"))
-    if history is not None:
-        history = _fail_open.attempt(
-            lambda: history_as_openai(configurable["history"]), lambda: None
-        )
+    tenant, thread = configurable.get("tenant"), configurable.get("thread_id")
     return current_scope().inside(
         tenant=None if tenant is None else str(tenant),
         conversation_id=thread if isinstance(thread, int) or thread is None else str(thread),
-        history=history,
     )
 
 

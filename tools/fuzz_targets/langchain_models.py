@@ -192,12 +192,8 @@ def _config(source: Random, tenant: str) -> dict[str, Any]:
     configurable: dict[str, Any] = {"tenant": tenant} if tenant else {}
     if source.random() < 0.4:
         configurable["thread_id"] = source.choice(("t", 1, True, 10**400, text(source, 2)))
-    if source.random() < 0.3:
-        configurable["history"] = mutated(
-            [{"role": "user", "content": text(source)}, ("ai", "Yes."), "And?"], source
-        )
     if source.random() < 0.1:
-        name = source.choice(("tenant", "thread_id", "history", "x"))
+        name = source.choice(("tenant", "thread_id", "x"))
         configurable[name] = odd(source)
     config: dict[str, Any] = {"configurable": configurable}
     if source.random() < 0.2:
