@@ -14,7 +14,6 @@ from llama_index.core.base.llms.types import (
     ChatResponse,
     ChatResponseAsyncGen,
     ChatResponseGen,
-    CompletionResponse,
 )
 from llama_index.core.callbacks import CallbackManager, trace_method
 from llama_index.core.chat_engine.condense_plus_context import DEFAULT_CONDENSE_PROMPT_TEMPLATE
@@ -36,6 +35,7 @@ from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.chat.chat_turn import ChatTurn, ChatTurnPlanner, Transcript
@@ -162,7 +162,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
             message: The question; a `QueryBundle` says what to retrieve for it, too.
             chat_history: The conversation so far; None continues this engine's.
         """
-        turn = self._turn(message, chat_history)
+        turn = run_here(self._turn(message, chat_history, blocks=True))
         with self._taking_back(turn):
             answer = self._llm.chat(self._prompt(turn)).message.content or ""
         return self._response(turn, answer)
@@ -172,7 +172,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> AgentChatResponse:
         """`chat`, awaited."""
-        turn = await self._aturn(message, chat_history)
+        turn = await self._turn(message, chat_history)
         with self._taking_back(turn):
             answer = (await self._llm.achat(self._prompt(turn))).message.content or ""
         return self._response(turn, answer)
@@ -182,7 +182,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
         """Return the answer as it comes; the turn is part of the conversation in the end."""
-        turn = self._turn(message, chat_history)
+        turn = run_here(self._turn(message, chat_history, blocks=True))
         with self._taking_back(turn):
             pieces = self._llm.stream_chat(self._prompt(turn))
         response = _streaming(turn, chat_stream=self._recorded_stream(turn, pieces))
@@ -196,7 +196,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
         """`stream_chat`, awaited."""
-        turn = await self._aturn(message, chat_history)
+        turn = await self._turn(message, chat_history)
         with self._taking_back(turn):
             pieces = await self._llm.astream_chat(self._prompt(turn))
         response = _streaming(turn, achat_stream=self._arecorded_stream(turn, pieces))
@@ -206,29 +206,28 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         )
         return response
 
-    def _turn(self, message: str | QueryBundle, chat_history: list[ChatMessage] | None) -> ChatTurn:
-        query = _as_query(message)
-        begun, condensing = self._begin(query.query_str, chat_history)
-        searched = query
-        if condensing is not None:
-            searched = _condensed(self._llm.complete(condensing), query)
-        nodes = self._retriever.retrieve(searched)
-        for postprocessor in self._postprocessors:
-            nodes = postprocessor.postprocess_nodes(nodes, searched)
-        return self._turns.turn(query.query_str, nodes, begun, self._llm.metadata)
-
-    async def _aturn(
-        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None
+    async def _turn(
+        self,
+        message: str | QueryBundle,
+        chat_history: list[ChatMessage] | None,
+        *,
+        blocks: bool = False,
     ) -> ChatTurn:
-        query = _as_query(message)
+        """Return the next turn; if it blocks, nothing is awaited."""
+        checked_kind("message", message, (str, QueryBundle), "a text or a QueryBundle")
+        query = searched = QueryBundle(message) if isinstance(message, str) else message
+        llm, retriever = self._llm, self._retriever
         begun, condensing = self._begin(query.query_str, chat_history)
-        searched = query
         if condensing is not None:
-            searched = _condensed(await self._llm.acomplete(condensing), query)
-        nodes = await self._retriever.aretrieve(searched)
-        for postprocessor in self._postprocessors:
-            nodes = await postprocessor.apostprocess_nodes(nodes, searched)
-        return self._turns.turn(query.query_str, nodes, begun, self._llm.metadata)
+            said = llm.complete(condensing) if blocks else await llm.acomplete(condensing)
+            searched = QueryBundle(without_thoughts(said.text) or query.query_str)
+        nodes = retriever.retrieve(searched) if blocks else await retriever.aretrieve(searched)
+        for one in self._postprocessors:
+            if blocks:
+                nodes = one.postprocess_nodes(nodes, searched)
+            else:
+                nodes = await one.apostprocess_nodes(nodes, searched)
+        return self._turns.turn(query.query_str, nodes, begun, llm.metadata)
 
     def _begin(
         self, message: str, chat_history: list[ChatMessage] | None
@@ -288,15 +287,6 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
                 _add_piece(answer, piece)
                 yield piece
         self._record(turn, "".join(answer))
-
-
-def _as_query(message: str | QueryBundle) -> QueryBundle:
-    checked_kind("message", message, (str, QueryBundle), "a text or a QueryBundle")
-    return QueryBundle(message) if isinstance(message, str) else message
-
-
-def _condensed(response: CompletionResponse, query: QueryBundle) -> QueryBundle:
-    return QueryBundle(without_thoughts(response.text) or query.query_str)
 
 
 def _add_piece(answer: list[str], piece: ChatResponse) -> None:
