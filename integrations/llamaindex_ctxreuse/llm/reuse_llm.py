@@ -339,32 +339,24 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
 
         return self._gateway.attempt(added, lambda: {**given, **self._always_sent})
 
-    def _planned(self, call: _ModelCall[Any]) -> PlannedPrompt:
-        return self._gateway.plan(call.prompt, call.wire)
-
-    async def _aplanned(
-        self, call: _ModelCall[Any], planned: PlannedPrompt | None = None
-    ) -> PlannedPrompt:
-        return await self._gateway.aplan(planned or call.prompt, call.wire)
-
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
-        planned = self._planned(call)
+        planned = self._gateway.plan(call.prompt, call.wire)
         with self._gateway.calling(planned) as read:
             return read(call.send(planned))
 
     async def _aanswer(self, call: _ModelCall[Awaitable[_Answer]]) -> _Answer:
-        planned = await self._aplanned(call)
+        planned = await self._gateway.aplan(call.prompt, call.wire)
         with self._gateway.calling(planned) as read:
             return read(await call.send(planned))
 
     def _stream(self, call: _ModelCall[Any]) -> Generator[Any, None, None]:
         """Yield what the model streams; nothing is planned before the first piece is asked for."""
-        planned = self._planned(call)
+        planned = self._gateway.plan(call.prompt, call.wire)
         yield from self._gateway.stream(planned, lambda: call.send(planned))
 
     async def _astream(self, call: _ModelCall[Any]) -> AsyncGenerator[Any, None]:
         """Yield what the model streams, as `_stream` does."""
-        planned = await self._aplanned(call)
+        planned = await self._gateway.aplan(call.prompt, call.wire)
         steps = self._gateway.astream(planned, lambda: call.send(planned))
         async with aclosing(steps):
             async for step in steps:
@@ -385,10 +377,11 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         answers: dict[int, Any] = {}
 
         async def ask(position: int) -> None:
-            one = await self._aplanned(calls[position], waiting.pop(position))
+            call = calls[position]
+            one = await self._gateway.aplan(waiting.pop(position), call.wire)
             try:
                 with self._gateway.calling(one) as read:
-                    answers[position] = read(await calls[position].send(one))
+                    answers[position] = read(await call.send(one))
             except Exception as error:
                 if not return_exceptions:
                     raise
