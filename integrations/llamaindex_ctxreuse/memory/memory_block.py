@@ -47,10 +47,9 @@ from ctxreuse.pipeline.memory_planner import (
     asked,
     found_memories,
 )
-from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_planned
-from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
+from ctxreuse.serving.planning_fields import PlanningFields
 from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
 from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, node_block
 from llamaindex_ctxreuse.nodes.run_nodes import as_retrieved, root_of_call
@@ -72,7 +71,7 @@ class PlannedContent(str):
         return str, (str(self),)
 
 
-class ReuseMemoryBlock(BaseMemoryBlock[str]):
+class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     """Long-term memory whose memories hit the engine's prefix cache.
 
     Put it into a memory that replays what it sent, `reuse_memory(ReuseMemoryBlock(...))`: there,
@@ -105,9 +104,6 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
 
     name: str = Field(default="Memories", description="The name of the memory block.")
     memory: Any = Field(exclude=True, repr=False, frozen=True)
-    planner: ReusePlanner = Field(
-        default=None, validate_default=True, exclude=True, repr=False, frozen=True
-    )
     top_k: int = Field(default=10, ge=1, frozen=True)
     filters: Mapping[str, Any] | None = Field(default=None, frozen=True)
     embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, frozen=True)
@@ -123,7 +119,6 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
     _storing: FailOpen = PrivateAttr()
     _memories: MemoryPlanner = PrivateAttr()
 
-    _check_planner = field_validator("planner", mode="before")(planner_for)
     _check_placement = field_validator("placement", mode="before")(checked_placement)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
 
@@ -135,9 +130,7 @@ class ReuseMemoryBlock(BaseMemoryBlock[str]):
             "embed_model", model, (BaseEmbedding, NoneType), "a LlamaIndex BaseEmbedding or None"
         )
 
-    def model_post_init(self, context: Any, /) -> None:
-        """Build what holds the state of a run."""
-        super().model_post_init(context)
+    def _build(self) -> None:
         name = type(self).__name__
         self._planning = FailOpen(name, "memories are left out", tell=self.planner.note_failure)
         self._reading = FailOpen(name, "those without a text are left out", "reading memories")
