@@ -80,18 +80,18 @@ def checked_items(
 def own_labels(
     items: Sequence[_Item],
     label: str | Callable[[_Item], object],
-    metadata_of: Callable[[_Item], Mapping[str, Any]],
+    metadata: Sequence[Mapping[str, Any]],
 ) -> list[str]:
     """Return the application's own labels: of a field of the metadata, or a function's."""
     if callable(label):
         return [str(label(one)) for one in items]
-    for one in map(metadata_of, items):
+    for one in metadata:
         if not isinstance(label, str) or label not in one:
             raise InvalidRequestError(
                 f"label is {describe(label)}, which no field of the metadata is called; pass a "
                 f"function, or the name of a field that all have, here of {describe(sorted(one))}"
             )
-    return [str(metadata_of(one)[label]) for one in items]
+    return [str(one[label]) for one in metadata]
 
 
 def labelled_block(form: Form, block_id: BlockId | None, templates: Templates) -> ContextBlock:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
@@ -65,7 +65,7 @@ def format_context(
         'Number 1: first text'
     """
     given = checked_items(documents, Document, "format_context", _REMEDIES)
-    own = None if label is None else own_labels(given, label, _metadata)
+    own = None if label is None else own_labels(given, label, [one.metadata for one in given])
     return joined_forms(
         document_forms(given, _shown_by(document_prompt, given)),
         [one.page_content for one in given],
@@ -104,7 +104,7 @@ def cited_documents(
     """
     given = checked_items(documents, Document, "cited_documents", _REMEDIES)
     text = str(answer.text) if isinstance(answer, BaseMessage) else answer
-    own = None if label is None else own_labels(given, label, _metadata)
+    own = None if label is None else own_labels(given, label, [one.metadata for one in given])
     ids = [one.id for one in given]
     return cited_items(text, given, own, _shown_by(document_prompt, given), ids, templates)
 
@@ -152,10 +152,6 @@ def _shown_by(
         f"document_prompt must be a prompt template or a string with {{page_content}} in it, "
         f"not {describe(prompt)}"
     )
-
-
-def _metadata(document: Document) -> Mapping[str, Any]:
-    return document.metadata
 
 
 def _annotation_document(text: str, documents: Sequence[Document]) -> Document:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
@@ -82,7 +82,7 @@ def format_context(
     """
     given = checked_nodes(nodes, "format_context")
     texts = _shown(given, text_template, checked_metadata_mode(metadata_mode))
-    own = None if label is None else own_labels(given, label, _metadata)
+    own = None if label is None else own_labels(given, label, [one.node.metadata for one in given])
     return joined_forms(
         node_forms(given, texts),
         [one.node.get_content(metadata_mode=MetadataMode.NONE) for one in given],
@@ -120,7 +120,7 @@ def cited_nodes(
     if isinstance(answer, (CompletionResponse, ChatResponse)):
         text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
         answer = text or ""
-    own = None if label is None else own_labels(given, label, _metadata)
+    own = None if label is None else own_labels(given, label, [one.node.metadata for one in given])
     ids = [one.node.node_id for one in given]
     texts = _shown(given, text_template, checked_metadata_mode(metadata_mode))
     return cited_items(answer, given, own, texts, ids, templates)
@@ -220,10 +220,6 @@ def _filled(template: str, node: BaseNode, mode: MetadataMode) -> str:
         ) from error
     except (ValueError, IndexError, AttributeError) as error:
         raise InvalidRequestError(f"text_template: {error}; write {{{{ for a brace") from error
-
-
-def _metadata(scored: NodeWithScore) -> Mapping[str, Any]:
-    return scored.node.metadata
 
 
 def _identity(scored: NodeWithScore, metadata_mode: MetadataMode) -> ContextBlock:
