@@ -34,7 +34,8 @@ from ctxreuse.pipeline.marked_contents import with_breakpoints
 from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import note_sent, result_edit
-from ctxreuse.planner import ReusePlanner
+from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
 from ctxreuse.rules.cache_marks import mark_value, marks_in
 from langchain_ctxreuse.agents.planned_messages import (
@@ -229,8 +230,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         ranked = best_first(documents, texts, tenant_from_config() or "", self._planner)
         blocks = [labelled_block(Form(one.page_content), one.id, self._templates) for one in ranked]
         history = self._history(messages[: question.position])
-        request = self._request(blocks, question.query, history, _scope(messages))
-        plan = self._planner.plan(request, **planning_time(self._planner))
+        plan = self._plan(blocks, question.query, history, _scope(messages))
         shown: dict[BlockKey, Slice | str] = {}
         whole: list[str] = []
         end = 0
@@ -332,9 +332,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         history: Sequence[Message],
         scope: RequestScope,
     ) -> ToolMessage:
-        request = self._request([one.block for one in pieces], "", history, scope)
         # it stands behind its question, where no order helps
-        plan = self._planner.plan(request, "none", **planning_time(self._planner))
+        plan = self._plan([one.block for one in pieces], "", history, scope, "none")
         [text] = text_parts(message)
         edit = result_edit(text.text, {one.block.key: one.shown for one in pieces}, plan)
         return self._with_edit(message, key, text, edit)
@@ -349,14 +348,15 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     def _edit_of(self, key: bytes) -> Edit | None:
         return Edit.decoded(self._planner.edit_of(tenant_from_config() or "", key))
 
-    def _request(
+    def _plan(
         self,
         blocks: Sequence[Any],
         query: str,
         history: Sequence[Message],
         scope: RequestScope,
-    ) -> ContextRequest:
-        return ContextRequest(
+        strategy: Strategy = "reuse",
+    ) -> Plan:
+        request = ContextRequest(
             blocks,
             query,
             history=history,
@@ -364,6 +364,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             tenant=scope.tenant or "",
             labels=True,  # what is sent points to them
         )
+        return self._planner.plan(request, strategy, **planning_time(self._planner))
 
     def _history(
         self, messages: Sequence[AnyMessage], before: ShownTexts | None = None
