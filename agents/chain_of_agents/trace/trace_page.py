@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -16,21 +16,14 @@ _LONGEST_NAME = 80
 _NARROWEST_BAR = 0.5  # percent of the timeline
 
 
-class _LabelledDocument(NamedTuple):
-    """A document as a call names it: with several labels where several texts have its id."""
-
-    id: BlockId
-    labels: tuple[str, ...]
-
-
 class _ShownCall(NamedTuple):
     """A step as the page shows it."""
 
     number: int  # its place among the steps, from 1
     step: Step
-    read: tuple[_LabelledDocument, ...]  # without those that the prompt only points to
-    shown_before: tuple[_LabelledDocument, ...]
-    others: tuple[_LabelledDocument, ...]  # what its other labels stand for
+    labels: Mapping[BlockId, Sequence[str]]  # several where several texts have an id
+    read: Sequence[BlockId]  # without those that the prompt only points to
+    others: Sequence[BlockId]  # what its other labels stand for
     notes: tuple[int, ...]  # numbers of the calls whose notes it was given
     cached: float | None  # the share of its prompt from the prefix cache
 
@@ -143,21 +136,13 @@ def _call(number: int, step: Step, notes: tuple[int, ...]) -> _ShownCall:
     labels: dict[BlockId, list[str]] = {}
     for label, one in step.labels.items():
         labels.setdefault(one, []).append(label)
-
-    def labelled(ids: Iterable[BlockId]) -> tuple[_LabelledDocument, ...]:
-        return tuple(_LabelledDocument(id=one, labels=tuple(labels.get(one, ()))) for one in ids)
-
     known = {*step.documents, *step.shown_before}
     return _ShownCall(
         number=number,
         step=step,
-        read=labelled(_read(step)),
-        shown_before=labelled(step.shown_before),
-        others=tuple(
-            _LabelledDocument(id=one, labels=(label,))
-            for label, one in step.labels.items()
-            if one not in known
-        ),
+        labels=labels,
+        read=_read(step),
+        others=[one for one in labels if one not in known],
         notes=notes,
         cached=_share(step.cached_tokens, step.prompt_tokens),
     )
