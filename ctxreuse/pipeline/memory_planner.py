@@ -410,9 +410,16 @@ class MemoryPlanner:
 
 
 class PlansMemories:
-    """What a wrapper of a store of memories says of its planning."""
+    """A wrapper of a store of memories; what it does not define is the store's."""
 
+    _memory: Any
     _memory_planner: MemoryPlanner
+
+    def __getattr__(self, name: str) -> Any:
+        # copying and unpickling ask for these before there is a store
+        if name in ("_memory", "_memory_planner") or (name[:2] == name[-2:] == "__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._memory, name)
 
     @property
     def planner(self) -> ReusePlanner:

@@ -90,6 +90,8 @@ class ReuseStore(PlansMemories, BaseStore):
             anew.
     """
 
+    _memory: BaseStore
+
     def __init__(
         self,
         store: BaseStore,
@@ -102,7 +104,7 @@ class ReuseStore(PlansMemories, BaseStore):
         growth_limit: float | None = 2.0,
         placement: Placement = "before_question",
     ) -> None:
-        self._store = checked_kind("store", store, BaseStore, "a LangGraph store")
+        self._memory = checked_kind("store", store, BaseStore, "a LangGraph store")
         refuse_wrapped("store", store, ReuseStore)
         check_function("text_of", text_of, "a function from a stored value to its text, or None")
         self._text_of = text_of or _text_of
@@ -122,24 +124,18 @@ class ReuseStore(PlansMemories, BaseStore):
         )
         self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
 
-    def __getattr__(self, name: str) -> Any:
-        # copying and unpickling ask for these before there is a store
-        if name == "_store" or (name[:2] == name[-2:] == "__"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._store, name)
-
     @property
     def store(self) -> BaseStore:
         """The wrapped store."""
-        return self._store
+        return self._memory
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Do what the wrapped store does."""
-        return self._store.batch(ops)
+        return self._memory.batch(ops)
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """`batch`, awaited."""
-        return await self._store.abatch(ops)
+        return await self._memory.abatch(ops)
 
     def search(self, namespace_prefix: tuple[str, ...], /, **options: Any) -> list[SearchItem]:
         """Search as the wrapped store does, and return what a query finds in planned order.
@@ -148,14 +144,14 @@ class ReuseStore(PlansMemories, BaseStore):
             namespace_prefix: Where to search.
             **options: As the wrapped store takes them: `query`, `filter`, `limit`, ...
         """
-        found = self._store.search(namespace_prefix, **options)
+        found = self._memory.search(namespace_prefix, **options)
         return self._in_order(found, namespace_prefix, options)
 
     async def asearch(
         self, namespace_prefix: tuple[str, ...], /, **options: Any
     ) -> list[SearchItem]:
         """`search`, awaited."""
-        found = await self._store.asearch(namespace_prefix, **options)
+        found = await self._memory.asearch(namespace_prefix, **options)
         return self._in_order(found, namespace_prefix, options)
 
     def _in_order(
@@ -206,7 +202,7 @@ class ReuseStore(PlansMemories, BaseStore):
         turn = _OpenTurn.of(messages)
         names = tuple(checked_each("namespace", namespace, str, "a string"))
         search = _StoreSearch(self.search, turn.question, (), options, names)
-        store, planner = self._store, self._memory_planner
+        store, planner = self._memory, self._memory_planner
         with serving(scope_from_config(None)):
             request = turn.request()
             if awaits:
@@ -224,12 +220,12 @@ class ReuseStore(PlansMemories, BaseStore):
 
     def _get(self, memory_id: str) -> dict[str, Any] | None:
         *namespace, key = json.loads(memory_id)
-        item = self._store.get(tuple(namespace), key)
+        item = self._memory.get(tuple(namespace), key)
         return None if item is None else self._found([item])[0]
 
     async def _aget(self, memory_id: str) -> dict[str, Any] | None:
         *namespace, key = json.loads(memory_id)
-        item = await self._store.aget(tuple(namespace), key)
+        item = await self._memory.aget(tuple(namespace), key)
         return None if item is None else self._found([item])[0]
 
 

@@ -66,7 +66,6 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
     """A memory with its searches planned; what is not defined here is the wrapped memory's."""
 
     _is_async: ClassVar[bool]
-    _memory: Any
 
     def __init__(
         self,
@@ -124,12 +123,6 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
         tenant = self._memory_planner.tenant_of(MemorySearch(self._memory.search, "", (), given))
         scope = current_scope().inside(tenant, conversation_id)
         return self._memory_planner.without(memory_ids, history, scope)
-
-    def __getattr__(self, name: str) -> Any:
-        # copying and unpickling ask for these before there is a memory
-        if name in ("_memory", "_memory_planner") or (name[:2] == name[-2:] == "__"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._memory, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         memory = self.__dict__.get("_memory")  # none yet in a subclass's constructor
