@@ -291,20 +291,9 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         search = MemorySearch(self._memory.search, query, args, kwargs)
         return await self._memory_planner.acontext(await search.run(), search, request, get)
 
-    async def messages(
-        self,
-        query: str,
-        *args: Any,
-        system: str | None = None,
-        history: Iterable[Message] | None = None,
-        conversation_id: str | int | None = None,
-        **kwargs: Any,
-    ) -> list[OpenAIMessage]:
+    async def messages(self, query: str, *args: Any, **kwargs: Any) -> list[OpenAIMessage]:
         """`ReuseMemory.messages`, awaited."""
-        context = await self.context(
-            query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs
-        )
-        return context.messages()
+        return (await self.context(query, *args, **kwargs)).messages()
 
     async def __aenter__(self) -> AsyncReuseMemory:
         await self._special("__aenter__")()
