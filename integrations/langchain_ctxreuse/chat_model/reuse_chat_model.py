@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, contextmanager, suppress
 from copy import copy
 from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -28,7 +29,6 @@ from ctxreuse.pipeline.engine_options import EngineOptions, marks_the_end
 from ctxreuse.pipeline.ordered_release import as_they_end, planned_aside, run_here
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt, ScopedPrompt, WirePrompt
 from ctxreuse.serving.planning_fields import PlansPrompts
-from langchain_ctxreuse.chat_model.batching import PlannedBatch
 from langchain_ctxreuse.chat_model.delegating_model import DelegatingChatModel
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
 from langchain_ctxreuse.messages import (
@@ -46,6 +46,17 @@ _log = logging.getLogger("ctxreuse")
 _Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
 """What to call the inner model with: the plan, if there is one, the messages, and the rest."""
+
+_Planned: TypeAlias = tuple[PromptTexts, PlannedPrompt]
+
+
+class _Batch(NamedTuple):
+    """A batch in planned order, and the copy of the model that has its plans."""
+
+    model: ReuseChatModel
+    positions: list[int]
+    inputs: list[Any]
+    configs: list[RunnableConfig]
 
 
 class ReuseChatModel(PlansPrompts, DelegatingChatModel):
@@ -85,7 +96,8 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
             that `format_context` put in.
     """
 
-    _batch: PlannedBatch | None = PrivateAttr(default=None)  # whose calls this copy makes
+    # by what the prompts say, the plans of the batch whose calls this copy makes
+    _waiting: dict[object, deque[PlannedPrompt]] = PrivateAttr(default_factory=dict)
 
     def _build(self) -> None:
         self._open(reported_usage, follow_runs, adds_up=True)
@@ -140,10 +152,9 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         **options: Any,
     ) -> Iterator[tuple[int, Any]]:
         """Yield input positions and answers as they come; the calls are started as in `batch`."""
-        with self._planned_batch(inputs, config, options) as batch:
-            calling = copy(self)
-            calling._batch = batch
-            ask = super(ReuseChatModel, calling).batch_as_completed
+        planned = self._planned_batch(inputs, config, options)
+        with self._in_order(inputs, *planned) as batch:
+            ask = super(ReuseChatModel, batch.model).batch_as_completed
             found: Any = ask(batch.inputs, batch.configs, **options)
             for number, answer in found:
                 yield batch.positions[number], answer
@@ -158,13 +169,11 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     ) -> AsyncIterator[tuple[int, Any]]:
         """`batch_as_completed`, awaited; who stops listening ends the calls."""
         work = partial(self._planned_batch, inputs, config, kwargs)
-        with await planned_aside(work, len(inputs)) as batch:
-            calling = copy(self)
-            calling._batch = batch
+        with self._in_order(inputs, *await planned_aside(work, len(inputs))) as batch:
 
             async def answer(at: int, one: Any, its: RunnableConfig) -> tuple[int, Any]:
                 try:
-                    return at, await calling.ainvoke(one, its, **kwargs)
+                    return at, await batch.model.ainvoke(one, its, **kwargs)
                 except Exception as error:
                     if return_exceptions:
                         return at, error
@@ -172,7 +181,8 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
 
             calls = zip(batch.positions, batch.inputs, batch.configs, strict=True)
             works = [partial(answer, *call) for call in calls]
-            async with aclosing(as_they_end(works, batch.at_a_time)) as answers:
+            at_a_time = batch.configs[0].get("max_concurrency") if batch.configs else None
+            async with aclosing(as_they_end(works, at_a_time)) as answers:
                 async for pair in answers:
                     yield pair
 
@@ -181,8 +191,8 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         inputs: Sequence[LanguageModelInput],
         config: RunnableConfig | Sequence[RunnableConfig] | None,
         arguments: Mapping[str, Any],
-    ) -> PlannedBatch:
-        """Return a batch's inputs, planned together; those that are not planned go last."""
+    ) -> tuple[list[RunnableConfig], dict[int, _Planned]]:
+        """Return a batch's configs, and its prompts, planned together, in planned order."""
         configs = get_config_list(config, len(inputs)) if inputs else []
         read: dict[int, tuple[PromptTexts, ScopedPrompt]] = {}
         for position, (value, own) in enumerate(zip(inputs, configs, strict=True)):
@@ -198,8 +208,31 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
                 read[position] = found
         positions = list(read)
         plans = self._gateway.plan_batch([prompt for _, prompt in read.values()])
-        planned = {(at := positions[one.position]): (read[at][0], one) for one in plans}
-        return PlannedBatch(inputs, configs, planned, self._gateway)
+        return configs, {(at := positions[one.position]): (read[at][0], one) for one in plans}
+
+    @contextmanager
+    def _in_order(
+        self,
+        inputs: Sequence[LanguageModelInput],
+        configs: Sequence[RunnableConfig],
+        planned: Mapping[int, _Planned],
+    ) -> Iterator[_Batch]:
+        """Yield a batch in planned order, then what is not planned; forget what is not taken."""
+        positions = list(dict.fromkeys([*planned, *range(len(inputs))]))
+        ordered = [configs[position] for position in positions]
+        if ordered:  # LangChain asks the first one that it gets
+            at_a_time = configs[0].get("max_concurrency")
+            ordered[0] = {**ordered[0], "max_concurrency": at_a_time}
+        calling = copy(self)
+        calling._waiting = defaultdict(deque)
+        for texts, plan in planned.values():
+            calling._waiting[texts.said].append(plan)
+        try:
+            yield _Batch(calling, positions, [inputs[one] for one in positions], ordered)
+        finally:
+            for plans in calling._waiting.values():
+                while plans:
+                    self._gateway.forget(plans.popleft())
 
     # The private methods send what LangChain hands to them: planned, in the planned order.
 
@@ -343,7 +376,10 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         """Wait until a prompt is to be sent, in this thread if it blocks; return it planned."""
         read = partial(self._read, messages, arguments, self._carried, run)
         texts, prompt = self._gateway.attempt(read, lambda: None) or (None, None)
-        planned = self._batch.take(texts) if self._batch and texts else None
+        planned = None
+        with suppress(IndexError):  # nothing of this prompt waits any more
+            if self._waiting and texts is not None:
+                planned = self._waiting.get(texts.said, deque()).popleft()
         if prompt is not None:
             wire = partial(self._on_the_wire, messages, arguments, texts)
             planned = await self._gateway.aplan(planned or prompt, wire, blocks=blocks)
