@@ -346,6 +346,7 @@ class TenantPlanner:
             words=self._words(min(len(weights), self._most_ranked), counted.root[1]),
             first=next(iter(weights), None) if settings.keep_best else None,
             missing=least if self._has_minimum else 0,
+            is_too_short=sum(weights.values()) < least,
             note_limit=self._tenants.note_limit,
         )
 

@@ -40,6 +40,7 @@ class View:
         words: Tokens of the words on an order that differs from the retriever's.
         first: The block that stands in front whatever is cached; None for any.
         missing: Block tokens that a common beginning still needs to be kept at all.
+        is_too_short: Whether nothing of it can be kept, whatever the order.
         note_limit: Is told the name of a bound at which work ended.
     """
 
@@ -55,12 +56,8 @@ class View:
     words: int
     first: BlockKey | None
     missing: int
+    is_too_short: bool
     note_limit: Callable[[str], object]
-
-    @property
-    def is_too_short(self) -> bool:
-        """Whether nothing of it can be kept, whatever the order."""
-        return sum(self.weights.values()) < self._least
 
     @property
     def blocks(self) -> dict[BlockKey, ContextBlock]:

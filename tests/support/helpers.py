@@ -202,6 +202,7 @@ class LetterView(View):
             words=words,
             first=None,
             missing=0,
+            is_too_short=sum(context(letters, weights).values()) < DEFAULT_CACHE.least_tokens,
             note_limit=lambda name: None,
         )
         self._cached = cached
