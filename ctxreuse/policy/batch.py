@@ -45,7 +45,12 @@ def arrange(
 
 def _with_later_turns(requests: Sequence[ContextRequest], execution: list[int]) -> list[int]:
     """Insert the later turns, and put the turns of each conversation in input order."""
-    conversations = [_conversation(request) for request in requests]
+    conversations: list[Hashable | None] = [
+        None
+        if one.conversation_id is None or one.history is None
+        else (one.tenant, type(one.conversation_id), one.conversation_id)
+        for one in requests
+    ]
     place_of: dict[Hashable, int] = {}  # where a conversation's first turn runs
     keys: dict[int, tuple[int, bool, int]] = {}
     for place, position in enumerate(execution):
@@ -72,13 +77,6 @@ def in_turn(order: Sequence[int], groups: Sequence[Hashable | None]) -> list[int
         for place, member in zip(those, sorted(order[place] for place in those), strict=True):
             ordered[place] = member
     return ordered
-
-
-def _conversation(request: ContextRequest) -> Hashable | None:
-    """Return the conversation whose turns must stay in order, if the request is part of one."""
-    if request.conversation_id is None or request.history is None:
-        return None
-    return (request.tenant, type(request.conversation_id), request.conversation_id)
 
 
 class _Grains(Sequence[str]):
