@@ -281,6 +281,10 @@ def test_a_planner_that_annotates_nothing_still_refers_to_what_was_shown():
             "alpha must be a number from 0, not nan (float)",
         ),
         (
+            lambda planner: ReusePlanner(alpha=float("inf")),
+            "alpha must be a number from 0, not inf (float)",
+        ),
+        (
             lambda planner: ReusePlanner(capacity_tokens=-1),
             "capacity_tokens must be an integer from 0 or None, not -1 (int)",
         ),

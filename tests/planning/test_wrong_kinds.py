@@ -70,15 +70,10 @@ def entered(**arguments):
         pass
 
 
-def of_planner(name):
-    """Return a function that calls a method of a planner that has planned a request."""
-
-    def call(**arguments):
-        planner = ReusePlanner()
-        planner.plan(REQUEST)
-        return getattr(planner, name)(**arguments)
-
-    return call
+def used_planner():
+    planner = ReusePlanner()
+    planner.plan(REQUEST)
+    return planner
 
 
 def simulated(tokens=range(40), salt="", generated=(), uncomputed=0, room_for=9):
@@ -87,62 +82,60 @@ def simulated(tokens=range(40), salt="", generated=(), uncomputed=0, room_for=9)
     cache.finish(cache.start(range(10), room_for=room_for), (), uncomputed=uncomputed)
 
 
+OF_PLANNERS = {
+    "plan": {"request": REQUEST},
+    "preview": {"request": REQUEST},
+    "plan_batch": {"requests": [REQUEST]},
+    "evict": {"request_ids": []},
+    "evict_tokens": {"tokens": 1},
+    "trim": {"request_id": "a", "blocks": 1},
+    "count_tokens": {"text": "t"},
+    "block_tokens": {"blocks": []},
+    "cached_tokens": {"request": REQUEST},
+    "end_conversation": {"conversation_id": "c"},
+}
+OF_TEMPLATES = {"order_tokens": {"number": 3}, "outdated_annotation": {"old": "[BCDF]"}}
+
+
+def of(made, name):
+    return lambda **arguments: getattr(made(), name)(**arguments)
+
+
+def parameters(function, first=0):
+    return list(inspect.signature(function).parameters)[first:]
+
+
 CALLS = {
     "ContextBlock": (ContextBlock, {"text": "t"}, ["text", "id", "tokens"]),
-    "ContextRequest": (planned, {}, list(inspect.signature(ContextRequest).parameters)),
-    "Templates": (Templates, {}, list(inspect.signature(Templates).parameters)),
-    "request_context": (entered, {}, ["tenant", "conversation_id", "history"]),
-    "ReusePlanner": (ReusePlanner, {}, list(inspect.signature(ReusePlanner).parameters)[1:]),
-    "plan": (of_planner("plan"), {"request": REQUEST}, ["request", "strategy"]),
-    "preview": (of_planner("preview"), {"request": REQUEST}, ["request", "deduplicate"]),
-    "plan_batch": (of_planner("plan_batch"), {"requests": [REQUEST]}, ["requests", "strategy"]),
-    "evict": (of_planner("evict"), {}, ["request_ids"]),
-    "evict_tokens": (of_planner("evict_tokens"), {}, ["tokens"]),
-    "trim": (of_planner("trim"), {"request_id": "a", "blocks": 1}, ["request_id", "blocks"]),
-    "count_tokens": (of_planner("count_tokens"), {}, ["text"]),
-    "block_tokens": (of_planner("block_tokens"), {}, ["blocks"]),
-    "cached_tokens": (of_planner("cached_tokens"), {}, ["request"]),
-    "end_conversation": (
-        of_planner("end_conversation"),
-        {"conversation_id": "c"},
-        ["conversation_id", "tenant"],
-    ),
-    "conversation": (
-        conversed,
-        {},
-        ["conversation_id", "tenant", "system", "blocks", "query", "answer", "summary"],
-    ),
+    "ContextRequest": (planned, {}, parameters(ContextRequest)),
+    "Templates": (Templates, {}, parameters(Templates)),
+    "request_context": (entered, {}, parameters(request_context)),
+    "ReusePlanner": (ReusePlanner, {}, parameters(ReusePlanner, 1)),
+    **{
+        name: (of(used_planner, name), given, parameters(getattr(ReusePlanner, name), 1))
+        for name, given in OF_PLANNERS.items()
+    },
+    **{
+        f"Templates.{name}": (of(Templates, name), OF_TEMPLATES.get(name, {}), parameters(one, 1))
+        for name, one in vars(Templates).items()
+        if inspect.isfunction(one) and not name.startswith("_")
+    },
+    "conversation": (conversed, {}, [*parameters(conversed)[:-1], "answer", "summary"]),
     "a message": (said, {}, ["role", "content", "tool_calls", "name"]),
     "context_distance": (
         context_distance,
         {"ids_a": ["a"], "ids_b": ["a"]},
-        ["ids_a", "ids_b", "alpha"],
+        parameters(context_distance),
     ),
-    **{
-        f"Templates.{name}": (
-            lambda name=name, **arguments: getattr(Templates(), name)(**arguments),
-            {
-                "order_tokens": {"number": 3},
-                "outdated_annotation": {"old": "[BCDF]"},
-            }.get(name, {}),
-            list(inspect.signature(getattr(Templates, name)).parameters)[1:],
-        )
-        for name, method in vars(Templates).items()
-        if inspect.isfunction(method) and not name.startswith("_")
-    },
     "BlockLevelCache": (BlockLevelCache, {}, ["capacity_tokens"]),
     "BlockLevelCache.serve": (
-        lambda **arguments: BlockLevelCache(9).serve(**arguments),
+        of(lambda: BlockLevelCache(9), "serve"),
         {"blocks": [b"k"], "tokens": [3]},
         ["blocks", "tokens", "group"],
     ),
-    "PrefixCacheSimulator": (
-        simulated,
-        {},
-        ["tokens", "salt", "generated", "uncomputed", "room_for"],
-    ),
+    "PrefixCacheSimulator": (simulated, {}, parameters(simulated)),
     "PrefixCacheSimulator.fits": (
-        lambda **arguments: PrefixCacheSimulator(9).fits(**arguments),
+        of(lambda: PrefixCacheSimulator(9), "fits"),
         {"prompt_tokens": 1},
         ["prompt_tokens", "answer_tokens"],
     ),
@@ -152,7 +145,7 @@ CALLS = {
 
 @pytest.mark.parametrize(
     ("call", "parameter"),
-    [(name, parameter) for name, (_, _, parameters) in CALLS.items() for parameter in parameters],
+    [(name, parameter) for name, (_, _, names) in CALLS.items() for parameter in names],
 )
 def test_anything_in_any_argument_is_an_answer_or_an_error_that_names_it(call, parameter):
     function, arguments, _ = CALLS[call]
