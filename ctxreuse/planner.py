@@ -173,9 +173,7 @@ class ReusePlanner(FixedSettings):
             self._exchange = _checked_exchange(shared_log, mode)
         self._joins = True
         self._tenant_class = tenant_class
-        self._meter = SavingsMeter(
-            mode, self._settings, tenant_class, is_shared=shared_log is not None
-        )
+        self._meter = SavingsMeter(mode, self._settings, tenant_class, is_alone=shared_log is None)
         self._planning: TenantPlanner
         self._secret: bytes | None = None  # of what it was loaded from
         self._given_marks: tuple[int, ...] | None = None  # chosen; of provisional plans none

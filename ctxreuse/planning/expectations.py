@@ -24,9 +24,9 @@ _SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_
 class CacheExpectations:
     """Compares answers with what was expected, 200 at a time; not locked, its owner does that."""
 
-    def __init__(self, cache: CacheRules, *, is_shared: bool) -> None:
+    def __init__(self, cache: CacheRules, *, is_alone: bool) -> None:
         self._cache = cache
-        self._remedy = "" if is_shared else _SHARE_A_LOG
+        self._remedy = _SHARE_A_LOG if is_alone else ""
         self._said: set[bool] = set()
         self.forget()
 

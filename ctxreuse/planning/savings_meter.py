@@ -56,7 +56,7 @@ class SavingsMeter:
         settings: PlannerSettings,
         tenant_class: TenantClasses | None = None,
         *,
-        is_shared: bool = False,
+        is_alone: bool = True,
     ) -> None:
         self._mode: Mode = mode
         self._settings, cache = settings, settings.cache
@@ -64,7 +64,7 @@ class SavingsMeter:
         self._class_of = _class_function(tenant_class)
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
         self._retrieved = RetrievedOrder(settings.capacity_tokens)
-        self._expectations = CacheExpectations(cache, is_shared=is_shared)
+        self._expectations = CacheExpectations(cache, is_alone=is_alone)
         self._queued: deque[_Sent | SentEntry | int | str] = deque()
         self._lock = ForkSafeLock(self._forget)
         self._forget()

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId, ContextRequest
@@ -79,14 +79,20 @@ def read_keys(path: str, secret: str) -> dict[str, str] | None:
 
 
 class _Relay(StreamingResponse):
-    """Sends an answer on as it comes; a caller that goes away ends the request to the engine."""
+    """Sends an answer on as it comes, in a place that it gives back; a caller may go away."""
 
     def __init__(self, pieces: Any, places: asyncio.Semaphore, limit_s: float) -> None:
         super().__init__(pieces)
         self._pieces, self._places, self._limit_s = pieces, places, limit_s
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._places.release()
+
     async def stream_response(self, send: Send) -> None:
-        async with self._places, aclosing(self._pieces) as pieces:
+        async with aclosing(self._pieces) as pieces:
             async with asyncio.timeout(self._limit_s):
                 head = await anext(pieces)
             self.status_code, self.body_iterator = head.status, (one.data async for one in pieces)
@@ -142,18 +148,20 @@ class _Door:
         """Plan a chat request's documents, send it on, and give the answer back as it is."""
         tenant, raw = self._tenant(request), await self._body(request)
         fields = _object(raw)
+        # a caller's own would open another tenant's cache
+        held = self._options.salts and fields.pop("cache_salt", None)
         body = chat_bodies.PromptBody.of(fields, request.headers)
         planned, written = (None, None) if body is None else await self._chats.planned(body, tenant)
         scope = RequestScope(tenant or None, body and body.conversation)
         groups = planned.groups if planned else ()
         added = self._options.added(groups, scope, {}, fields, {}).get("extra_body")
-        if added or written is not None:
+        if held or added or written is not None:
             raw = json.dumps({**(written or fields), **(added or {})}).encode()
         prompt = _routed(planned, scope)
         tells = body and body.tells and body.told(prompt if isinstance(prompt, Plan) else None)
-        return self._relayed(request, raw, planned, prompt, tells)
+        return await self._relayed(request, raw, planned, prompt, tells)
 
-    def _relayed(
+    async def _relayed(
         self,
         request: Request,
         raw: bytes = b"",
@@ -162,7 +170,10 @@ class _Door:
         told: object = None,
     ) -> ASGIApp:
         if self._places.locked():
+            for plan in () if planned is None else planned.plans:
+                self.planner.forget(plan)
             raise HTTPException(503, "too many requests at a time", {"retry-after": "1"})
+        await self._places.acquire()  # waits for nobody
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         headers = self._passed_on(request)
         forward = forwarding.ForwardedRequest(request.method, path, raw, headers, told)
@@ -233,7 +244,7 @@ class _Door:
 
     async def models(self, request: Request) -> ASGIApp:
         self._tenant(request)
-        return self._relayed(request)
+        return await self._relayed(request)
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "ok"})
@@ -358,6 +369,8 @@ def _told(request: Request, error: Exception) -> Response:
         return Response(error.body, error.response.status_code, error.headers)
     if isinstance(error, HTTPException):
         status, words, headers = error.status_code, error.detail, dict(error.headers or {})
+        if status == 404:
+            words = f"{request.url.path[:100]!r} is not served here; send it to the engine itself"
     elif isinstance(error, ClientDisconnect):
         status, words = 499, "the caller has gone away"
     elif isinstance(error, TimeoutError):

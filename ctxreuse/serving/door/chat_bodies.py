@@ -13,7 +13,7 @@ from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
 from ctxreuse.context.checks import checked_each, checked_id, checked_kind
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.errors import InvalidRequestError
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.formatting import joined_forms
 from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
@@ -36,18 +36,29 @@ _Places: TypeAlias = list[TextPosition | None]
 def read_documents(given: object, template: object = None) -> list[ContextBlock]:
     """Return the documents that show anything, each by a template of its keys or its title."""
     checked_kind("template", template, (str, NoneType), "a string such as '{title}: {text}'")
+    if isinstance(template, str) and "{text}" not in template:
+        raise InvalidRequestError(f"template must hold {{text}}, not {describe(template)}")
     listed = checked_each("documents", given, dict, "an object with a text")
     read = [ContextBlock(id=one.get("id"), text=_shown(one, template)) for one in listed]  # type: ignore[arg-type]
     return [one for one in read if one.text.strip()]
 
 
 def _shown(given: Mapping[str, Any], template: Any) -> str:
-    text = checked_kind("a document's text", given.get("text"), str, "a string")
+    checked_kind("a document's text", given.get("text"), str, "a string")
     if template is None:
-        title = given.get("title")
-        return f"{title}\n{text}" if title else text
+        template = "{title}\n{text}" if given.get("title") else "{text}"
+
+    def named(found: re.Match[str]) -> str:
+        value = given.get(found[1])
+        if isinstance(value, (str, int, float)):
+            return str(value)
+        raise InvalidRequestError(
+            f"the template names {found[1]!r}, which has to be a string or a number in each "
+            f"document, not {describe(value)}"
+        )
+
     # in one pass: a text may hold such names, and format() takes specifications of gigabytes
-    return _KEY.sub(lambda found: str(given.get(found[1], found[0])), template)
+    return _KEY.sub(named, template)
 
 
 class PromptBody(NamedTuple):
@@ -123,12 +134,14 @@ class ChatPlanner:
                 continue
             key = text_digest((key + message_key(role, text)).hex())
             if at == asked:
-                text = self._with_documents(text, body, tenant)
+                shown = self._with_documents(text, body, tenant)
                 if keeps:
-                    self._shown.put(tenant, key, text)
-            elif keeps:
-                text = self._shown.get(tenant, key) or text
-            parts.append(PromptPart(role, text))
+                    self._shown.put(tenant, key, shown)
+            else:
+                shown = (keeps and self._shown.get(tenant, key)) or text
+                if shown == text and role in _INSTRUCTS:
+                    shown = text.replace(_PLACE, "")
+            parts.append(PromptPart(role, shown))
         beside = json.dumps(body.fields["tools"]) if body.fields.get("tools") else ""
         scope = RequestScope(tenant or None, body.conversation)
         return ScopedPrompt(tuple(parts), scope, beside=beside), places
@@ -139,7 +152,8 @@ class ChatPlanner:
         templates = self._planner.templates
         shown = joined_forms(forms, texts, "\n\n", tenant, templates, labels=keeps, ids=ids)
         if _PLACE in text:
-            return text.replace(_PLACE, shown, 1)
+            before, _, behind = text.partition(_PLACE)
+            return before + shown + behind.replace(_PLACE, "")
         return f"{shown}\n\n{text}" if text else shown
 
 

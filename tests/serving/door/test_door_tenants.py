@@ -160,3 +160,18 @@ def test_the_command_hashes_a_key(run, monkeypatch, keys):
     assert (code, err.startswith("ctxreuse: set CTXREUSE_KEYS_SECRET")) == (2, True)
     with pytest.raises(InvalidRequestError, match="CTXREUSE_KEYS_SECRET"):
         read_keys(keys, "")
+
+
+async def test_a_callers_salt_opens_no_other_tenants_cache(of_tenants):
+    settings, naming = of_tenants
+    callers = [naming("two")] if "keys" in settings else [naming("two"), {}]
+    async with served(EmulatedEngine(), **settings) as door:
+        await door.post(CHAT, json=asking("abc"), headers=naming("one"))
+        salt = door.bodies()[0]["cache_salt"]
+        for headers in callers:
+            for body in (asking(cache_salt=salt), asking("abc", cache_salt=salt)):
+                answer = await door.post(CHAT, json=body, headers=headers)
+                assert answer.status_code == 200
+        bodies = door.bodies()
+    assert len(bodies) == 1 + 2 * len(callers)
+    assert not any(one.get("cache_salt") == salt for one in bodies[1:])

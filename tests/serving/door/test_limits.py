@@ -280,3 +280,16 @@ async def test_many_hostile_bodies_at_once_hold_nothing_up():
         answers = await asyncio.gather(*(door.post(CHAT, content=one) for one in bodies))
         assert {one.status_code for one in answers} <= {200, 400}
         assert (await door.post(CHAT, json=asking("ab"))).status_code == 200
+
+
+async def test_a_burst_gets_no_more_places_than_there_are():
+    holding = Holding()
+    async with served(holding, concurrency=2) as door:
+        asked = [asyncio.create_task(door.post(CHAT, json=asking("abc"))) for _ in range(20)]
+        while sum(one.done() for one in asked) < 18:
+            await asyncio.sleep(0.01)
+        holding.goes_on.set()
+        found = sorted([(await one).status_code for one in asked])
+        assert door.planner.savings.requests == 2
+        assert (await door.post(CHAT, json=asking())).status_code == 200
+    assert found == [200] * 2 + [503] * 18

@@ -139,3 +139,26 @@ async def test_what_the_server_says_of_itself():
     assert savings["words"].startswith("As reported by the engine: 2 answers")
     assert 'ctxreuse_requests_total{planner="default",tenant_class=""} 2.0' in metrics.text
     assert "says" not in metrics.text + str(savings)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"template": "{titel}: {text}"}, "names 'titel'"),
+        ({"template": "{title}"}, "must hold {text}"),
+        ({"documents": [{"text": "t", "title": {"x": 1}}]}, "title"),
+        ({"documents": [{"text": "t", "of": [1]}], "template": "{of} {text}"}, "'of'"),
+    ],
+)
+async def test_a_document_that_would_be_shown_wrongly_is_refused(fields, words):
+    async with served(EmulatedEngine()) as door:
+        answer = await door.post("/v1/plan", json={"documents": documents("ab"), **fields})
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+async def test_another_path_is_answered_with_where_it_is_served():
+    async with served(EmulatedEngine()) as door:
+        answer = await door.post("/v1/embeddings", json={"input": "a"})
+    assert answer.status_code == 404
+    assert "'/v1/embeddings' is not served here; send it to the engine" in answer.text
