@@ -13,7 +13,7 @@ system text. `primes` are after how many of them a call ends that is sent before
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId
@@ -27,10 +27,6 @@ from ctxreuse.rules.answers import recorded_marks
 _FIELDS = (
     *("request_id", "blocks", "references", "order_annotation", "parts", "is_labelled"),
     *("query", "system", "tenant", "conversation_id", "turn", "after", "expected_cached_tokens"),
-)
-_ALIKE = (
-    *("request_id", "query", "system", "tenant", "conversation_id", "turn"),
-    *("timestamp_ms", "marks", "sent"),
 )
 MOST_TURNS = 10_000
 """Turns of a conversation in a file. Each repeats what stands before it, as engines are sent it."""
@@ -95,13 +91,10 @@ class PlannedRequest:
     @classmethod
     def as_recorded(cls, traced: TraceRequest) -> PlannedRequest:
         """Return a recorded request as it was sent, without any plan."""
-        alike = {name: getattr(traced, name) for name in _ALIKE}
-        return cls(
-            parts=tuple(("", block.id, None) for block in traced.blocks),
-            place="trace",
-            is_labelled=False,
-            **alike,
-        )
+        names = (one.name for one in fields(cls))
+        alike = {name: getattr(traced, name) for name in names if hasattr(traced, name)}
+        parts = tuple(("", block.id, None) for block in traced.blocks)
+        return cls(**alike | {"parts": parts, "place": "trace", "is_labelled": False})
 
     @property
     def blocks(self) -> list[BlockId]:
