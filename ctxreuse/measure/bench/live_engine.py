@@ -18,7 +18,7 @@ from typing import Self
 from uuid import uuid4
 
 from ctxreuse.cache import CacheUsage
-from ctxreuse.errors import BatchTooLargeError, EngineError, InvalidRequestError, shown_url
+from ctxreuse.errors import EngineError, InvalidRequestError, shown_url
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import Step, by_conversation, replayed
 from ctxreuse.measure.replay.run_result import Run, RunResult
@@ -74,8 +74,8 @@ class LiveEngine:
         finally:
             self._runner.close()
 
-    def measure(self, runs: Sequence[Run]) -> list[RunResult | BatchTooLargeError]:
-        """Send the requests of runs that are compared; a batch that cannot be planned is an error.
+    def measure(self, runs: Sequence[Run]) -> list[RunResult]:
+        """Send the requests of runs that are compared.
 
         A conversation with a turn that is not answered ends there.
         """
@@ -95,18 +95,12 @@ class LiveEngine:
             return
         self.context_tokens = await self.client.context_window()
 
-    async def _measure(self, runs: Sequence[Run]) -> list[RunResult | BatchTooLargeError]:
-        measured: list[_Sending | BatchTooLargeError] = []
-        for run in runs:
-            try:
-                measured.append(_Sending(self, run, run.planner(self.cache)))
-            except BatchTooLargeError as error:
-                measured.append(error)
-        sending = [one for one in measured if isinstance(one, _Sending)]
+    async def _measure(self, runs: Sequence[Run]) -> list[RunResult]:
+        measured = sending = [_Sending(self, run, run.planner(self.cache)) for run in runs]
         while sending:
             sending = [one for one in sending if await one.send_some()]
             sending = sending[1:] + sending[:1]
-        return [one.result() if isinstance(one, _Sending) else one for one in measured]
+        return [one.result() for one in measured]
 
 
 @dataclass(slots=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from ctxreuse.context.checks import checked_choice
-from ctxreuse.errors import BatchTooLargeError, InputFileError, InvalidRequestError
+from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.measure.bench.live_engine import LiveEngine
 from ctxreuse.measure.options import BESIDE_TRACE, KEEP_BEST, option
 from ctxreuse.measure.replay.estimate import TraceSummary, deduplications
 from ctxreuse.measure.replay.policies import AS_SENT, TraceMode, tried_policies
-from ctxreuse.measure.replay.run_result import Run, RunResult
+from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
 from ctxreuse.measure.results.results import Results, results_of
 from ctxreuse.measure.traces.recorded_prompts import read_recording
@@ -93,24 +93,14 @@ def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> Re
         measured = engine.measure(runs)
         replay = Replay(trace, blocks, WordTokenizer(), advance, rules)
         simulated = [
-            replay.measure(replace(run, capacity_tokens=size))
-            for run, one in zip(runs, measured, strict=True)
-            for size in small
-            if isinstance(one, RunResult)
+            replay.measure(replace(run, capacity_tokens=size)) for run in runs for size in small
         ]
-    results = [one for one in measured if isinstance(one, RunResult)]
-    notes = [
-        f"{run.policy.name} left out: too many requests for it as one batch"
-        for run, one in zip(runs, measured, strict=True)
-        if isinstance(one, BatchTooLargeError)
-    ]
-    notes += [note for one in results for note in one.notes]
     found = results_of(
         Path(config.recording).name,
         "engine",
         summary,
-        results + simulated,
-        notes=tuple(notes),
+        measured + simulated,
+        notes=tuple(note for one in measured for note in one.notes),
         keep_best=config.keep_best,
         cache=rules,
     )
