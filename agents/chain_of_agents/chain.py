@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -174,13 +174,12 @@ class ChainOfAgents(
 
     async def _pieces(
         self,
-        inputs: AsyncIterator[dict[str, Any]],
+        input: dict[str, Any],  # noqa: A002
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncGenerator[Answer, None]:
         """Yield what a task of its own answers: timeouts bind to the task that they begin in."""
-        [question] = [one async for one in inputs]
-        run = self._new_run(question_of(question, config), run_manager, config)
+        run = self._new_run(question_of(input, config), run_manager, config)
         queue: asyncio.Queue[Answer | None] = asyncio.Queue()
         answering = asyncio.create_task(
             run.answer(lambda piece: queue.put_nowait(Answer(piece, run.trace)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -36,8 +36,8 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
 
     @abstractmethod
     def _pieces(
-        self, inputs: AsyncIterator[Input], run_manager: Any, config: Config
-    ) -> AsyncIterator[Output]:
+        self, input: Input, run_manager: Any, config: Config
+    ) -> AsyncGenerator[Output, None]:
         """Yield the output piece by piece; the pieces add up to it."""
 
     @abstractmethod
@@ -141,8 +141,16 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         async def inputs() -> AsyncIterator[Input]:
             yield input
 
+        async def transformed(
+            inputs: AsyncIterator[Input], run_manager: Any, config: Config
+        ) -> AsyncIterator[Output]:
+            async for one in inputs:
+                async with aclosing(self._pieces(one, run_manager, config)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+
         runnable: Any = self
-        pieces = runnable._atransform_stream_with_config(inputs(), self._pieces, config, **kwargs)
+        pieces = runnable._atransform_stream_with_config(inputs(), transformed, config, **kwargs)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece

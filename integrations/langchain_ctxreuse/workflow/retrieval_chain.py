@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -149,24 +149,13 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
 
     async def _pieces(
         self,
-        inputs: AsyncIterator[Any],
-        run_manager: AsyncCallbackManagerForChainRun,
-        config: RunnableConfig,
-    ) -> AsyncIterator[dict[str, Any]]:
-        async for input in inputs:  # noqa: A001
-            async with aclosing(self._parts(input, run_manager, config)) as parts:
-                async for part in parts:
-                    yield AddableDict(part)
-
-    async def _parts(
-        self,
-        given: Any,
+        input: Any,  # noqa: A002
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the inputs, the documents, and the answer piece by piece."""
-        inputs = self._checked_inputs(given)
-        yield {key: value for key, value in inputs.items() if key != self._answer_key}
+        inputs = self._checked_inputs(input)
+        yield AddableDict({key: one for key, one in inputs.items() if key != self._answer_key})
         source, query = self._retriever, inputs[self._query_key]
         inside = patch_config(config, callbacks=run_manager.get_child())
         said = partial(self._said, inputs, inside)
@@ -185,16 +174,16 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
                     if isinstance(event, DocumentsFound):
                         found = as_documents(event.documents, event.scores, source.document_of)
                         await search.on_retriever_end(found)
-                        yield {self._context_key: found}
+                        yield AddableDict({self._context_key: found})
                     elif isinstance(event, TextDelta):
                         is_empty = False
-                        yield {self._answer_key: event.text}
+                        yield AddableDict({self._answer_key: event.text})
         except BaseException as error:
             if found is None:
                 await search.on_retriever_error(error)
             raise
         if is_empty:
-            yield {self._answer_key: ""}
+            yield AddableDict({self._answer_key: ""})
 
     async def _said(
         self, inputs: Mapping[str, Any], config: RunnableConfig, context: str

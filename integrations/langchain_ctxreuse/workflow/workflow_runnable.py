@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import reduce
 from operator import add
@@ -53,11 +53,7 @@ class EngineRunnable(RunnableBridge[Input, Output, RunnableConfig], Runnable[Inp
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> Output:
-        async def inputs() -> AsyncIterator[Input]:
-            yield input
-
-        parts: Any = self._pieces(inputs(), run_manager, config)
-        async with aclosing(parts):
+        async with aclosing(self._pieces(input, run_manager, config)) as parts:
             output: Output = reduce(add, [part async for part in parts])
         return output
 
@@ -116,19 +112,18 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
 
     async def _pieces(
         self,
-        inputs: AsyncIterator[Any],
+        input: Any,  # noqa: A002
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
-    ) -> AsyncIterator[Any]:
-        async for input in inputs:  # noqa: A001
-            answer = _StreamedAnswer(self._graph)
-            async with aclosing(self._events(input, run_manager, config)) as events:
-                async for event in events:
-                    if self._outputs is None and answer.is_written_by(event):
-                        assert isinstance(event, TextDelta)
-                        yield event.text
-                    elif isinstance(event, RunFinished) and not answer.is_written:
-                        yield self._output(event.result)
+    ) -> AsyncGenerator[Any, None]:
+        answer = _StreamedAnswer(self._graph)
+        async with aclosing(self._events(input, run_manager, config)) as events:
+            async for event in events:
+                if self._outputs is None and answer.is_written_by(event):
+                    assert isinstance(event, TextDelta)
+                    yield event.text
+                elif isinstance(event, RunFinished) and not answer.is_written:
+                    yield self._output(event.result)
 
     async def _events(
         self,
