@@ -79,6 +79,7 @@ class PlansDocuments(PlanningFields):
     annotation: bool = Field(default=False, frozen=True, strict=True)
     drop_repeats: bool = Field(default=False, frozen=True, strict=True)
     _documents: DocumentPlanner[Any] = PrivateAttr()
+    _kind: ClassVar[ItemKind[Any]]
 
     @property
     def faults(self) -> int:
@@ -86,7 +87,7 @@ class PlansDocuments(PlanningFields):
         return self._documents.faults
 
     def _item_kind(self) -> ItemKind[Any]:
-        raise NotImplementedError
+        return self._kind
 
     def _build(self) -> None:
         self._documents = DocumentPlanner(

@@ -124,13 +124,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         config: RunnableConfig | list[RunnableConfig] | None = None,
         **options: Any,
     ) -> list[AIMessage]:
-        """Return the answers in the caller's order; the calls are started in the planned order.
-
-        Args:
-            inputs: The prompts.
-            config: One for all, or one for each.
-            **options: LangChain's `return_exceptions`, and arguments of each call.
-        """
+        """Return the answers in the caller's order; the calls are started in the planned order."""
         answers = self.batch_as_completed(inputs, config, **options)
         return [answer for _, answer in sorted(answers, key=itemgetter(0))]
 

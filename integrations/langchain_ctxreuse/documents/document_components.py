@@ -91,21 +91,18 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
 
     retriever: RetrieverLike
     _held: ClassVar[str] = "retriever"
+    _kind: ClassVar[ItemKind[Document]] = DOCUMENTS
     _is_in_batch: bool = PrivateAttr(default=False)  # then the batch plans
 
-    def model_post_init(self, context: Any, /) -> None:
-        """Build what plans the documents, and follow the runs, to know which are nested."""
-        super().model_post_init(context)
-        follow_runs()
+    def _build(self) -> None:
+        super()._build()
+        follow_runs()  # to know which are nested
 
     @field_validator("retriever", mode="before")
     @classmethod
     def _check_retriever(cls, retriever: object) -> object:
         refuse_wrapped("retriever", without_bindings(retriever), ReuseRetriever)
         return checked_retriever(retriever)
-
-    def _item_kind(self) -> ItemKind[Document]:
-        return DOCUMENTS
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[str, list[Document]]:
         """Return a retriever whose fields a config can set, as LangChain's retrievers do."""
@@ -204,8 +201,7 @@ class ReuseCompressor(PlansDocuments, BaseDocumentCompressor):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    def _item_kind(self) -> ItemKind[Document]:
-        return DOCUMENTS
+    _kind: ClassVar[ItemKind[Document]] = DOCUMENTS
 
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
