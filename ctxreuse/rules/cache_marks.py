@@ -45,16 +45,13 @@ def mark_value(field: MarkField, life: str = _DEFAULT_LIFE) -> dict[str, str]:
     return {**kind, "ttl": life} if has_life else kind
 
 
-def cache_options(profile: CacheRules) -> dict[str, str]:
-    """Return OpenAI's `prompt_cache_options`: nothing is written but what is marked."""
-    return {"mode": "explicit", "ttl": profile.time_to_live.name}
-
-
 def cache_fields(profile: CacheRules, field: MarkField, key: str) -> dict[str, Any]:
     """Return the fields of a request that tell OpenAI how to keep it, and by which key."""
     fields: dict[str, Any] = {}
     if profile.has_marks and field == "prompt_cache_breakpoint":
-        fields["prompt_cache_options"] = cache_options(profile)
+        # nothing is written but what is marked
+        life = profile.time_to_live.name
+        fields["prompt_cache_options"] = {"mode": "explicit", "ttl": life}
     if profile.key != "none":
         fields["prompt_cache_key"] = key
     return fields
