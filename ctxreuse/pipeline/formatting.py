@@ -50,7 +50,8 @@ def joined_forms(
         first = {one.text: place for place, one in reversed(list(enumerate(shown)))}
         places = sorted(first.values())
         shown, texts = [shown[one] for one in places], [texts[one] for one in places]
-    known_texts().add_rendered(tenant, shown, texts)
+    known = known_texts()  # what was made of documents' texts is as good as they are
+    known.add(tenant, shown, *(known.planned_list(tenant, texts) or ()))
     return separator.join([one.text for one in shown if one.text])
 
 

@@ -173,11 +173,6 @@ class KnownTexts:
             for forms in shown:
                 self.add(tenant, forms, held)
 
-    def add_rendered(self, tenant: str, forms: Sequence[Form], texts: Sequence[str]) -> None:
-        """Remember what was made of documents' texts: it is as good as they are."""
-        planned = self.planned_list(tenant, texts)
-        self.add(tenant, forms, *((None, None) if planned is None else planned))
-
     def planned_list(
         self, tenant: str, texts: Sequence[str], root: Hashable = None
     ) -> tuple[TextList, list[int]] | None:

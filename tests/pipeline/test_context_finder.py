@@ -290,7 +290,7 @@ def test_only_what_was_rendered_with_us_counts_where_that_is_asked_for():
         found = contexts_in(known, "", message, rendered_only=rendered_only)
         assert found is not None
         assert len(found.contexts) == contexts
-    known.add_rendered("", [Form(A), Form(B)], [A, B])
+    known.add("", [Form(A), Form(B)])
     found = contexts_in(known, "", message, rendered_only=True)
     assert found is not None
     assert len(found.contexts) == 1

@@ -184,7 +184,8 @@ def test_a_list_that_a_plan_of_ours_has_ordered_is_told_by_its_texts():
     one = known.known("", texts[0])
     assert one is not None
     assert one.lists[0][0] is planned, "what was retrieved is what was planned"
-    known.add_rendered("", [Form("Title: x\na text about a")], [texts[0]])
+    rendered = [Form("Title: x\na text about a")]
+    known.add("", rendered, *known.planned_list("", texts[:1]))
     rendered = known.known("", "Title: x\na text about a")
     assert rendered is not None
     assert rendered.lists == ((planned, 1),), "it is as good as the text itself"
