@@ -20,7 +20,7 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.client.request import check_params
-from ctxreuse.serving.pool.admission import AdmissionQueue
+from ctxreuse.serving.pool.admission import AdmissionQueue, AdmissionSlot
 from ctxreuse.serving.pool.engine_pool import EnginePool
 from ctxreuse.serving.pool.pool_result import PoolResult
 
@@ -183,7 +183,7 @@ class SingleEngineModel:
     @asynccontextmanager
     async def _sending(self, request: AgentRequest) -> AsyncIterator[Plan]:
         """Wait for admission; the planner forgets a request that was not answered."""
-        async with self._queue.slot(request.context) as plan:
+        async with AdmissionSlot(self._queue, request.context) as plan:
             try:
                 async with asyncio.timeout(request.limit_s):
                     yield plan

@@ -7,7 +7,7 @@ from chain_helpers import SaysModel, question
 
 from chain_of_agents import ChainOfAgents, ManagerError
 from ctxreuse import ContextRequest, Plan, ReusePlanner
-from ctxreuse.serving.pool.admission import AdmissionQueue
+from ctxreuse.serving.pool.admission import AdmissionQueue, AdmissionSlot
 
 
 class Forgetful(ReusePlanner):
@@ -20,7 +20,7 @@ class Forgetful(ReusePlanner):
 async def test_an_admission_queue_counts_what_it_cannot_take_back():
     planner = Forgetful()
     queue = AdmissionQueue(planner, window_s=0)
-    async with queue.slot(ContextRequest(["a text"], "Which?")) as plan:
+    async with AdmissionSlot(queue, ContextRequest(["a text"], "Which?")) as plan:
         assert isinstance(plan, Plan)
         queue.forget(plan)
     assert queue.faults == planner.savings.planning_failures == 1

@@ -12,6 +12,7 @@ from planning_helpers import assistant, big_request, sent_ids
 from virtual_time import virtual_time
 
 from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse.serving.pool.admission import AdmissionSlot
 from virtual_clock import run_in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -192,7 +193,7 @@ async def test_a_place_is_given_back_when_what_it_is_for_fails():
     queue, _, visits = visited()
 
     async def fail():
-        async with queue.slot(big_request([1])):
+        async with AdmissionSlot(queue, big_request([1])):
             raise ValueError("boom")
 
     results = await asyncio.gather(fail(), visits.go(big_request([2])), return_exceptions=True)

@@ -16,6 +16,8 @@ from admission_helpers import (
 from planning_helpers import big_request, sent_ids
 from virtual_time import virtual_time
 
+from ctxreuse.serving.pool.admission import AdmissionSlot
+
 
 def assert_nothing_is_left(queue, planner, visits):
     assert_is_empty(queue)
@@ -70,7 +72,7 @@ async def test_who_is_cancelled_between_release_and_going_on_gives_the_place_bac
     turns_of_the_loop,
 ):
     queue, planner, visits = visited()
-    first = queue.slot(big_request([1]))
+    first = AdmissionSlot(queue, big_request([1]))
     sent = await first.__aenter__()
     second, third = visits.task(big_request([2], "2")), visits.task(big_request([3], "3"))
     await asyncio.sleep(0.5)
@@ -118,7 +120,7 @@ async def test_a_request_that_is_sent_again_under_its_id_stays_known_though_it_w
 @virtual_time
 async def test_a_slot_is_for_one_request():
     queue, _ = queue_of()
-    slot = queue.slot(big_request([1]))
+    slot = AdmissionSlot(queue, big_request([1]))
     async with slot:
         pass
     with pytest.raises(AssertionError, match="an admission slot is for one request"):

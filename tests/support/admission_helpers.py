@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 from ctxreuse import ReusePlanner
-from ctxreuse.serving.pool.admission import AdmissionQueue
+from ctxreuse.serving.pool.admission import AdmissionQueue, AdmissionSlot
 
 WINDOW_S = 0.005
 
@@ -33,7 +33,7 @@ class Visits:
         """Come at a time, hold a place for a while; return the plan."""
         if at is not None:
             await asyncio.sleep(at - now())
-        async with self.queue.slot(request) as plan:
+        async with AdmissionSlot(self.queue, request) as plan:
             with self._lock:
                 self._running += 1
                 self.most = max(self.most, self._running)

@@ -91,10 +91,6 @@ class AdmissionQueue:
         """Make the planner forget a plan that is not sent, or was not answered."""
         self._fail_open.attempt(lambda: self._planner.forget(plan))
 
-    def slot(self, request: Plannable) -> AdmissionSlot:
-        """Return what waits for a place, gives what to send, and holds the place for its block."""
-        return AdmissionSlot(self, request)
-
     def _admit(self) -> None:
         """Release requests as long as there are places; plan those that have come, if due."""
         while True:
@@ -166,7 +162,7 @@ class AdmissionQueue:
 
 
 class AdmissionSlot:
-    """A request's slot in an admission queue, for one `async with`."""
+    """Waits for a place in a queue, gives what to send, and holds the place for its block, once."""
 
     # no generator: one that is left behind by a closed event loop never runs to its end
 

@@ -26,7 +26,7 @@ from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.client.status_rules import BUSY, FAILS, WORKS, status_rule
-from ctxreuse.serving.pool.admission import AdmissionQueue, Plannable, recorded
+from ctxreuse.serving.pool.admission import AdmissionQueue, AdmissionSlot, Plannable, recorded
 from ctxreuse.serving.pool.circuit_breaker import CLOSED, OPEN, CircuitBreaker
 from ctxreuse.sharing.exchange import SharingStatistics
 
@@ -236,7 +236,7 @@ class Replica:
             self.queued_tokens += to_compute
             cache_epoch = self.cache_epoch
         try:
-            async with self._queue.slot(prompt) as plan:
+            async with AdmissionSlot(self._queue, prompt) as plan:
                 try:
                     yield InFlightRequest(plan, cache_epoch, limit)
                     # only now that it has answered: one that is down would fail twice for each
