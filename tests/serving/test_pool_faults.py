@@ -109,13 +109,26 @@ async def test_what_all_refuse_is_the_first_ones_error_and_puts_none_to_rest():
     assert arrivals(network) == {"a": 3, "b": 3, "c": 3}
 
 
-async def test_who_refuses_is_not_asked_again_while_another_fails(waits):
-    network = network_of(a=[401, 401], b=[503, 503])
-    async with pool_on(network, backoff_s=0.5) as pool:
+@pytest.mark.parametrize(
+    ("failures", "down", "goes", "waited"),
+    [
+        ({"a": [401, 401], "b": [503, 503]}, "", "abb b", [0.5, 1.0]),  # who refuses, not again
+        ({"a": [503, "refuse", "break"]}, "", "aaa a", [0.5, 1.0, 2.0]),  # it is alone
+        ({"a": [429], "b": None}, "b", "a a", [0.5]),  # who rests is left alone
+    ],
+)
+async def test_who_may_answer_is_tried_again_after_growing_waits(
+    failures, down, goes, waited, waits
+):
+    network = network_of(**failures)
+    network.down.update(down)
+    async with pool_on(network, attempts=4, backoff_s=0.5) as pool:
+        await pool.check()
         served = await pool.complete(asking("x"), replica="a")
-        assert (served.replica, served.tried) == ("b", ("a", "b", "b"))
-        assert state_of(pool, "a") == "refuses: 401 Unauthorized"
-    assert waits == [0.5, 1.0]
+        assert f"{''.join(served.tried)} {served.replica}" == goes
+        assert state_of(pool, "a") == ("refuses: 401 Unauthorized" if "abb" in goes else "up")
+    assert waits == waited
+    assert not any("/v1/chat/completions" in network.paths(name) for name in down)
 
 
 async def test_who_refuses_rests_for_longer_each_time_until_it_answers():
@@ -153,25 +166,6 @@ async def test_each_replica_is_tried_before_any_is_tried_again(waits):
     assert sorted(arrivals(network).values()) == [1, 1, 3]
     # nothing while there are others, then longer and longer at the one that is tried again
     assert waits == [0.5, 1.0]
-
-
-async def test_a_replica_that_is_alone_is_tried_again_after_growing_waits(waits):
-    network = network_of(a=[503, "refuse", "break"])
-    async with pool_on(network, attempts=4, backoff_s=0.5) as pool:
-        served = await pool.complete(asking("x"))
-    assert (served.replica, served.tried) == ("a", ("a", "a", "a"))
-    assert waits == [0.5, 1.0, 2.0]
-
-
-async def test_who_rests_is_left_alone_even_if_the_others_are_busy(waits):
-    network = network_of(a=[429], b=None)
-    network.down.add("b")
-    async with pool_on(network, backoff_s=0.5) as pool:
-        await pool.check()
-        served = await pool.complete(asking("x"))
-    assert (served.replica, served.tried) == ("a", ("a",))
-    assert waits == [0.5]
-    assert "/v1/chat/completions" not in network.paths("b")
 
 
 async def test_a_request_fails_with_the_engines_error_where_its_only_replica_begins_to_drain():
