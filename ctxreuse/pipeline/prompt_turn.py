@@ -386,12 +386,6 @@ def note_planned(tenant: str, role: str, text: str, plan: Plan | None = None) ->
     known_texts().add_planned(tenant, message_key(role, text), edit)
 
 
-def note_sent(tenant: str, role: str, text: str, edit: Edit) -> None:
-    """Have a message that a part of ours has edited sent as it is, by whatever wraps the model."""
-    own = edit._replace(pieces=None)
-    known_texts().add_planned(tenant, message_key(role, text), own)
-
-
 def result_edit(
     text: str, shown: Mapping[BlockKey, Slice | str], plan: Plan, region: Slice | None = None
 ) -> Edit:

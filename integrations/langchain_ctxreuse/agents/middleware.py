@@ -33,7 +33,7 @@ from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import with_breakpoints
 from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.process_planners import planner_for
-from ctxreuse.pipeline.prompt_turn import note_sent, result_edit
+from ctxreuse.pipeline.prompt_turn import message_key, result_edit
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
@@ -383,7 +383,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         )
         tenant = tenant_from_config() or ""
         for number, one in planned.items():
-            note_sent(tenant, role_of(sent[number]), one.text.text, one.edit)
+            key = message_key(role_of(sent[number]), one.text.text)
+            known_texts().add_planned(tenant, key, one.edit._replace(pieces=None))
         if not planned:
             return request
         if not self._planner.cache.marks:
