@@ -105,14 +105,11 @@ class TaskWaiter:
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether it was released, or has left, in time."""
-        if timeout_s is None:
-            return await self._woken.wait()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._woken.wait()
+                return await self._woken.wait()
         except TimeoutError:
             return False
-        return True
 
 
 class OrderedQueue(Generic[_Item, _Result]):
