@@ -30,7 +30,7 @@ $(VENV)/base: pyproject.toml
 	touch $@
 
 $(VENV)/dev: $(VENV)/base
-	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev --group bench --group docs
+	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev --group bench --group docs --group instrumentations
 	touch $@
 
 $(VENV)/docs: $(VENV)/base
