@@ -66,6 +66,10 @@ class PlanningFields(BaseModel):
             copy._build()
         return copy
 
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        # without a memo, pydantic before 2.14 copies what fields and private attributes hold twice
+        return super().__deepcopy__({} if memo is None else memo)
+
     def _is_built_from(self, changes: Mapping[str, Any]) -> bool:
         return bool(changes)
 
