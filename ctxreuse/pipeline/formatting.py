@@ -44,7 +44,7 @@ def joined_forms(
         ]
     elif checked_kind("labels", labels, bool, "True or False"):
         shown = [
-            _labelled(form, labelled_block(form, one, templates), templates)
+            labelled_form(form, labelled_block(form, one, templates), templates)
             for form, one in zip(shown, ids, strict=True)
         ]
         first = {one.text: place for place, one in reversed(list(enumerate(shown)))}
@@ -55,7 +55,8 @@ def joined_forms(
     return separator.join([one.text for one in shown if one.text])
 
 
-def _labelled(form: Form, block: ContextBlock, templates: Templates) -> Form:
+def labelled_form(form: Form, block: ContextBlock, templates: Templates) -> Form:
+    """Return a text under its block's label."""
     text = render_block(templates.label_of(block), block.text, templates)
     return form._replace(text=text, block=block, kind="labelled")
 

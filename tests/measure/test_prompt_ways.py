@@ -134,6 +134,22 @@ def by_hand(engine: Engine, is_changed: bool) -> None:
         model.invoke("\n\n".join([*texts, f"Which is number {number}?"]))
 
 
+def chats(engine: Engine, is_changed: bool) -> None:
+    """Ask five questions in each conversation, whose prompts keep what its turns have shown."""
+    told = "File: {source}\n{page_content}"
+    model: BaseChatModel = Asked(engine=engine)
+    if is_changed:
+        model = ReuseChatModel(inner=model, planner=ReusePlanner())
+    messages: list[tuple[str, str]] = []
+    for number in range(len(FOUND)):
+        messages = [] if number % 5 == 0 else messages
+        found = Retriever().invoke(f"number {number}")
+        by_hand = (told.format(page_content=x.page_content, **x.metadata) for x in found)
+        context = format_context(found, told, labels=True) if is_changed else "\n\n".join(by_hand)
+        messages.append(("user", f"{context}\n\nWhich is number {number}?"))
+        messages.append(("assistant", model.invoke(messages).content))
+
+
 def agent(engine: Engine, is_changed: bool) -> None:
     @tool(response_format="content_and_artifact")
     def search(query: str):
@@ -234,6 +250,7 @@ APPLICATIONS = {
         chain("{question}\n\n{context}\n\nAnswer:", ""),
         "put the question behind the documents",
     ),
+    "chats": (chats, "document_prompt=..., labels=True)"),
     "by hand": (by_hand, "wrap the model: ReuseChatModel"),
     "agent": (agent, "ReuseMiddleware"),
     "query engine": (engine_of("plain"), "ReuseLLM"),

@@ -30,6 +30,7 @@ from ctxreuse.measure.traces.recorded_prompts import (
     with_place,
 )
 from ctxreuse.measure.traces.trace_files import TraceRequest
+from ctxreuse.pipeline.formatting import labelled_block, labelled_form
 from ctxreuse.pipeline.known_texts import ANY_KIND, Form, KnownTexts, words_at
 from ctxreuse.pipeline.prompt_turn import (
     PromptPart,
@@ -43,13 +44,14 @@ from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
 
 WRAPPED: Final = "the model wrapped"
 RENDERED: Final = "documents rendered by format_context"
+LABELLED: Final = "documents under labels, each shown once"
 BEHIND: Final = "what differs behind the documents"
 BOTH: Final = f"{RENDERED}, and {BEHIND}"
 ORDERED: Final = "documents in planned order"
 SHOWN_ONCE: Final = "an agent's documents shown once"
 SETTLED: Final = "documents without what changes"
 
-WAYS = (SETTLED, WRAPPED, SHOWN_ONCE, RENDERED, ORDERED, BEHIND, BOTH)
+WAYS = (SETTLED, WRAPPED, SHOWN_ONCE, RENDERED, ORDERED, LABELLED, BEHIND, BOTH)
 """The least change first."""
 
 LEAST_SAVED = 0.02
@@ -127,10 +129,13 @@ def measured_ways(
         replay = replace(replay, seen=seen, named=named)
     framework = seen[0].prompt.framework
     are_memories = median(one.source == MEMORIES for one in requests) > 0
+    roles = {one.prompt.parts[n].role for one in seen for n in one.pieces}
     behind = list(_behind(seen))
     sent = {ORDERED: replay.ordered()}
     if not are_memories:
         sent[RENDERED] = replay.planned(seen, is_rendered=True)
+        if "tool" not in roles:
+            sent[LABELLED] = replay.planned(seen, is_rendered=True, is_labelled=True)
     if changing is not None:
         sent |= {SETTLED: (list(one.prompt.parts) for one in seen), WRAPPED: replay.planned(seen)}
     if behind != [one.prompt for one in seen]:
@@ -138,7 +143,6 @@ def measured_ways(
         sent[BEHIND] = replay.planned(moved)
         if not are_memories:
             sent[BOTH] = replay.planned(moved, is_rendered=True)
-    roles = {one.prompt.parts[n].role for one in seen for n in one.pieces}
     if "tool" in roles and framework == "langchain":
         sent[SHOWN_ONCE] = replay.shown_once()
     with progress("replaying changed prompts", len(sent) * len(seen)) as advance:
@@ -171,12 +175,13 @@ class _ReplayedPrompts:
         return usage
 
     def planned(
-        self, seen: Sequence[SeenPrompt], *, is_rendered: bool = False
+        self, seen: Sequence[SeenPrompt], *, is_rendered: bool = False, is_labelled: bool = False
     ) -> Iterator[list[PromptPart]]:
         """Yield prompts as a wrapped model sends them."""
         known, given = KnownTexts(), set[str | int]()
         of_runs = {n for one in self.seen for n in one.prompt.retrieved}
-        planning = PromptPlanner(self.new_planner(), kind="", known=known)  # nobody is told
+        planner = self.new_planner()
+        planning = PromptPlanner(planner, kind="", known=known)  # nobody is told
         for prompt, shown, outside in seen:
             seen_too = [one for one in outside if is_rendered or one.source not in _UNSEEN]
             lists = [one for one in seen_too if one.request_id not in of_runs]
@@ -186,13 +191,21 @@ class _ReplayedPrompts:
                 kind = ANY_KIND if prompt.framework == "llamaindex" else ""
                 forms = [Form(document_text(block), kind=kind) for block in found.blocks]
                 known.add_seen(prompt.tenant, [forms], prompt.run)
+            texts = [one.text for one in prompt.parts]
             for number, at in shown.items() if is_rendered else ():
-                text = prompt.parts[number].text
-                known.add(prompt.tenant, [text[one.start : one.end] for one in at])
+                text = texts[number]
+                forms = [Form(text[one.start : one.end]) for one in at]
+                if is_labelled:
+                    blocks = [labelled_block(one, None, planner.templates) for one in forms]
+                    pairs = zip(forms, blocks, strict=True)
+                    forms = [labelled_form(*one, planner.templates) for one in pairs]
+                    texts[number] = _with_pieces(text, at, [one.text for one in forms])
+                known.add(prompt.tenant, forms)
+            parts = _with_texts(prompt.parts, texts)
             scope = RequestScope(prompt.tenant or None, prompt.conversation_id)
-            given_prompt = ScopedPrompt(prompt.parts, scope, prompt.run, beside=prompt.beside)
+            given_prompt = ScopedPrompt(tuple(parts), scope, prompt.run, beside=prompt.beside)
             [planned] = planning.plan([given_prompt])
-            yield _with_texts(prompt.parts, planned.texts)
+            yield _with_texts(parts, planned.texts)
 
     def ordered(self) -> Iterator[list[PromptPart]]:
         """Yield prompts with their documents in planned order, whatever puts them there."""

@@ -11,6 +11,7 @@ from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, P
 from ctxreuse.measure.replay.prompt_ways import (
     BEHIND,
     BOTH,
+    LABELLED,
     LEAST_SAVED,
     ORDERED,
     RENDERED,
@@ -48,20 +49,21 @@ _ORDERED = {
     "llamaindex": "put ReusePostprocessor() last among the node postprocessors.",
     "mem0": "search with ReuseMemory(memory).",
 }
-_RENDER = "put the documents in with {rendered}, with all that you write on each"
+_RENDER = "put the documents in with {rendered}{labels}), with all that you write on each"
 _BEHIND = "put the question behind the documents, and whatever else differs from prompt to prompt"
 _OF_WAYS = {
     SETTLED: "change nothing else.",
     WRAPPED: "wrap the model: {model}.",
     SHOWN_ONCE: "give the agent a middleware: create_agent(..., middleware=[ReuseMiddleware()]).",
     RENDERED: f"{_RENDER}; then wrap the model: {{model}}.",
+    LABELLED: f"{_RENDER}; then wrap the model: {{model}}.",
     BOTH: f"{_BEHIND}; {_RENDER}; then wrap the model: {{model}}.",
     ORDERED: "{ordered}",
     BEHIND: f"{_BEHIND}; then wrap the model: {{model}}.",
 }
 _RENDERED = {
-    "langchain": "format_context(documents, document_prompt=...)",
-    "llamaindex": "format_context(nodes, text_template=...)",
+    "langchain": "format_context(documents, document_prompt=...",
+    "llamaindex": "format_context(nodes, text_template=...",
 }
 
 _SMALL_SHARE = 0.05
@@ -140,6 +142,7 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     step = _OF_WAYS[best.name].format(
         model=_MODEL[framework],
         rendered=_RENDERED[framework],
+        labels=", labels=True" * (best.name == LABELLED),
         ordered=_ORDERED["mem0" if ways.are_memories else framework],
     )
     if (planner := _planner(results)) != "ReusePlanner()":
