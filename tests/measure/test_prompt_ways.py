@@ -59,10 +59,10 @@ class Retriever(BaseRetriever):
         return found(query)
 
 
-def chain(template: str, heading: str) -> Callable[[Engine, bool], None]:
+def chain(template: str, heading: str, *, labels: bool = False) -> Callable[[Engine, bool], None]:
     def run(engine: Engine, is_changed: bool) -> None:
         prompt = heading + "{page_content}"
-        rendered = partial(format_context, document_prompt=prompt)
+        rendered = partial(format_context, document_prompt=prompt, labels=labels)
 
         def by_hand(documents: list[Document]) -> str:
             shown = [prompt.format(page_content=x.page_content, **x.metadata) for x in documents]
@@ -73,7 +73,7 @@ def chain(template: str, heading: str) -> Callable[[Engine, bool], None]:
             model = ReuseChatModel(inner=model, planner=ReusePlanner())
         first, last = "{question}\n\n{context}", "{context}\n\n{question}"
         told = template.replace(first, last) if is_changed else template
-        show = rendered if is_changed and heading else by_hand
+        show = rendered if is_changed and (heading or labels) else by_hand
         inputs = {"context": Retriever() | show, "question": RunnablePassthrough()}
         asking = inputs | ChatPromptTemplate.from_template(told) | model
         for number in range(len(FOUND)):
@@ -246,6 +246,10 @@ def workflow(engine: Engine, is_changed: bool) -> None:
 APPLICATIONS = {
     "RAG": (chain("Help.\n\n{context}\n\n{question}", ""), "wrap the model: ReuseChatModel"),
     "headings": (chain("Help.\n\n{context}\n\n{question}", "File: {source}\n"), "document_prompt"),
+    "citations": (
+        chain("Cite the numbers of documents.\n\n{context}\n\n{question}", "", labels=True),
+        "document_prompt=..., labels=True)",
+    ),
     "question first": (
         chain("{question}\n\n{context}\n\nAnswer:", ""),
         "put the question behind the documents",
@@ -387,6 +391,17 @@ def test_an_application_whose_documents_never_come_again_gains_nothing(tmp_path)
     assert said.sentence.startswith("Nothing to gain here: 30 prompts were replayed")
     assert not said.is_gain
     assert {one.front for one in read_recording(str(tmp_path))[1]} == {""}
+
+
+def test_documents_stay_in_place_where_the_application_says_what_their_order_means(tmp_path):
+    recorded(tmp_path, chain("They are sorted, the best first.\n\n{context}\n\n{question}", ""))
+    said = said_of(tmp_path)
+    assert said.sentence.startswith("Nothing to gain here")
+    assert said.next_step.startswith("leave out what you say of the order")
+    assert said.also == (
+        "As they are, most prompts keep their documents in place: the application says what the "
+        "order of the documents means.",
+    )
 
 
 def test_chunks_move_as_llamaindex_shows_them(tmp_path):

@@ -86,6 +86,7 @@ class PromptWays:
     prompts: int
     framework: str
     are_memories: bool  # Mem0's, most of the documents
+    in_place: str = ""  # why most prompts keep their documents in place, where words say so
 
     @property
     def best(self) -> MeasuredWay | None:
@@ -131,9 +132,9 @@ def measured_ways(
     are_memories = median(one.source == MEMORIES for one in requests) > 0
     roles = {one.prompt.parts[n].role for one in seen for n in one.pieces}
     behind = list(_behind(seen))
-    sent = {ORDERED: replay.ordered()}
+    planner, sent = replay.new_planner(), {ORDERED: replay.ordered()}
     if not are_memories:
-        sent[RENDERED] = replay.planned(seen, is_rendered=True)
+        sent[RENDERED] = replay.planned(seen, planner, is_rendered=True)
         if "tool" not in roles:
             sent[LABELLED] = replay.planned(seen, is_rendered=True, is_labelled=True)
     if changing is not None:
@@ -147,7 +148,12 @@ def measured_ways(
         sent[SHOWN_ONCE] = replay.shown_once()
     with progress("replaying changed prompts", len(sent) * len(seen)) as advance:
         ways = [MeasuredWay(name, replay.cost(one, advance)) for name, one in sent.items()]
-    return PromptWays(plain, as_it_is, (*ways, as_it_is), len(seen), framework, are_memories)
+    counts = planner.prompt_records.counts()
+    often = (one for one in ("order", "numbers") if counts[one] > _OFTEN * len(seen))
+    if in_place := next(often, ""):  # a part that does not see these words must not move them
+        ways = [one for one in ways if one.name != ORDERED]
+    ways.append(as_it_is)
+    return PromptWays(plain, as_it_is, tuple(ways), len(seen), framework, are_memories, in_place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +181,17 @@ class _ReplayedPrompts:
         return usage
 
     def planned(
-        self, seen: Sequence[SeenPrompt], *, is_rendered: bool = False, is_labelled: bool = False
+        self,
+        seen: Sequence[SeenPrompt],
+        planner: ReusePlanner | None = None,
+        *,
+        is_rendered: bool = False,
+        is_labelled: bool = False,
     ) -> Iterator[list[PromptPart]]:
         """Yield prompts as a wrapped model sends them."""
         known, given = KnownTexts(), set[str | int]()
         of_runs = {n for one in self.seen for n in one.prompt.retrieved}
-        planner = self.new_planner()
+        planner = planner or self.new_planner()
         planning = PromptPlanner(planner, kind="", known=known)  # nobody is told
         for prompt, shown, outside in seen:
             seen_too = [one for one in outside if is_rendered or one.source not in _UNSEEN]

@@ -24,6 +24,7 @@ from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.traces.changing_documents import IN_TEXTS, UNKNOWN
+from ctxreuse.pipeline.in_place import REMEDIES
 from ctxreuse.planning.plan import Strategy
 from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import planner_setting, profile_spec
@@ -37,6 +38,7 @@ _LONGER_STEP = (
     "bring prompts above the minimum: put instructions and examples that all of them share in "
     "front as the system text, retrieve more, or take a model with a smaller minimum."
 )
+_ORDER_STEP = "leave out what you say of the order, if answers do as well; then record again."
 _NO_STEP = "change nothing; record again when the requests or the documents are others."
 _RECORD_STEP = "record some: ctxreuse record -o FOLDER app.py."
 _LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
@@ -65,6 +67,8 @@ _RENDERED = {
     "langchain": "format_context(documents, document_prompt=...",
     "llamaindex": "format_context(nodes, text_template=...",
 }
+
+_IN_PLACE = "As they are, most prompts keep their documents in place: {}."
 
 _SMALL_SHARE = 0.05
 """Of the computed tokens; a smaller saving hardly shows in the time of a request."""
@@ -129,13 +133,15 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
         "computed_tokens_as_retrieved": ways.plain.usage.prefilled_tokens,
         "saved_share_as_it_is": round(as_it_is, 6),
     }
+    in_place = (_IN_PLACE.format(REMEDIES[ways.in_place]),) if ways.in_place else ()
     if best is None:
         tried = ", ".join(one.name for one in ways.ways)
-        nothing, step = _nothing(results, _NO_STEP)
+        nothing, step = _nothing(results, _ORDER_STEP if ways.in_place == "order" else _NO_STEP)
         return SavingsVerdict(
             f"{nothing} here: {ways.prompts:,} prompts were replayed in {len(ways.ways)} "
             f"ways, and none computes {LEAST_SAVED:.0%} less ({cache}): {tried}.",
             step,
+            in_place,
             measured=measured,
         )
     share = best.saved(ways.plain)
@@ -147,7 +153,7 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     )
     if (planner := _planner(results)) != "ReusePlanner()":
         step += f" Give it planner={planner}."
-    also = [sentence(cause.found) for cause in results.causes_first]
+    also = [*(sentence(cause.found) for cause in results.causes_first), *in_place]
     if best is not ways.as_it_is:
         word = "more" if as_it_is < 0 else "fewer"
         also += [f"As it is, with {_MODEL[framework]} alone: {abs(as_it_is):.0%} {word}."]
