@@ -393,6 +393,23 @@ def test_an_application_whose_documents_never_come_again_gains_nothing(tmp_path)
     assert {one.front for one in read_recording(str(tmp_path))[1]} == {""}
 
 
+def test_of_an_application_with_format_context_only_the_wrapper_is_asked(tmp_path):
+    def run(engine: Engine, is_changed: bool) -> None:
+        model: BaseChatModel = Asked(engine=engine)
+        if is_changed:
+            model = ReuseChatModel(inner=model, planner=ReusePlanner())
+        for number in range(len(FOUND)):
+            found = Retriever().invoke(f"number {number}")
+            context = format_context(found, "File: {source}\n{page_content}")
+            model.invoke(f"{context}\n\nWhich is number {number}?")
+
+    plain, said, changed = recorded(tmp_path, run), said_of(tmp_path), Engine()
+    run(changed, True)
+    assert said.next_step == "wrap the model: ReuseChatModel(inner=model)."
+    counted = 1 - changed.computed / plain
+    assert said.measured["saved_share_as_it_is"] == pytest.approx(counted, abs=0.02)
+
+
 def test_documents_stay_in_place_where_the_application_says_what_their_order_means(tmp_path):
     recorded(tmp_path, chain("They are sorted, the best first.\n\n{context}\n\n{question}", ""))
     said = said_of(tmp_path)

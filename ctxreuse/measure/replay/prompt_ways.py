@@ -203,7 +203,9 @@ class _ReplayedPrompts:
                 forms = [Form(document_text(block), kind=kind) for block in found.blocks]
                 known.add_seen(prompt.tenant, [forms], prompt.run)
             texts = [one.text for one in prompt.parts]
-            for number, at in shown.items() if is_rendered else ():
+            for number, at in shown.items():
+                if not is_rendered and number not in prompt.rendered:
+                    continue
                 text = texts[number]
                 forms = [Form(text[one.start : one.end]) for one in at]
                 if is_labelled:

@@ -50,6 +50,7 @@ class RecordedPrompt(NamedTuple):
     framework: str
     tenant: str
     conversation_id: str | int | None
+    rendered: frozenset[int] = frozenset()  # the parts whose documents format_context has put in
 
 
 class DocumentPiece(NamedTuple):
@@ -233,7 +234,7 @@ def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> list[Re
     with file_errors(path, "read"):
         if not path.is_file():
             return []
-    texts: dict[str | int, PromptPart] = {}
+    texts, rendered = dict[str | int, PromptPart](), set[str | int]()
     prompts: list[RecordedPrompt] = []
     for line in read_lines(str(path)):
         number = line.natural("text", None)
@@ -242,6 +243,7 @@ def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> list[Re
             texts[number] = PromptPart(
                 line.get("role", (str,)), content, line.get("is_text", (bool,), True)
             )
+            rendered |= {number} if line.get("is_rendered", (bool,), False) else set()
             continue
         numbers = line.ids("prompt")
         beside = line.natural("beside", None)
@@ -257,6 +259,7 @@ def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> list[Re
                 line.get("framework", (str,), ""),
                 line.get("tenant", (str,), ""),
                 line.get("conversation_id", (str, int), None),
+                frozenset(n for n, one in enumerate(numbers) if one in rendered),
             )
         )
     return prompts

@@ -43,7 +43,7 @@ from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.measure.traces.sent_calls import ReadCall, SentCall, read_call
-from ctxreuse.pipeline.known_texts import Form, KnownSpan, KnownTexts, words_at
+from ctxreuse.pipeline.known_texts import Form, KnownSpan, KnownTexts, known_texts, words_at
 from ctxreuse.pipeline.prompt_turn import PromptPart
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
@@ -205,6 +205,9 @@ class TraceRecorder(OnePerProcess):
         spans = (self._known.standing_at(tenant, part.text) or ()) if part.is_text else ()
         name_of = (lambda text: self._digest(text).hex()) if self._hash_only else None
         line = {"text": number, "role": part.role, "content": _written(part.text, spans, name_of)}
+        ours = (known_texts().standing_at(tenant, part.text) or ()) if spans else ()
+        if any(one.known.is_ours for one in ours):
+            line["is_rendered"] = True
         self._append_to(PROMPTS, line if part.is_text else {**line, "is_text": False})
         with self._lock:
             self._texts.put(digest, number)
