@@ -226,12 +226,6 @@ class PromptPlanner:
 
     def plan_open(self, prompts: Sequence[OpenPrompt]) -> list[PlannedPrompt]:
         """Return prompts planned together, in the order in which to send them."""
-        silent = self._records.count(self._kind, [one.outcome for one in prompts])
-        if self._kind and silent.total() >= _SILENT_PROMPTS:
-            _log_nothing_planned(self._kind, silent.most_common(1)[0][0])
-        without = sum(one.outcome == "not_found" for one in prompts)
-        if without:
-            self._planner.note_without_context(without)
         options = {"primes": self._primes, **planning_time(self._planner)}
         in_order: list[OpenPrompt] = []  # as they were first planned
         try:
@@ -245,6 +239,12 @@ class PromptPlanner:
         except Exception:  # all of them are sent as given
             self.forget(plan for one in prompts for plan in one.plans)
             raise
+        silent = self._records.count(self._kind, [one.outcome for one in prompts])
+        if self._kind and silent.total() >= _SILENT_PROMPTS:
+            _log_nothing_planned(self._kind, silent.most_common(1)[0][0])
+        without = sum(one.outcome == "not_found" for one in prompts)
+        if without:
+            self._planner.note_without_context(without)
         for one in prompts:
             for number in one.changed:  # a system message also where nothing moves in it
                 if (edit := one.edits[number]) is not None:

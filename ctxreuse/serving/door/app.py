@@ -261,7 +261,9 @@ class _Door:
 
     async def metrics(self, request: Request) -> Response:
         registry = CollectorRegistry()
-        PlannerCollector(self.planner, self.pool).register(registry)
+        # its engines' planners see what is planned already: they would count it once more
+        pool: Any = SimpleNamespace(planners={}, statistics=self.pool.statistics)
+        PlannerCollector(self.planner, pool).register(registry)
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], str]:

@@ -137,7 +137,9 @@ async def test_what_the_server_says_of_itself():
     assert set(ready.json()["engines"].values()) == {"up", "resting"}
     assert savings["requests"] == 2
     assert savings["words"].startswith("As reported by the engine: 2 answers")
-    assert 'ctxreuse_requests_total{planner="default",tenant_class=""} 2.0' in metrics.text
+    counted = [one for one in metrics.text.splitlines() if one.startswith("ctxreuse_requests_tot")]
+    assert counted == ['ctxreuse_requests_total{planner="default",tenant_class=""} 2.0']
+    assert 'ctxreuse_replica_state{pool="default"' in metrics.text
     assert "says" not in metrics.text + str(savings)
 
 
