@@ -91,7 +91,7 @@ class EngineOptions(NamedTuple):
         more: dict[str, Any] = {}
         if salt is not None and "cache_salt" not in body:
             more["cache_salt"] = salt
-        if self.cache.is_hosted:
+        if self.cache.is_routed:
             more |= added_cache_fields({**known, **body}, groups, self.cache, self.key)
         session = self._session(scope, groups)
         options = {"extra_body": more} if more else {}

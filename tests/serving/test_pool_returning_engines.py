@@ -298,7 +298,9 @@ async def test_nobody_waits_for_an_index_that_is_being_emptied(monkeypatch):
             return evict_tokens(tokens)
 
         monkeypatch.setattr(planner, "evict_tokens", slowly)
-        emptying = asyncio.get_running_loop().run_in_executor(None, pool._replica("a").reset)
+        replica = pool._replica("a")
+        replica._to_note.append(replica._reset)
+        emptying = asyncio.get_running_loop().run_in_executor(None, replica._note_in_index)
         try:
             assert await asyncio.to_thread(is_emptying.wait, 60)
             for name in "aba":

@@ -20,7 +20,7 @@ from uuid import uuid4
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError, shown_url
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import Step, by_conversation, replayed
+from ctxreuse.measure.replay.plan_trace import ReplayedStep, by_conversation, replayed
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import net_of_primes
 from ctxreuse.measure.traces.trace_files import TraceRequest
@@ -167,7 +167,7 @@ class _Sending:
             failures=self.failures.total(),
         )
 
-    def _next_step(self, plans: Iterator[Step]) -> Step | None:
+    def _next_step(self, plans: Iterator[ReplayedStep]) -> ReplayedStep | None:
         started = time.perf_counter()
         step = next(plans, None)
         self.planning_s += time.perf_counter() - started

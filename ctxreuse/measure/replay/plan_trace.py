@@ -17,7 +17,7 @@ from ctxreuse.planning.plan import Plan
 
 
 @dataclass(slots=True)
-class Step:
+class ReplayedStep:
     """A request of a replay; who replays gives its answer before the next one is planned."""
 
     planned: PlannedRequest
@@ -52,7 +52,7 @@ def replayed(
     planner: ReusePlanner,
     *,
     conversations: bool = False,
-) -> Iterator[Step]:
+) -> Iterator[ReplayedStep]:
     """Yield the plan of each request of a trace, in execution order."""
     histories = _Histories(conversations)
     for key, turns in Counter(map(histories.key, trace)).items():
@@ -67,7 +67,7 @@ def replayed(
         plans = _online(policy, trace, planner, histories)
     for traced, plan in plans:
         after = histories.last.get(histories.key(traced))
-        step = Step(PlannedRequest.of(plan, traced.turn, after, traced.timestamp_ms), plan)
+        step = ReplayedStep(PlannedRequest.of(plan, traced.turn, after, traced.timestamp_ms), plan)
         yield step
         histories.record(traced, plan, step.answer)
 

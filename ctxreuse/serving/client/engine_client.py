@@ -366,7 +366,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         rules = plan.cache if self._protocol == "openai" else DEFAULT_CACHE
         scope = RequestScope(plan.request.tenant, plan.request.conversation_id)
         options = EngineOptions(rules, *self._options)
-        groups = [shard_of(plan)] if rules.is_hosted or options.sessions == "group" else []
+        groups = [shard_of(plan)] if rules.is_routed or options.sessions == "group" else []
         told = options.added(groups, scope, *own)
         names = request_header(plan.request_id)
         fields: dict[str, Any] = {}

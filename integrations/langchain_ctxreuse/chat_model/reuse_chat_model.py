@@ -50,7 +50,7 @@ _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, 
 _Planned: TypeAlias = tuple[PromptTexts, PlannedPrompt]
 
 
-class _Batch(NamedTuple):
+class _OrderedBatch(NamedTuple):
     """A batch in planned order, and the copy of the model that has its plans."""
 
     model: ReuseChatModel
@@ -210,7 +210,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         inputs: Sequence[LanguageModelInput],
         configs: Sequence[RunnableConfig],
         planned: Mapping[int, _Planned],
-    ) -> Iterator[_Batch]:
+    ) -> Iterator[_OrderedBatch]:
         """Yield a batch in planned order, then what is not planned; forget what is not taken."""
         positions = list(dict.fromkeys([*planned, *range(len(inputs))]))
         ordered = [configs[position] for position in positions]
@@ -222,7 +222,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         for texts, plan in planned.values():
             calling._waiting[texts.said].append(plan)
         try:
-            yield _Batch(calling, positions, [inputs[one] for one in positions], ordered)
+            yield _OrderedBatch(calling, positions, [inputs[one] for one in positions], ordered)
         finally:
             for plans in calling._waiting.values():
                 while plans:
