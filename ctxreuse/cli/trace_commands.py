@@ -133,8 +133,9 @@ class RecordCommand:
         if PROMPTS.keys() & set(self.source):
             remedy = "without --source, it listens to retrievers, vector stores and chat engines"
         return (
-            f"{nothing}, so nothing is written; let the program answer some questions; {remedy}; "
-            "TraceRecorder records from code"
+            f"{nothing}, so nothing is written; let the program answer some questions in this "
+            "process: what its child processes do is not seen, so have it run one worker; "
+            f"{remedy}; TraceRecorder records from code"
         )
 
 
