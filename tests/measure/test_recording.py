@@ -234,8 +234,7 @@ def test_lines_that_lack_a_text_must_have_tokens(tmp_path):
     ],
 )
 def test_paragraphs_are_blocks_and_the_last_one_is_the_question(text, blocks, query):
-    read = paragraphs(text)
-    assert (read.blocks, read.query) == (blocks, query)
+    assert paragraphs(text) == (blocks, query)
 
 
 def test_prompts_before_the_first_request_are_read_and_none_is_kept_without_requests(tmp_path):

@@ -32,9 +32,6 @@ _RATIO: Columns = {"hit\nratio": lambda run: f"{run.total.hit_ratio:.3f}"}
 _COMPUTED: Columns = {"tokens to\ncompute": lambda run: f"{run.total.prefilled_tokens:,}"}
 
 
-# what the commands show
-
-
 def verdict_output(results: Results, next_step: str | None = None) -> Iterator[str]:
     """Yield the verdict on results, maybe with another next step, and an empty line."""
     said = verdict(results)
@@ -159,9 +156,6 @@ def size_output(results: Sequence[SizeResult]) -> Iterator[Shown]:
             "the second half": lambda one: f"{one.second_half.hit_ratio:.3f}",
         },
     )
-
-
-# tables
 
 
 def tables(results: Results) -> Iterator[Table]:

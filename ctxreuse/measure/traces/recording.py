@@ -20,7 +20,7 @@ from functools import wraps
 from hashlib import blake2b
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -62,10 +62,6 @@ _TEXTS = 100_000  # texts of prompts that are remembered, to write each once
 _BLOCKS = 500_000
 """Blocks of tenants that are remembered, about 400 bytes each; one with a long id counts once for
 every 64 characters."""
-
-
-_Measured: TypeAlias = tuple[int, bytes]
-"""What is known of a block before it is written: its tokens, and the digest of its text."""
 
 
 class TraceRecorder(OnePerProcess):
@@ -284,7 +280,8 @@ class TraceRecorder(OnePerProcess):
             self.sources[source] += 1
             return self.requests
 
-    def _measured(self, block: ContextBlock) -> _Measured:
+    def _measured(self, block: ContextBlock) -> tuple[int, bytes]:
+        """Return the tokens of a block, and the digest of its text."""
         tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
         return tokens, self._digest(block.text)
 
@@ -338,7 +335,7 @@ class TraceRecorder(OnePerProcess):
     def _name_of(
         self,
         block: ContextBlock,
-        measured: Mapping[BlockKey, _Measured],
+        measured: Mapping[BlockKey, tuple[int, bytes]],
         tenant: str,
         title: str,
     ) -> BlockId:
@@ -439,19 +436,12 @@ _LABEL = re.compile(
 )
 
 
-class SentContext(NamedTuple):
-    """The blocks and the question of a prompt's last user message."""
-
-    blocks: Sequence[ContextBlock | str]
-    query: str
-
-
-def paragraphs(text: str) -> SentContext:
-    r"""Read a message whose documents stand before the question, with empty lines between."""
+def paragraphs(text: str) -> tuple[list[str], str]:
+    """Return the documents and the question of a message, with empty lines between."""
     checked_kind("text", text, str, "a text")
     parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     blocks = [_LABEL.sub("", part, count=1) if _LABEL.match(part) else part for part in parts[:-1]]
-    return SentContext([block for block in blocks if block], parts[-1] if parts else "")
+    return [block for block in blocks if block], parts[-1] if parts else ""
 
 
 class ConversationNames:
@@ -506,24 +496,23 @@ class PromptRecorder:
         if call is None:
             return None
         questions, system = call.questions, call.system
-        context = paragraphs("\n\n".join(message_texts(questions[-1])))
+        blocks, query = paragraphs("\n\n".join(message_texts(questions[-1])))
         first = "\n\n".join(message_texts(questions[0]))
         return self._recorder.record(
-            context.blocks,
-            context.query,
+            blocks,
+            query,
             system=system or None,
             conversation_id=self._conversations.of(
                 f"{system}\n{first}", is_first=len(questions) == 1
             ),
             source=self._source,
             sent=call.sent,
-            marks=_marks(call, context),
+            marks=_marks(call, blocks, query),
         )
 
 
-def _marks(call: ReadCall, context: SentContext) -> list[int]:
+def _marks(call: ReadCall, texts: Sequence[str], query: str) -> list[int]:
     """Return after how many blocks marks stand; not those behind the question, which differs."""
-    texts = [one.text if isinstance(one, ContextBlock) else one for one in context.blocks]
     marks = {0} if call.sent.marks.get("system") else set()
     for end in call.marked_ends:
         at, seen = 0, set[str]()
@@ -533,7 +522,7 @@ def _marks(call: ReadCall, context: SentContext) -> list[int]:
                 break
             at = found + len(text)
             seen.add(text)
-        if seen and not (context.query and context.query in end[at:]):
+        if seen and not (query and query in end[at:]):
             marks.add(len(seen))
     return sorted(marks)
 
