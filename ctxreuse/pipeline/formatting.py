@@ -43,10 +43,7 @@ def joined_forms(
             for one, label in pairs
         ]
     elif checked_kind("labels", labels, bool, "True or False"):
-        shown = [
-            labelled_form(form, labelled_block(form, one, templates), templates)
-            for form, one in zip(shown, ids, strict=True)
-        ]
+        shown = [labelled_form(form, one, templates) for form, one in zip(shown, ids, strict=True)]
         first = {one.text: place for place, one in reversed(list(enumerate(shown)))}
         places = sorted(first.values())
         shown, texts = [shown[one] for one in places], [texts[one] for one in places]
@@ -55,8 +52,9 @@ def joined_forms(
     return separator.join([one.text for one in shown if one.text])
 
 
-def labelled_form(form: Form, block: ContextBlock, templates: Templates) -> Form:
-    """Return a text under its block's label."""
+def labelled_form(form: Form, block_id: BlockId | None, templates: Templates) -> Form:
+    """Return a text under its label."""
+    block = labelled_block(form, block_id, templates)
     text = render_block(templates.label_of(block), block.text, templates)
     return form._replace(text=text, block=block, kind="labelled")
 

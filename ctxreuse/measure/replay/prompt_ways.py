@@ -30,7 +30,7 @@ from ctxreuse.measure.traces.recorded_prompts import (
     with_place,
 )
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from ctxreuse.pipeline.formatting import labelled_block, labelled_form
+from ctxreuse.pipeline.formatting import labelled_form
 from ctxreuse.pipeline.known_texts import ANY_KIND, Form, KnownTexts, words_at
 from ctxreuse.pipeline.prompt_turn import (
     PromptPart,
@@ -134,16 +134,16 @@ def measured_ways(
     behind = list(_behind(seen))
     planner, sent = replay.new_planner(), {ORDERED: replay.ordered()}
     if not are_memories:
-        sent[RENDERED] = replay.planned(seen, planner, is_rendered=True)
+        sent[RENDERED] = replay.planned(seen, RENDERED, planner)
         if "tool" not in roles:
-            sent[LABELLED] = replay.planned(seen, is_rendered=True, is_labelled=True)
+            sent[LABELLED] = replay.planned(seen, LABELLED)
     if changing is not None:
         sent |= {SETTLED: (list(one.prompt.parts) for one in seen), WRAPPED: replay.planned(seen)}
     if behind != [one.prompt for one in seen]:
         moved = list(seen_prompts(behind, requests))
         sent[BEHIND] = replay.planned(moved)
         if not are_memories:
-            sent[BOTH] = replay.planned(moved, is_rendered=True)
+            sent[BOTH] = replay.planned(moved, RENDERED)
     if "tool" in roles and framework == "langchain":
         sent[SHOWN_ONCE] = replay.shown_once()
     with progress("replaying changed prompts", len(sent) * len(seen)) as advance:
@@ -152,8 +152,8 @@ def measured_ways(
     often = (one for one in ("order", "numbers") if counts[one] > _OFTEN * len(seen))
     if in_place := next(often, ""):  # a part that does not see these words must not move them
         ways = [one for one in ways if one.name != ORDERED]
-    ways.append(as_it_is)
-    return PromptWays(plain, as_it_is, tuple(ways), len(seen), framework, are_memories, in_place)
+    found = (*ways, as_it_is)
+    return PromptWays(plain, as_it_is, found, len(seen), framework, are_memories, in_place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +181,7 @@ class _ReplayedPrompts:
         return usage
 
     def planned(
-        self,
-        seen: Sequence[SeenPrompt],
-        planner: ReusePlanner | None = None,
-        *,
-        is_rendered: bool = False,
-        is_labelled: bool = False,
+        self, seen: Sequence[SeenPrompt], way: str = WRAPPED, planner: ReusePlanner | None = None
     ) -> Iterator[list[PromptPart]]:
         """Yield prompts as a wrapped model sends them."""
         known, given = KnownTexts(), set[str | int]()
@@ -194,7 +189,7 @@ class _ReplayedPrompts:
         planner = planner or self.new_planner()
         planning = PromptPlanner(planner, kind="", known=known)  # nobody is told
         for prompt, shown, outside in seen:
-            seen_too = [one for one in outside if is_rendered or one.source not in _UNSEEN]
+            seen_too = [one for one in outside if way != WRAPPED or one.source not in _UNSEEN]
             lists = [one for one in seen_too if one.request_id not in of_runs]
             lists += [self.named[n] for n in prompt.retrieved if n in self.named.keys() - given]
             given.update(prompt.retrieved)
@@ -203,16 +198,12 @@ class _ReplayedPrompts:
                 forms = [Form(document_text(block), kind=kind) for block in found.blocks]
                 known.add_seen(prompt.tenant, [forms], prompt.run)
             texts = [one.text for one in prompt.parts]
-            for number, at in shown.items():
-                if not is_rendered and number not in prompt.rendered:
-                    continue
+            for number in shown if way != WRAPPED else shown.keys() & prompt.rendered:
                 text = texts[number]
-                forms = [Form(text[one.start : one.end]) for one in at]
-                if is_labelled:
-                    blocks = [labelled_block(one, None, planner.templates) for one in forms]
-                    pairs = zip(forms, blocks, strict=True)
-                    forms = [labelled_form(*one, planner.templates) for one in pairs]
-                    texts[number] = _with_pieces(text, at, [one.text for one in forms])
+                forms = [Form(text[one.start : one.end]) for one in shown[number]]
+                if way == LABELLED:
+                    forms = [labelled_form(one, None, planner.templates) for one in forms]
+                    texts[number] = _with_pieces(text, shown[number], [one.text for one in forms])
                 known.add(prompt.tenant, forms)
             parts = _with_texts(prompt.parts, texts)
             scope = RequestScope(prompt.tenant or None, prompt.conversation_id)

@@ -68,8 +68,6 @@ _RENDERED = {
     "llamaindex": "format_context(nodes, text_template=...",
 }
 
-_IN_PLACE = "As they are, most prompts keep their documents in place: {}."
-
 _SMALL_SHARE = 0.05
 """Of the computed tokens; a smaller saving hardly shows in the time of a request."""
 
@@ -133,7 +131,8 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
         "computed_tokens_as_retrieved": ways.plain.usage.prefilled_tokens,
         "saved_share_as_it_is": round(as_it_is, 6),
     }
-    in_place = (_IN_PLACE.format(REMEDIES[ways.in_place]),) if ways.in_place else ()
+    why = REMEDIES.get(ways.in_place)
+    in_place = (f"As they are, most prompts keep their documents in place: {why}.",) if why else ()
     if best is None:
         tried = ", ".join(one.name for one in ways.ways)
         nothing, step = _nothing(results, _ORDER_STEP if ways.in_place == "order" else _NO_STEP)
