@@ -158,8 +158,8 @@ def block_label(block: ContextBlock, titles: Titles) -> str:
 
 
 REMEDIES = {
-    Cause.other_order: "Plan such requests together (plan_batch, or a model's window_s): the "
-    "order in which the first of them was sent binds all that come later one by one.",
+    Cause.other_order: "Plan such requests together (plan_batch, or a model's window_s). "
+    "One by one, later requests keep the order of the first.",
     Cause.other_labels: "Show labels in all prompts or in none: ReusePlanner(labels=True).",
     Cause.other_system: "Keep the system text the same, byte for byte; put what varies (a date, a "
     "name) behind the documents.",
