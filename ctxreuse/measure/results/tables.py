@@ -168,7 +168,8 @@ def tables(results: Results) -> Iterator[Table]:
     if bill is not None:
         yield bill_table(bill)
     elif policies:
-        yield _policies(policies)
+        of = " of the documents" if results.level == "blocks" else ""
+        yield _policies(f"What is left to compute{of}", policies)
 
 
 def bill_table(bill: Bill) -> Table:
@@ -210,13 +211,13 @@ def bill_lines(bill: Bill) -> Iterator[str]:
     )
 
 
-def _policies(runs: Runs) -> Table:
+def _policies(title: str, runs: Runs) -> Table:
     groups: dict[str, Runs] = {}
     for size in cache_sizes(runs):
         name = cache_words(size)
         of_size = [run for run in runs if run.capacity_tokens == size]
         groups |= by_kind(of_size, name, f"{name}, {_DEDUPLICATED}")
-    return Table.of_groups("What is left to compute", groups, POLICY | reached(runs))
+    return Table.of_groups(title, groups, POLICY | reached(runs))
 
 
 def by_kind(runs: Runs, plain: str = "", deduplicated: str = _DEDUPLICATED) -> dict[str, Runs]:
