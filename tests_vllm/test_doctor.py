@@ -6,7 +6,8 @@ import threading
 
 from engine import Engine
 
-from ctxreuse.measure.doctor import DoctorConfig, examine
+from ctxreuse.measure.doctor.doctor_config import DoctorConfig
+from ctxreuse.measure.doctor.examination import examine
 from ctxreuse.measure.doctor.findings import Verdict
 
 
