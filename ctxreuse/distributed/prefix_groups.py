@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
 
 
@@ -33,14 +33,41 @@ def batch_order(sizes: Sequence[int], most: int) -> list[int]:
     waiting: dict[int, deque[int]] = {}
     for group, size in enumerate(sizes):
         waiting.setdefault(size, deque()).append(group)
+
+    def take(size: int) -> int:
+        group = waiting[size].popleft()
+        if not waiting[size]:
+            del waiting[size]
+        return group
+
     order: list[int] = []
     room = most
     while waiting:
-        fitting = [size for size in waiting if size <= room < most]
-        # the next group begins a batch; where none fits, it fills this one and goes on in the next
-        size = max(fitting) if fitting else min(waiting, key=lambda one: waiting[one][0])
-        order.append(waiting[size].popleft())
-        if not waiting[size]:
-            del waiting[size]
-        room = (room - size - 1) % most + 1
+        # it begins a batch, or fills the one before and goes on in the next
+        first = min(groups[0] for groups in waiting.values())
+        order.append(take(sizes[first]))
+        room = (room - sizes[first] - 1) % most + 1
+        if room < most:
+            counts = {size: len(groups) for size, groups in waiting.items()}
+            chosen = sorted(take(size) for size in _filling(counts, room))
+            order += chosen
+            room = room - sum(sizes[group] for group in chosen) or most
     return order
+
+
+def _filling(counts: Mapping[int, int], room: int) -> list[int]:
+    """Return sizes that fill a room best, few of them small, of the groups that there are."""
+    sizes = sorted((size for size in counts if size <= room), reverse=True)
+    sums = [1]  # for each number of sizes the sums that the largest make, as bits
+    for size in sizes:
+        reached = sums[-1]
+        for _ in range(min(counts[size], room // size)):
+            reached |= reached << size
+        sums.append(reached & ((2 << room) - 1))
+    left = sums[-1].bit_length() - 1
+    chosen = []
+    for number in range(len(sizes) - 1, -1, -1):
+        while not sums[number] >> left & 1:
+            chosen.append(sizes[number])
+            left -= sizes[number]
+    return chosen
