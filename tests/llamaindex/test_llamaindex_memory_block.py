@@ -26,6 +26,8 @@ from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, mem0_
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.context.tokens import estimate_tokens
 from llamaindex_ctxreuse import ReuseMemoryBlock, ReuseRetriever
+from llamaindex_ctxreuse.llm.planned_prompts import message_text
+from llamaindex_ctxreuse.memory import memory_block
 from mem0_ctxreuse import ReuseMemory
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -305,11 +307,27 @@ class TestReuseMemoryBlock:
             assert await block.aget([user("abc")]) == content
         with request_context(tenant="one", conversation_id="c"):
             assert await block.atruncate(content, 50) == labelled("ab")
-        assert await block.atruncate(str(content), 50) is None, "nobody's"
+        assert await block.atruncate(content, 50) is None, "nobody's"
         assert planner.statistics().requests == 2
         assert planner.evict(["request-1"]).unknown == (), "the other's is as it was"
         with request_context(**other):
             assert await block.atruncate(content, 150) == labelled("a")
+
+    async def test_a_tenants_many_or_long_contents_take_no_other_tenants_away(self, monkeypatch):
+        monkeypatch.setattr(memory_block, "_REMEMBERED_CHARACTERS", 60_000)
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=ReusePlanner())
+        with request_context(tenant="quiet"):
+            content = await block.aget([user("abc")])
+        for number in range(400):
+            said = [user("x" * (number % 7 * 3_000))] if number % 2 else []
+            history = [{"role": "user", "content": message_text(one)} for one in said]
+            with request_context(tenant="loud", conversation_id=number, history=history):
+                await block.aget([*said, user("abcdef")])
+            assert all(size.entries <= size.bound for size in block.parts.values())
+        assert block.parts["contents"].bound == 256
+        assert block.parts["content_characters"].entries > 30_000
+        with request_context(tenant="quiet"):
+            assert await block.atruncate(content, 50) == labelled("ab")
 
     async def test_a_user_is_the_tenant_that_mem0_ctxreuse_makes_of_them(self, planner):
         filters = {"AND": [{"user_id": "alice"}, {"run_id": "r1"}]}

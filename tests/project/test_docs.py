@@ -554,6 +554,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
     from ctxreuse.serving.pool.placement import DocumentAffinity
     from ctxreuse.workflow.runtime.services import Services, WorkflowOptions
     from langchain_ctxreuse.documents.run_documents import run_documents
+    from llamaindex_ctxreuse import ReuseMemoryBlock
     from llamaindex_ctxreuse.nodes.run_nodes import run_parts
 
     planner = ctxreuse.ReusePlanner()
@@ -569,6 +570,7 @@ def test_the_bounds_on_memory_are_those_of_the_code(tmp_path):
             "`run_documents().parts`": run_documents().parts,
             "`run_parts()`": run_parts(),
             "`model.prompt_statistics.parts`": PromptPlanner(planner).statistics().parts,
+            "`block.parts`": ReuseMemoryBlock(memory=SimpleNamespace(search=list)).parts,
             "`chain.parts`": chain,
             "`pool.parts`": pool.parts,
             "`pool.statistics()[0].parts`": of_engine.statistics()[0].parts,

@@ -28,6 +28,9 @@ from llama_index.core.vector_stores.types import (
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
+from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.lru_map import PartSize, TenantLRUMap
+from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import estimate_tokens
@@ -54,21 +57,14 @@ from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
 from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, node_block
 from llamaindex_ctxreuse.nodes.run_nodes import as_retrieved, root_of_call
 
+_REMEMBERED_CONTENTS = 256
+_REMEMBERED_CHARACTERS = 16_000_000
 
-class PlannedContent(str):
-    """A block's content, with its plan until it is copied or written down."""
 
-    __slots__ = ("plan",)
-    plan: Plan
-
-    def __new__(cls, plan: Plan) -> PlannedContent:
-        """Return what a plan shows."""
-        content = super().__new__(cls, plan.rendered())
-        content.plan = plan
-        return content
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
+def _characters(plan: Plan) -> int:
+    """Return how many characters a plan holds, with the content that was made of it."""
+    said = (part for message in plan.request.history or () for part in message_texts(message))
+    return sum(map(len, (plan.rendered(), *(block.text for block in plan.request.blocks), *said)))
 
 
 class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
@@ -117,6 +113,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     _reading: FailOpen = PrivateAttr()
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
+    _contents: TenantLRUMap[tuple[str | int | None, str], Plan] = PrivateAttr()
+    _lock: ForkSafeLock = PrivateAttr(default_factory=ForkSafeLock)
     _memories: MemoryPlanner = PrivateAttr()
 
     _check_placement = field_validator("placement", mode="before")(checked_placement)
@@ -131,6 +129,9 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         )
 
     def _build(self) -> None:
+        self._contents = TenantLRUMap(
+            _REMEMBERED_CONTENTS, max_weight=_REMEMBERED_CHARACTERS, weight_of=_characters
+        )
         name = type(self).__name__
         self._planning = FailOpen(name, "memories are left out", tell=self.planner.note_failure)
         self._reading = FailOpen(name, "those without a text are left out", "reading memories")
@@ -167,6 +168,15 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         steps = self._memories, self._planning, self._reading, self._searching, self._storing
         return sum(step.faults for step in steps)
 
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How much is remembered of contents and memories, and how much may be; of all tenants."""
+        with self._lock:
+            return {
+                "contents": self._contents.size,
+                "content_characters": self._contents.weight_size,
+            }
+
     async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
         said = [one for one in messages or () if one.role == MessageRole.USER]
         query = " ".join(filter(None, map(message_text, said[-self.searched_messages :])))
@@ -188,28 +198,35 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         request = context.request
         if context.plan is None or not (request.blocks or request.outdated):
             return str(context)
-        return PlannedContent(context.plan)
+        return self._kept(context.plan)
 
     def shown_anew(self, content: str) -> str:
         """Return about what a `content` of this block would be if it were the first."""
-        if not isinstance(content, PlannedContent):
+        made = self._made(content)
+        if made is None:
             return content
-        return "\n\n".join(block.text for block in content.plan.request.blocks)
+        return "\n\n".join(block.text for block in made.request.blocks)
 
     def found_in_front(self, content: str) -> int:
         """Return how many tokens of a `content` a conversation finds that begins with it."""
-        if not isinstance(content, PlannedContent):
+        made = self._made(content)
+        if made is None:
             return 0
-        first = replace(content.plan.request, history=None)
+        first = replace(made.request, history=None)
         return self._planning.attempt(lambda: self.planner.cached_tokens(first), lambda: 0)
+
+    def _made(self, content: str) -> Plan | None:
+        """Return what a content of the surrounding tenant and conversation was made of."""
+        key = current_scope().conversation_id, content
+        with self._lock:
+            return self._contents.get(self._tenant, key)
 
     def without(
         self, content: str, memory_ids: Iterable[str | int], conversation_id: str | int
     ) -> str:
         """Return a conversation's `content` without the texts of these memories of this block."""
         shown = [{"role": "user", "content": content}]
-        tenant = current_scope().tenant
-        scope = RequestScope(self._source.tenant if tenant is None else tenant, conversation_id)
+        scope = RequestScope(self._tenant, conversation_id)
         [message] = self._memories.without(memory_ids, shown, scope)
         return str(message["content"])
 
@@ -226,24 +243,35 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
 
     async def atruncate(self, content: str, tokens_to_truncate: int) -> str | None:
         """Return a content without its lowest memories, planned anew; None if nothing is left."""
-        if not isinstance(content, PlannedContent):
+        made = self._made(content)
+        if made is None:
             return None
-        made = content.plan
         return self._planning.attempt(
-            lambda: self._truncated(made, estimate_tokens(content) - tokens_to_truncate),
-            lambda: None,
+            lambda: self._truncated(made, content, tokens_to_truncate), lambda: None
         )
 
     def note_shown(self, content: str, role: str, texts: Iterable[str]) -> None:
         """Have the texts among these that show a `content` sent as they are."""
+        made = self._made(content)
+        if made is None:
+            return
         for text in texts:
-            if isinstance(content, PlannedContent) and content in text:
-                note_planned(current_scope().tenant or "", role, text, content.plan)
+            if content in text:
+                note_planned(current_scope().tenant or "", role, text, made)
 
-    def _truncated(self, made: Plan, target: int) -> str | None:
+    def _kept(self, plan: Plan) -> str:
+        """Return a plan's memories as text, which can be truncated from now on."""
+        request, content = plan.request, plan.rendered()
+        with self._lock:
+            # two tenants, or two conversations, may have got the same text
+            self._contents.put(request.tenant, (request.conversation_id, content), plan)
+        return content
+
+    def _truncated(self, made: Plan, content: str, tokens: int) -> str | None:
         """Return a content without its last blocks, planned in place of the longer one."""
         request = made.request
         self.planner.forget(made.request_id, request.tenant)
+        target = estimate_tokens(content) - tokens
 
         # previews tell how many blocks fit, so that only one plan is made
         def is_too_long(kept: int) -> bool:
@@ -256,11 +284,16 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
             return None
         shorter = replace(request, blocks=request.blocks[:kept])
         planner = self.planner
-        return PlannedContent(self._annotated(planner.plan(shorter, **planning_time(planner))))
+        return self._kept(self._annotated(planner.plan(shorter, **planning_time(planner))))
 
     def _annotated(self, plan: Plan) -> Plan:
         """Return a plan as its prompt shows it."""
         return plan if self.annotate else plan.with_order_annotation(None)
+
+    @property
+    def _tenant(self) -> str:
+        tenant = current_scope().tenant
+        return self._source.tenant if tenant is None else tenant
 
 
 class _Mem0Source:

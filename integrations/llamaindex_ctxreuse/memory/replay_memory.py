@@ -22,7 +22,7 @@ from llamaindex_ctxreuse.llm.planned_prompts import (
     message_as_openai,
     message_text,
 )
-from llamaindex_ctxreuse.memory.memory_block import PlannedContent, ReuseMemoryBlock
+from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 
 
 class _Addition(NamedTuple):
@@ -219,7 +219,7 @@ class ReplayMemory(Memory):
         if is_alone:  # the user's message is not there yet
             own, within = [*own, within], ()
         alone = [ChatMessage(role=MessageRole.USER, blocks=list(one)) for one in own if one]
-        said_by_ours = tuple(str(said) for name, said in content.items() if name in asked and said)
+        said_by_ours = tuple(said for name, said in content.items() if name in asked and said)
         return _Addition(rendered.get("system", ()), (*messages, *alone), within, said_by_ours)
 
     async def _content(
@@ -241,9 +241,8 @@ class ReplayMemory(Memory):
             asked = list(turns.messages)
             with request_context(history=history):
                 content = await block.aget(asked, session_id=self.session_id, **block_kwargs)
-            if content or isinstance(content, PlannedContent):  # what is empty has a plan, too
-                contents[block.name] = content
             if content:
+                contents[block.name] = content
                 history += map(message_as_openai, _as_shown(content))
         return contents
 
