@@ -477,9 +477,11 @@ def test_the_pages_of_settings_and_planner_name_all_of_them():
     assert sorted(re.findall(r"\w+", listed)) == sorted(public)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_what_a_page_names_exists(page):
     text = (ROOT / page).read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!\w+:|#)([^)#]+)", re.sub("```.*?```", "", text, flags=re.DOTALL))
+    assert [one for one in links if not (ROOT / page).parent.joinpath(one).exists()] == []
     packages = "ctxreuse|(?:langchain|llamaindex|mem0)_ctxreuse|chain_of_agents"
     names = set(re.findall(rf"(?<![\w./-])(?:{packages})(?:\.\w+)+", text))
     if find_spec("litellm") is None:  # whose proxy needs an older rich than the command does
