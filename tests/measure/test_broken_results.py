@@ -128,7 +128,7 @@ def test_any_missing_part_is_named_or_has_a_default(tmp_path, stored):
             kept.append(path[-1])
     assert list(dict.fromkeys(kept)) == [
         *("part", "k", "sessions", "answers", "failures", "word_tokens"),
-        *("children", "label", "bounds", "settings", "notes", "cache_tokens"),
+        *("children", "label", "light_tokens", "bounds", "settings", "notes", "cache_tokens"),
         *("prefill_tokens_per_s", "prices", "command", "date", "python", "causes"),
         *("causes_first", "prompts", "hides_texts"),
     ]

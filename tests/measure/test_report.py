@@ -124,6 +124,14 @@ def test_every_line_has_its_name_below_the_axes(measured):
     assert len(looks) == len(lines) == len(names)
 
 
+def test_the_tree_shows_nothing_below_prompts_that_end_and_breaks_no_word():
+    ids = "ordinary", "Donaudampfschifffahrtsgesellschaftskapitän"
+    axes = charts(results(ids))[1].figure().axes[0]
+    assert {round(-(one.get_y() + one.get_height() / 2)) for one in axes.patches} == {0, 1}
+    said = {word for one in axes.texts for word in one.get_text().split() if "…" not in word}
+    assert {word for word in said if word.isalpha()} <= {"text", "of", *ids}
+
+
 QUESTIONS = ("Which river flows through Paris?", "Which bridge is the oldest of all?")
 
 

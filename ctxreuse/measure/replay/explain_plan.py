@@ -204,6 +204,7 @@ class TreeNode:
     sent_tokens: int
     children: tuple[TreeNode, ...] = ()
     label: str = ""
+    light_tokens: int = 0  # of prompts that go on with too few tokens to be shown
 
 
 def sent_tree(planned: Sequence[PlannedRequest], corpus: Corpus, titles: Titles) -> TreeNode:
@@ -229,4 +230,5 @@ def _node(
     children = [(key, _node(prompts, depth + 1, least, titles)) for key, prompts in after.items()]
     children.sort(key=lambda child: (-child[1].sent_tokens, str(child[0])))
     heavy = tuple(child for _, child in children if child.sent_tokens >= least)
-    return TreeNode(name, len(sent), sum(tokens for _, tokens in sent), heavy, label)
+    light = sum(child.sent_tokens for _, child in children[len(heavy) :])
+    return TreeNode(name, len(sent), sum(tokens for _, tokens in sent), heavy, label, light)

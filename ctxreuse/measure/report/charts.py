@@ -166,14 +166,13 @@ _Box: TypeAlias = tuple[float, float, int, TreeNode | None]
 
 
 def _boxes(node: TreeNode, total: int, left: float = 0.0, depth: int = 0) -> Iterator[_Box]:
-    end = left + node.sent_tokens / total
     for child in node.children:
         width = child.sent_tokens / total
         yield left, width - min(0.0008, width / 4), depth, child
         yield from _boxes(child, total, left, depth + 1)
         left += width
-    if depth < TREE_DEPTH and end - left > 0.0005:
-        yield left, end - left, depth, None
+    if node.light_tokens:
+        yield left, node.light_tokens / total, depth, None
 
 
 def _draw_tree(axes: Axes, boxes: Mapping[str, _Box]) -> None:
@@ -184,7 +183,8 @@ def _draw_tree(axes: Axes, boxes: Mapping[str, _Box]) -> None:
         fitting = int(_LETTERS * width)
         if node is not None and fitting >= 5:
             name = shortened(printable(node.label or node.name), 2 * fitting)
-            lines = wrap(name, fitting, max_lines=2, placeholder="…") or [name]
+            lines = wrap(name, fitting, max_lines=2, placeholder="…", break_long_words=False)
+            lines = [shortened(line, fitting) for line in lines]
             axes.text(
                 left + width / 2,
                 -depth,
