@@ -42,7 +42,7 @@ START_S = 1_790_000_000
 PORT = 19_090
 CAPACITY = 14_000
 LEGENDS = 4
-VARIABLES = {"$__rate_interval": "10m", "$__range": "3h", "$planner": ".*"}
+VARIABLES = {"$__rate_interval": "10m", "$__range": "3h", "$planner": ".*", "$instance": ".*"}
 
 
 class Service:
