@@ -24,7 +24,7 @@ from ctxreuse.context.checks import check_function, checked_kind, checked_number
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.serving.aio.concurrency import AsyncClosing
+from ctxreuse.serving.aio.concurrency import AsyncClosing, end_tasks
 from ctxreuse.serving.aio.runnable_bridge import RunnableBridge
 from ctxreuse.serving.pool.placement import DEFAULT_BOUND, DocumentAffinity
 
@@ -191,6 +191,5 @@ class ChainOfAgents(
                     yield piece
             await answering
         finally:
-            answering.cancel()
-            await asyncio.wait([answering])
+            await end_tasks(answering)
         yield Answer("", run.trace)

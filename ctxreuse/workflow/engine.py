@@ -20,7 +20,13 @@ from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio import sync_bridge
-from ctxreuse.serving.aio.concurrency import AsyncClosing, ConcurrencyLimiter, Execute, all_of
+from ctxreuse.serving.aio.concurrency import (
+    AsyncClosing,
+    ConcurrencyLimiter,
+    Execute,
+    all_of,
+    end_tasks,
+)
 from ctxreuse.serving.dispatch import Progress, progress_bar
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
 from ctxreuse.workflow.graph.builder import WorkflowGraph
@@ -157,8 +163,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
                 yield event
             yield RunFinished(run.result())
         finally:
-            run.cancel()
-            await asyncio.wait([run])
+            await end_tasks(run)
 
     async def retrieve(
         self,

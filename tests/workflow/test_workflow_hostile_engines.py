@@ -18,6 +18,7 @@ from ctxreuse.serving import EngineClient
 from ctxreuse.workflow import (
     CallableRetriever,
     OpenAILLM,
+    Piece,
     WorkflowEngine,
     WorkflowOptions,
     hyde,
@@ -132,3 +133,25 @@ async def test_a_deadline_ends_a_run_whatever_the_server_does(model, kind):
                 await engine.run(one_shot(), "Which?", deadline_s=0.5)
             assert time.monotonic() - began < 20
             assert engine.metrics().in_flight == 0
+
+
+async def test_a_deadline_ends_a_run_whose_model_loses_a_cancellation():
+    lost = []
+
+    class Losing:
+        """As streams with `asyncio.wait_for` may do on Python 3.11."""
+
+        async def stream(self, prompt, params):
+            while True:
+                try:
+                    await asyncio.sleep(0.01)
+                except asyncio.CancelledError:
+                    lost.append(prompt)
+                    if len(lost) > 1:
+                        raise
+                yield Piece("on", 1)
+
+    async with engine_of(Losing()) as engine, asyncio.timeout(20):
+        with pytest.raises(DeadlineError):
+            await engine.run(one_shot(), "Which?", deadline_s=0.1)
+    assert len(lost) == 2

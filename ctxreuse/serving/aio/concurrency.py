@@ -13,6 +13,8 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
 from ctxreuse.errors import EngineError
 
+_CANCELLED_AGAIN_S = 1.0
+
 _Result = TypeVar("_Result")
 
 
@@ -166,6 +168,14 @@ async def all_of(works: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]
         # alone it would leave the others running; `asyncio.TaskGroup` raises a group of errors
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
+
+
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and wait until they have ended; what they raise is not raised."""
+    running = set(tasks)
+    while running:
+        for task in running:
+            task.cancel()  # of one that has ended, nothing is logged then
+        # `asyncio.wait_for`, which LangChain streams with, may lose one before Python 3.12
+        running = (await asyncio.wait(running, timeout=_CANCELLED_AGAIN_S))[1]

@@ -15,6 +15,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_mess
 from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Strategy
+from ctxreuse.serving.aio.concurrency import end_tasks
 from ctxreuse.serving.client.request import Prompt
 from ctxreuse.workflow.graph.nodes import Generation
 from ctxreuse.workflow.graph.state import State
@@ -60,8 +61,7 @@ class GenerationAnswer:
 
     async def cancel(self) -> None:
         """Close the stream, and wait until it is closed; ignore what that raises."""
-        self.receiving.cancel()
-        await asyncio.wait([self.receiving])
+        await end_tasks(self.receiving)
 
     def _note_end(self, receiving: asyncio.Task[None]) -> None:
         if not receiving.cancelled():
