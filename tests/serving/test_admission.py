@@ -164,19 +164,6 @@ async def test_what_is_not_to_be_planned_waits_for_nobody_if_there_is_a_place(as
 
 
 @virtual_time
-async def test_a_request_without_blocks_that_is_cancelled_leaves_nothing_behind():
-    queue, planner, visits = visited()
-    inside = visits.task(ContextRequest([], "inside"))
-    waiting = visits.task(ContextRequest([], "waiting"))
-    await asyncio.sleep(0.1)
-    await cancelled(waiting)
-    await inside
-    assert visits.queries == ["inside"]
-    assert_is_empty(queue)
-    assert planner.statistics().requests == 1
-
-
-@virtual_time
 async def test_the_queue_says_how_many_wait_and_how_many_run():
     queue, _, visits = visited(concurrency=2)
     counts = []

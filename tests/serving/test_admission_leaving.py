@@ -91,20 +91,6 @@ async def test_who_is_cancelled_between_release_and_going_on_gives_the_place_bac
 
 
 @virtual_time
-async def test_who_is_cancelled_while_it_runs_gives_the_place_back_and_was_sent():
-    queue, planner, visits = visited()
-    first, second = visits.task(big_request([1], "1")), visits.task(big_request([2], "2"))
-    await asyncio.sleep(0.5)
-    await cancelled(first)
-    await asyncio.sleep(0)
-    assert (queue.running, queue.waiting) == (1, 0)
-    await second
-    assert visits.queries == ["1", "2"]
-    assert visits.times == pytest.approx([0.005, 0.5])
-    assert_nothing_is_left(queue, planner, visits)
-
-
-@virtual_time
 async def test_a_request_that_is_sent_again_under_its_id_stays_known_though_it_was_cancelled():
     _, planner, visits = visited()
     first = visits.task(big_request([1]))

@@ -55,17 +55,6 @@ def test_an_engine_may_run_faster_than_its_rates():
     assert run_in_virtual_time(served(timed, 0, 64)) == (1.125, CacheUsage(64, 0))
 
 
-@virtual_time
-async def test_a_request_that_comes_during_a_step_begins_with_the_next():
-    timed, _ = engine()
-    assert [
-        ended
-        for ended, _ in (
-            await asyncio.gather(served(timed, 0, 128), served(timed, 500, 64, at=1.0))
-        )
-    ] == [3.25, 5.5]
-
-
 def test_the_engine_can_be_used_again_after_it_was_idle():
     timed, _ = engine()
 
@@ -118,17 +107,6 @@ async def test_a_cancelled_request_does_not_hold_up_the_others():
         (5.75, CacheUsage(64, 0)),
     )
     assert not timed.has_work
-
-
-@virtual_time
-async def test_a_time_limit_aborts_the_request():
-    timed, cache = engine()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(3):
-            await timed.serve(range(64), range(100))
-    assert now() == 3.0
-    assert not timed.has_work
-    assert cache._users == {}
 
 
 @virtual_time

@@ -7,9 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.retrievers import BaseRetriever
 from llama_index.core.llms import MockLLM
 
 from ctxreuse import ContextRequest, ReusePlanner, Templates
@@ -30,11 +28,6 @@ REQUEST = ContextRequest(["one text", "another text"], "Which?")
 
 def words(text: str) -> int:
     return len(text.split())
-
-
-class Fixed(BaseRetriever):
-    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        return [Document("one text")]
 
 
 @pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)

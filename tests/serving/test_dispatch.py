@@ -115,22 +115,6 @@ async def test_a_failed_request_does_not_stop_the_others_and_is_told_to_the_plan
     assert planner.evict([plan.request_id for plan in batch.plans]).requests == 2
 
 
-async def test_each_request_is_answered_once_though_the_engine_breaks_in_between(planner):
-    plans = [planner.plan(request(word)) for word in "abcdefgh"]
-    breaking = set("cde")  # each once, whichever comes first
-
-    def fail(number, body):
-        query = query_of(body)
-        is_first = query in breaking
-        breaking.discard(query)
-        return "break" if is_first else None
-
-    engine = EmulatedEngine(answer=echo, fail=fail)
-    outcomes = await dispatched(engine, plans, planner, concurrency=3)
-    assert [outcome.completion.text for outcome in outcomes] == list("abcdefgh")
-    assert sum(outcome.completion.attempts for outcome in outcomes) == 11
-
-
 async def test_cancelling_cancels_all_and_tells_the_planner():
     gate, planner = Gate(), ReusePlanner()
     plans = [planner.plan(request(word)) for word in "abcde"]
@@ -208,18 +192,6 @@ async def test_without_leader_first_all_start_at_once():
     for query in ("a", "ab", "abc"):
         gate.let_go(query)
     await task
-
-
-def test_the_leader_is_the_earliest_request_that_shares_most():
-    assert leaders(plans_of("ab", "abc", "abcd", "abce", "f", "ac", "ab")) == [
-        None,
-        0,
-        1,
-        1,
-        None,
-        0,
-        0,
-    ]
 
 
 def test_requests_follow_the_first_of_their_system_text_or_the_turn_before():

@@ -408,16 +408,6 @@ def test_a_missing_package_names_the_extra(monkeypatch, name):
         EngineClient("http://engine")
 
 
-@pytest.mark.parametrize(
-    ("header", "seconds"), [("7", 7.0), ("0.5", 0.5), ("9999", 9999.0), ("soon", 0.0), ("-1", 0.0)]
-)
-def test_the_wait_between_attempts_is_what_the_server_asks_for(header, seconds):
-    response = httpx.Response(429, headers={"retry-after": header})
-    error = SimpleNamespace(response=response)
-    outcome = SimpleNamespace(exception=lambda: error)
-    assert waiting(0)(SimpleNamespace(outcome=outcome, attempt_number=1)) == seconds
-
-
 async def test_the_wait_between_attempts_grows_at_random_and_the_time_is_that_of_the_last():
     state = SimpleNamespace(outcome=SimpleNamespace(exception=lambda: None), attempt_number=3)
     waits = {waiting(0.5)(state) for _ in range(50)}

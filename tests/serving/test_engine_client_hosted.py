@@ -15,7 +15,7 @@ from client_helpers import completed, raw_replies
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
-from ctxreuse.serving import EngineClient, EnginePool, dispatch
+from ctxreuse.serving import EngineClient, dispatch
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.completion import ToolCall
 from ctxreuse.serving.client.reply import BrokenReplyError
@@ -136,19 +136,6 @@ def test_the_group_is_named_in_the_header_that_a_router_reads(server):
         server, use, cache="vllm", session_id="group", session_header="x-smg-routing-key"
     )
     assert ids[0] == ids[1] != ids[2]
-
-
-def test_a_pool_names_groups_too():
-    with caching_server("openai") as server:
-
-        async def main() -> None:
-            async with EnginePool([server.url], model="m", session_id="group") as pool:
-                for names in (("a", "b"), ("a", "c"), ("d",)):
-                    await pool.complete(request(*names))
-
-        asyncio.run(main())
-        ids = [headers["x-session-id"] for headers in server.headers]
-        assert ids[0] == ids[1] != ids[2]
 
 
 def test_followers_wait_for_their_leader_where_the_cache_needs_it(server):

@@ -4,31 +4,17 @@ import asyncio
 
 import httpx
 import pytest
-from client_helpers import MESSAGES, NOTHING, completed, connected, overheard, planned
+from client_helpers import NOTHING, completed, connected, overheard, planned
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.pipeline.engine_options import conversation_session, is_cache_salt, tenant_salt
-from ctxreuse.serving import EmulatedEngine, EngineClient
+from ctxreuse.serving import EmulatedEngine
 from ctxreuse.serving.client.connection import EngineFact
 
 pytestmark = pytest.mark.usefixtures("paper_words")
-
-
-async def test_the_engine_is_asked_for_its_model_once():
-    engine, asked = EmulatedEngine(model="its-own"), []
-    transport = engine.transport()
-
-    async def note(request):
-        asked.append(request.url.path)
-
-    async with httpx.AsyncClient(transport=transport, event_hooks={"request": [note]}) as http:
-        client = EngineClient("http://engine", http_client=http)
-        await asyncio.gather(*(client.complete(MESSAGES) for _ in range(3)))
-    assert asked.count("/v1/models") == 1
-    assert {body["model"] for body in engine.requests} == {"its-own"}
 
 
 class Models:

@@ -180,20 +180,6 @@ async def test_each_replica_plans_for_its_own_cache():
     assert index_tokens(pool) == {"a": 240, "b": 240}
 
 
-async def test_what_waits_together_is_planned_together():
-    gate = Gate()
-    network = engines("a", answer=gate)
-    async with pool_on(network, concurrency=1) as pool:
-        tasks = [asyncio.create_task(pool.complete(asking("z", "slow")))]
-        await until(lambda: gate.waiting == 1)
-        tasks += [asyncio.create_task(pool.complete(asking(word))) for word in ("xa", "yb", "cx")]
-        await until(lambda: pool.statistics()[0].waiting == 3)
-        assert pool.statistics()[0].running == 1
-        gate.opened.set()
-        await asyncio.gather(*tasks)
-    assert shown(network, "a") == ["z", "xa", "xc", "yb"]
-
-
 @pytest.mark.parametrize(("strategy", "order"), [("reuse", "xyz"), ("none", "zxy")])
 async def test_the_strategy_and_the_planners_settings_are_every_replicas(strategy, order):
     network = engines()
@@ -331,22 +317,6 @@ async def test_the_context_window_counts_engines_that_were_down_or_came_later():
         await pool.remove("c")
         windows.append(await pool.context_window())
     assert windows == [900, 800, 700, 800]
-
-
-async def test_one_client_asks_for_health_and_context_window():
-    network = engines("a", max_model_len=77)
-    async with httpx.AsyncClient(transport=network) as http:
-        client = EngineClient("http://a", http_client=http, backoff_s=0)
-        await client.check_health()
-        assert await client.context_window() == 77
-        network.statuses["a", "/health"] = 503
-        with pytest.raises(EngineError, match="the engine at a did not answer: status 503") as info:
-            await client.check_health()
-        assert (info.value.status, info.value.attempts) == (503, 3)
-        network.down.add("a")
-        with pytest.raises(EngineError, match="APIConnectionError"):
-            await client.context_window()
-    assert network.paths("a")[:2] == ["/health", "/v1/models"]
 
 
 async def test_a_draining_replica_gets_nothing_new_until_it_is_resumed():
