@@ -4,7 +4,7 @@ from functools import partial
 from types import FunctionType, ModuleType
 
 import pytest
-from planning_helpers import assistant, big_request, block, location_words, order_words, user
+from planning_helpers import assistant, block, location_words, user
 
 from ctxreuse import ContextBlock, ContextRequest, Conversation, ReusePlanner
 from ctxreuse.errors import ConversationError, InvalidBlockError, InvalidRequestError
@@ -44,23 +44,6 @@ def test_a_conversation_replays_its_messages_byte_for_byte():
     sent.append(user(f"{location_words(5)}\n\n[Doc_6] text of 6\n\nThird?"))
     assert third.messages() == chat.messages() == sent
     assert third.labels == {f"[Doc_{n}]": n for n in (1, 2, 4, 5, 6)}
-
-
-def test_the_first_turn_is_ordered_and_its_annotation_stays_in_the_history(planner):
-    planner.plan(big_request((1, 2)))
-    chat = planner.conversation("c")
-    first = chat.plan(big_request((2, 1)).blocks, "First?")
-    assert first.content == (
-        f"[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n{order_words(2, 1)}\n\nFirst?"
-    )
-    assert first.expected_cached_tokens == 200
-    chat.record("Yes.")
-    second = chat.plan(big_request((2, 3)).blocks, "Second?")
-    assert second.messages() == [
-        user(first.content),
-        assistant("Yes."),
-        user(f"{location_words(2)}\n\n[Doc_3] text of 3\n\nSecond?"),
-    ]
 
 
 def test_after_compaction_blocks_that_are_no_longer_shown_are_sent_again():

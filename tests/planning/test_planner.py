@@ -31,16 +31,6 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-@all_strategies
-def test_a_prompt_is_system_then_blocks_then_question(strategy):
-    plan = ReusePlanner().plan(request((3, 1), "Why?", system="Be brief."), strategy)
-    assert plan.messages() == [
-        {"role": "system", "content": "Be brief."},
-        user("[Doc_3] text of 3\n\n[Doc_1] text of 1\n\nWhy?"),
-    ]
-    assert plan.labels == {"[Doc_3]": 3, "[Doc_1]": 1}
-
-
 def test_moved_blocks_are_announced_before_the_question(planner):
     planner.plan(big_request((1, 2, 3)))
     plan = planner.plan(big_request((3, 9, 1, 2), "Why?"))
@@ -59,54 +49,6 @@ def test_strategy_none_keeps_the_retrievers_order_and_still_records_what_is_sent
     assert sent_ids(planner.plan(big_request((2, 1)), "none")) == [2, 1]
     assert planner.plan(big_request((2, 1, 3)), "none").expected_cached_tokens == 200
     assert planner.statistics().requests == 3
-
-
-@all_strategies
-def test_a_block_counts_once_and_its_identity_is_id_type_and_text(strategy):
-    blocks = [
-        ContextBlock(id=1, text="one"),
-        ContextBlock(id="1", text="one"),
-        ContextBlock(id=1, text="one"),
-        ContextBlock(id=1, text="one, updated"),
-        "one",
-        "one",
-    ]
-    plan = ReusePlanner().plan(ContextRequest(blocks), strategy)
-    digest = ContextBlock(text="one").id
-    assert sent_ids(plan) == [1, "1", 1, digest]
-    assert [type(i) for i in sent_ids(plan)] == [int, str, int, str]
-    assert plan.content == (
-        f"[Doc_1] one\n\n[Doc_1] one\n\n[Doc_1] one, updated\n\n[Doc_{digest}] one"
-    )
-
-
-@all_strategies
-@pytest.mark.parametrize(
-    ("texts", "query", "content"),
-    [
-        ([], "Why?", "Why?"),
-        ([], "", ""),
-        ([""], "", "[Doc_1] "),
-        (["\x00\n", "{text}"], "{order}", "[Doc_1] \x00\n\n\n[Doc_2] {text}\n\n{order}"),
-        (["\ud800"], "\udfff", "[Doc_1] \ud800\n\n\udfff"),
-    ],
-)
-def test_odd_contexts_are_legal(strategy, texts, query, content, planner):
-    blocks = [ContextBlock(id=n, text=text) for n, text in enumerate(texts, 1)]
-    asked = ContextRequest(blocks, query)
-    assert planner.plan(asked, strategy).messages() == [user(content)]
-    assert planner.plan_batch([asked], strategy).plans[0].messages() == [user(content)]
-
-
-def test_request_ids_are_given_back_and_otherwise_counted(planner):
-    asked = (None, "engine-7", None, 7, None)
-    assert [planner.plan(request((1,), request_id=name)).request_id for name in asked] == [
-        "request-0",
-        "engine-7",
-        "request-1",
-        7,
-        "request-2",
-    ]
 
 
 def test_a_counted_request_id_is_never_one_that_was_given(planner):
@@ -132,20 +74,6 @@ def test_a_plan_can_neither_be_changed_nor_change_with_the_callers_lists():
     plan.messages()[0]["content"] = "Changed."
     plan.messages()[1]["content"].clear()
     assert plan.messages() == expected
-
-
-def test_given_token_counts_win_over_the_counter_and_both_over_the_estimate():
-    def words(text):
-        return len(text.split())
-
-    counted = ContextBlock(id="a", text="three words here")
-    given = ContextBlock(id="b", text="three words here", tokens=50)
-    planner = ReusePlanner(token_counter=words)
-    planner.plan(ContextRequest([given, counted]))
-    assert planner.plan(ContextRequest([given, counted])).expected_cached_tokens == 53
-    estimating = ReusePlanner()
-    estimating.plan(ContextRequest([given, counted]))
-    assert estimating.plan(ContextRequest([given, counted])).expected_cached_tokens == 54
 
 
 @all_strategies
@@ -251,60 +179,6 @@ def test_a_planner_that_annotates_nothing_still_refers_to_what_was_shown():
     assert plan.location_annotations == (location_words(1),)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda planner: planner.plan({"blocks": []}),
-            "a request must be a ContextRequest, not {'blocks': []} (dict); "
-            "build one with ContextRequest(blocks=[...], query='...')",
-        ),
-        (
-            lambda planner: planner.plan_batch([request((1,)), None]),
-            "a request at position 1 must be a ContextRequest, not None (NoneType); "
-            "build one with ContextRequest(blocks=[...], query='...')",
-        ),
-        (
-            lambda planner: planner.plan_batch(7),
-            "requests must be a list of ContextRequest, not 7 (int); use plan() for a single one",
-        ),
-        (
-            lambda planner: planner.evict("request-1"),
-            "request_ids must be a list of ids, not 'request-1' (str)",
-        ),
-        (
-            lambda planner: planner.evict_tokens(-1),
-            "tokens must be an integer from 0, not -1 (int)",
-        ),
-        (
-            lambda planner: ReusePlanner(alpha=float("nan")),
-            "alpha must be a number from 0, not nan (float)",
-        ),
-        (
-            lambda planner: ReusePlanner(alpha=float("inf")),
-            "alpha must be a number from 0, not inf (float)",
-        ),
-        (
-            lambda planner: ReusePlanner(capacity_tokens=-1),
-            "capacity_tokens must be an integer from 0 or None, not -1 (int)",
-        ),
-        (
-            lambda planner: ReusePlanner(templates={}),
-            "templates must be ctxreuse.Templates, not {} (dict)",
-        ),
-        (
-            lambda planner: ReusePlanner(token_counter=4),
-            "token_counter must be a function or a tokenizer, not 4 (int)",
-        ),
-    ],
-)
-def test_errors_name_the_value_and_the_remedy(call, message, planner):
-    with pytest.raises(InvalidRequestError) as caught:
-        call(planner)
-    assert str(caught.value) == message
-    assert planner.statistics() == IndexStatistics(0, 0, 0)
-
-
 @pytest.mark.parametrize("strategy", ["Reuse", "", None, 1, ["reuse"]])
 def test_an_unknown_strategy_is_refused(strategy, planner):
     for call in (
@@ -353,15 +227,6 @@ def test_turns_of_one_conversation_keep_their_order_in_a_batch(strategy, planner
     assert sorted(queries) == ["1", "2", "3", "late", "x", "y"]
     assert [query for query in queries if query in "123"] == ["1", "2", "3"]
     assert sorted(batch.order) == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_later_turn_in_a_batch_refers_to_what_its_history_shows(planner):
-    _, history = first_turn(planner, (1, 2))
-    batch = planner.plan_batch(
-        [request((5, 6)), request((2, 5), "Then?", history=history, conversation_id="c")]
-    )
-    assert batch.order == (0, 1)
-    assert batch.plans[1].content == f"{location_words(2)}\n\n[Doc_5] text of 5\n\nThen?"
 
 
 @all_strategies

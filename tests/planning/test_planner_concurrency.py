@@ -1,6 +1,5 @@
 """One planner, many threads and tasks: every plan is valid, nothing is lost or counted twice."""
 
-import asyncio
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from planning_helpers import (
     STRATEGIES,
     assert_keeps_the_promises,
     big_request,
-    location_words,
     sent_ids,
     texts_of,
 )
@@ -134,18 +132,6 @@ def test_threads_of_other_tenants_do_not_change_a_tenants_plans():
     assert results[0] == alone
 
 
-def test_threads_share_one_conversation_without_losing_a_turn(planner):
-    chat = planner.conversation("c")
-
-    def work(thread):
-        return [sent_ids(chat.plan(big_request((thread,)).blocks, f"{thread}")) for _ in range(20)]
-
-    assert in_threads(work) == [[[thread]] * 20 for thread in range(THREADS)]
-    last = chat.messages()[-1]["content"]
-    chat.record("Yes.")
-    assert [message["content"] for message in chat.messages()] == [last, "Yes."]
-
-
 def test_threads_that_plan_and_record_in_one_conversation_keep_it_whole():
     chat = ReusePlanner().conversation("c")
 
@@ -168,25 +154,3 @@ def test_threads_that_plan_and_record_in_one_conversation_keep_it_whole():
     )
     assert all(label == block_id for label, block_id in shown)
     assert len(set(shown)) == len(shown) == 9
-
-
-def test_tasks_of_one_event_loop_share_a_planner(planner):
-    async def conversation(name):
-        chat = planner.conversation(name)
-        turns = []
-        for number in range(5):
-            plan = chat.plan(big_request((1, 2, 10 + number)).blocks, "Why?")
-            await asyncio.sleep(0)
-            chat.record("Yes.")
-            turns.append(plan)
-        return turns
-
-    async def everyone():
-        return await asyncio.gather(*(conversation(name) for name in range(20)))
-
-    for turns in asyncio.run(everyone()):
-        assert [sent_ids(plan) for plan in turns] == [[1, 2, 10], [11], [12], [13], [14]]
-        assert turns[1].location_annotations == (location_words(1), location_words(2))
-        for plan in turns:
-            assert_keeps_the_promises(plan)
-    assert planner.statistics().requests == 100

@@ -538,11 +538,3 @@ def test_what_another_planner_has_sent_counts_in_the_retrievers_order(tmp_path):
     assert other.catch_up()
     other.plan(big_request((1, 2, 3), tenant="a", system="Be brief."))
     assert other.savings.cached_as_retrieved == other.savings.cached_as_sent == 200
-
-
-def test_what_is_sent_as_retrieved_saves_nothing():
-    planner = ReusePlanner()
-    for number in range(400):
-        for size in (2, 3, 4):
-            planner.plan(big_request(range(10 * number, 10 * number + size)))
-    assert planner.savings.changed == planner.savings.saved_tokens == 0

@@ -24,20 +24,6 @@ class Service:
         return {name: shape(self.tenants.state(name).index) for name in names}
 
 
-def test_an_id_of_no_tenant_is_of_the_only_one_that_has_it():
-    service = Service()
-    service.send("one", "ab", 1)
-    service.send("two", "abc", 2)
-    service.send("two", "x", 1)
-    assert service.tenants.evict([2, "?", 2]) == Evicted(1, 3, ("?",))
-    assert service.shapes("one", "two") == {"one": {"ab": [1]}, "two": {"x": [1]}}
-    assert service.tenants.evict([1, 2]) == Evicted(0, 0, (1, 2)), "two tenants have a request 1"
-    assert service.tenants.evict([1], "one") == Evicted(1, 2, ())
-    assert service.tenants.evict([1]) == Evicted(1, 1, ())
-    assert service.shapes("one", "two") == {"one": {}, "two": {}}
-    assert service.tenants.evict(iter([])) == Evicted(0, 0, ())
-
-
 def test_all_tenants_together_hold_no_more_than_the_capacity():
     service = Service(capacity_tokens=6)
     service.send("one", "abcdefgh", 1)

@@ -170,9 +170,34 @@ def test_a_history_that_nests_too_deeply_says_so(depth):
     )
 
 
+BUILD_ONE = "build one with ContextRequest(blocks=[...], query='...')"
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda planner: planner.plan({"blocks": []}),
+            f"a request must be a ContextRequest, not {{'blocks': []}} (dict); {BUILD_ONE}",
+        ),
+        (
+            lambda planner: planner.plan_batch([REQUEST, None]),
+            "a request at position 1 must be a ContextRequest, not None (NoneType); " + BUILD_ONE,
+        ),
+        (
+            lambda planner: planner.plan_batch(7),
+            "requests must be a list of ContextRequest, not 7 (int); use plan() for a single one",
+        ),
+        (lambda planner: planner.evict("r-1"), "request_ids must be a list of ids, not 'r-1' (str"),
+        (lambda planner: planner.evict_tokens(-1), "tokens must be an integer from 0, not -1 (int"),
+        (lambda _: ReusePlanner(alpha=float("nan")), "alpha must be a number from 0, not nan (flo"),
+        (lambda _: ReusePlanner(alpha=float("inf")), "alpha must be a number from 0, not inf (flo"),
+        (lambda _: ReusePlanner(capacity_tokens=-1), "capacity_tokens must be an integer from 0 o"),
+        (
+            lambda _: ReusePlanner(templates={}),
+            "templates must be ctxreuse.Templates, not {} (dict",
+        ),
+        (lambda _: ReusePlanner(token_counter=4), "token_counter must be a function or a tokenize"),
         (lambda planner: planner.trim(None, 1), "request_id must be a string or an integer, not"),
         (lambda planner: planner.trim("a", 1.5), "blocks must be an integer from 0, not 1.5"),
         (lambda planner: planner.end_conversation([]), "conversation_id must be a string or an in"),
@@ -187,10 +212,11 @@ def test_a_history_that_nests_too_deeply_says_so(depth):
         (lambda planner: planner.block_tokens(["x"]), "an entry of blocks must be a ContextBlock,"),
     ],
 )
-def test_an_argument_of_the_wrong_kind_is_named_with_its_value(call, message):
+def test_an_argument_of_the_wrong_kind_is_named_with_its_value(call, message, planner):
     with pytest.raises(InvalidRequestError) as caught:
-        call(ReusePlanner())
+        call(planner)
     assert str(caught.value).startswith(message)
+    assert planner.statistics().requests == 0
 
 
 def test_blocks_and_a_question_without_a_request_are_told_where_they_go():

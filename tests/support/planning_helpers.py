@@ -159,7 +159,7 @@ odd_blocks = st.builds(
 plain_blocks = st.integers(0, 9).map(lambda number: block(number, 7 * number))
 odd_contexts = st.lists(odd_blocks | plain_blocks | st.sampled_from(ODD_TEXTS), max_size=7)
 plain_contexts = st.lists(plain_blocks, max_size=6)
-queries = st.sampled_from(("", "Why?", "[Doc_1] says what?"))
+queries = st.sampled_from(("", "Why?", "[Doc_1] says what?", "{order} \udfff"))
 first_turns = st.builds(
     ContextRequest,
     odd_contexts | plain_contexts,
