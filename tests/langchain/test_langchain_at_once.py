@@ -1,4 +1,4 @@
-"""Chains whose retriever is ours plan together what is asked at once."""
+"""What is asked at once is planned together, and what can gain nothing waits for nothing."""
 
 import asyncio
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnablePassthrough
-from langchain_document_helpers import LetterRetriever, documents, letters_of, no_sockets
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_document_helpers import LetterRetriever, document, letters_of
+from langchain_model_helpers import RecordingModel, configured, model, question
 
-from ctxreuse import ReusePlanner, request_context
-from langchain_ctxreuse import ReuseCompressor, ReuseRetriever
-
-__all__ = ["no_sockets"]
+from ctxreuse import ReusePlanner
+from ctxreuse.pipeline.micro_batch import MicroBatcher
+from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 
 WORDS = ["abc", "xyz", "cab", "zyx", "bca"]
 TOGETHER = ["abc", "xyz", "abc", "xyz", "abc"]
@@ -67,22 +67,49 @@ async def test_calls_at_once_go_on_in_the_planned_order_and_who_is_alone_does_no
     assert letters_of(found) == "abc"
 
 
-async def test_tenants_are_planned_apart():
-    async def ask(tenant: str, word: str) -> str:
-        with request_context(tenant=tenant):
-            return letters_of(await retriever.ainvoke(word))
-
-    retriever = reusing()
-    async with asyncio.timeout(30):
-        found = await asyncio.gather(ask("one", "abc"), ask("two", "cab"), ask("one", "bca"))
-    assert found == ["abc", "cab", "abc"]
+LONGEST_WINDOW_S = 60  # a call that waits shows in how long the tests take
 
 
-async def test_compressors_plan_together_what_comes_together():
-    compressor = ReuseCompressor(planner=ReusePlanner())
-    compressor._documents._batcher._window_s = LONG_S
-    async with asyncio.timeout(30):
-        found = await asyncio.gather(
-            *(compressor.acompress_documents(documents(word), "Which?") for word in WORDS)
-        )
-    assert list(map(letters_of, found)) == TOGETHER
+def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[ReuseChatModel, list[str]]:
+    """Return a model with a long window, and a list of the prompts that wait."""
+    waited: list[str] = []
+
+    def submit(batcher: MicroBatcher[Any, Any], prompt: Any) -> Any:
+        waited.append(prompt.given.parts[-1].text.rsplit("\n", 1)[-1])
+        return batcher._schedule([prompt])[0]
+
+    monkeypatch.setattr(MicroBatcher, "submit", submit)
+    return model(RecordingModel(), window_s=LONGEST_WINDOW_S), waited
+
+
+def test_a_prompt_without_a_context_is_sent_at_once():
+    wrapped = model(RecordingModel(), window_s=LONGEST_WINDOW_S)
+    assert wrapped.invoke("Hi?").content == "Hi?"
+    assert asyncio.run(wrapped.ainvoke("Ho?")).content == "Ho?"
+    question("ab")
+    assert wrapped.invoke("And now?").content == "And now?"
+    assert wrapped.prompt_statistics.not_found == 3
+
+
+def test_a_prompt_with_a_context_waits(monkeypatch):
+    wrapped, waited = waiting(monkeypatch)
+    wrapped.invoke(question("ab", "One?"))
+    wrapped.invoke("None?")
+    wrapped.invoke([("system", format_context([document("x"), document("y")])), ("user", "Two?")])
+    wrapped.invoke(question("ab", "Three?", tenant="one"), configured(tenant="one"))
+    wrapped.invoke("No other tenant's?", configured(tenant="two"))
+    assert waited == ["One?", "Two?", "Three?"]
+    assert wrapped.prompt_statistics.planned == 3
+
+
+def test_a_prompt_of_a_run_that_has_retrieved_waits(monkeypatch):
+    wrapped, waited = waiting(monkeypatch)
+
+    def ask(asked: str) -> None:
+        wrapped.invoke("A search query?")
+        found = LetterRetriever().invoke(asked)
+        wrapped.invoke("\n\n".join([*(one.page_content for one in found), "Which?"]))
+
+    RunnableLambda(ask).invoke("abc")
+    assert waited == ["Which?"]
+    assert wrapped.prompt_statistics.planned == 1

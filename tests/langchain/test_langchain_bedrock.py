@@ -8,7 +8,6 @@ from caching_server import CachingServer
 from converse_model import ChatBedrock, ChatBedrockConverse
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.runnables import RunnableLambda
 from langchain_hosted import found, planner_for
 from langchain_hosted import wrapped as wrapped_at
 
@@ -122,20 +121,6 @@ def test_an_agents_tool_result_has_one_cache_point_behind_it(server):
         )
         content = inner.sent[-1]["messages"][-1]["content"]
         assert [list(one) for one in content] == [["toolResult"], ["cachePoint"]]
-
-
-def test_agents_send_cache_points(server):
-    planner = planner_for(server, "bedrock")
-    ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
-    agent: Any = create_agent(ChatBedrockConverse.at(server), middleware=[ours])
-    messages: list[Any] = []
-    for query in ("one two", "three four", "one five"):
-        before = server.usages[-1].total if messages else 0
-        messages = agent.invoke({"messages": [*messages, {"role": "user", "content": query}]})[
-            "messages"
-        ]
-        assert server.usages[-1].read == before
-    assert not server.refusals
 
 
 def test_the_older_class_sends_them_where_it_uses_that_api(server):

@@ -5,13 +5,11 @@ from typing import Any
 
 import httpx
 import pytest
-from langchain.agents import create_agent
 from langchain.chat_models import init_chat_model
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatResult
-from langchain_core.runnables import RunnableBinding, RunnableLambda, RunnableParallel
+from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.runnables.base import RunnableBindingBase
-from langchain_core.tools import tool
 from langchain_model_helpers import (
     PIXEL,
     RecordingModel,
@@ -224,27 +222,6 @@ class Answer(BaseModel):
 
 
 class TestToolsAndStructuredOutput:
-    def test_bound_tools_are_called_through_the_wrapper(self):
-        engine = EmulatedEngine(answer=lambda body: ToolCall("look", '{"at": "a"}'))
-        wrapper = model(openai_model(engine))
-
-        @tool
-        def look(at: str) -> str:
-            """Look at something."""
-            return at
-
-        bound = wrapper.bind_tools([look], tool_choice="look")
-        assert isinstance(bound, RunnableBinding)
-        assert bound.bound is wrapper
-        wrapper.bind_tools([look]).invoke(question("abc"))
-        message = bound.invoke(question("abc"))
-        assert [(call["name"], call["args"]) for call in message.tool_calls] == [
-            ("look", {"at": "a"})
-        ]
-        bound.invoke(question("cab"))
-        assert letters_in(engine.requests[2]["messages"][0]["content"]) == "abc"
-        assert engine.requests[1]["tool_choice"]["function"] == {"name": "look"}
-
     @pytest.mark.parametrize("include_raw", [False, True])
     @pytest.mark.parametrize("method", ["function_calling", "json_mode", "json_schema"])
     async def test_structured_output_goes_through_the_wrapper(self, method, include_raw):
@@ -330,28 +307,3 @@ class TestToolsAndStructuredOutput:
             assert wrapper.bind_tools([]).invoke("Hi").content == "Hi"
         assert "Hiding.bind_tools returned a RunnableLambda" in caplog.text
         assert "unplanned" in caplog.text
-
-    def test_an_agent_calls_the_model_through_the_wrapper(self, planner):
-        def answer_to(body: Any) -> Any:
-            if body["messages"][-1]["role"] == "tool":
-                return "Seen."
-            return ToolCall("look", '{"at": "x"}')
-
-        engine = EmulatedEngine(answer=answer_to)
-
-        @tool
-        def look(at: str) -> str:
-            """Look at something."""
-            return context("cab")
-
-        wrapper = model(openai_model(engine), planner=planner)
-        agent = create_agent(wrapper, tools=[look])
-        out = agent.invoke(
-            {"messages": [HumanMessage(question("abc"))]}, configured(thread_id="t1")
-        )
-        assert out["messages"][-1].content == "Seen."
-        assert out["messages"][2].content == context("cab"), "the agent's state is not changed"
-        assert len(engine.requests) == 2
-        first, second = engine.requests
-        assert second["messages"][: len(first["messages"])] == first["messages"]
-        assert second["messages"][-1]["content"] == context("cab"), "it stands behind its question"

@@ -3,7 +3,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from langchain_model_helpers import (
     question,
     text_of,
 )
+from langchain_model_helpers import model as model_without_window
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.serving import EmulatedEngine
@@ -37,10 +38,8 @@ def prompts() -> list[Any]:
     return [question(letters, f"q{number}") for number, letters in enumerate(CONTEXTS)]
 
 
-def model(inner: BaseChatModel | None = None, **fields: Any) -> ReuseChatModel:
-    """Return a wrapper whose window would be noticed, for batches do not go through it."""
-    fields = {"window_s": 60, "planner": ReusePlanner(), **fields}
-    return ReuseChatModel(inner=RecordingModel() if inner is None else inner, **fields)
+model = partial(model_without_window, window_s=60)
+"""Makes a wrapper whose window would be noticed, for batches do not go through it."""
 
 
 def run(method: str, runnable: Any, inputs: list[Any], config: Any = None, **kwargs: Any) -> Any:
@@ -436,26 +435,6 @@ class TestWindow:
         answers = await asyncio.gather(*map(ask, prompts()))
         assert answers == ["q0", "q1", "q2", "q3", "q4", "q5"]
         assert inner.sent == PLANNED
-
-    def test_calls_of_many_threads_are_planned_together(self):
-        batches: list[int] = []
-
-        class Watched(ReusePlanner):
-            def plan_batch(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
-                batches.append(len(requests))
-                return super().plan_batch(requests, *args, **kwargs)
-
-        inner = RecordingModel()
-        wrapper = model(inner, planner=Watched())
-        window = wrapper._gateway._batcher
-        with ThreadPoolExecutor(6) as pool:
-            answers = pool.map(wrapper.invoke, prompts())
-            while not (waiting := list(window._open.values())) or len(waiting[0].arrived) < 6:
-                time.sleep(0.001)
-            window._close(waiting[0])  # as if its time was over
-            assert contents(list(answers)) == ["q0", "q1", "q2", "q3", "q4", "q5"]
-        assert batches == [6]
-        assert sorted(inner.sent) == sorted(PLANNED)
 
     async def test_tenants_in_one_window_are_kept_apart(self, inner):
         wrapper = model(inner, window_s=0.005)

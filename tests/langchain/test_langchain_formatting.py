@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.documents import Document
 from langchain_core.prompts import PromptTemplate
-from langchain_document_helpers import LetterRetriever, document, documents, no_sockets, text_of
+from langchain_document_helpers import LetterRetriever, document, documents, text_of
 from langchain_model_helpers import RecordingModel, letters_in, model
 
-from ctxreuse import PAPER_TEMPLATES, ReusePlanner, Templates
+from ctxreuse import ReusePlanner, Templates
 from langchain_ctxreuse import ReuseChatModel, format_context
-
-__all__ = ["no_sockets"]
 
 A, B, C = map(text_of, "abc")
 XML = '<document source="{source}">\n{page_content}\n</document>'
@@ -93,18 +91,6 @@ def test_documents_with_line_breaks_at_their_ends_are_joined_as_before(shape, in
     for found in ([a, b], [b, a]):
         wrapped.invoke(f"{format_context(found, **options)}\n\nWhich?")
     assert all(call.text.startswith(format_context([a, b], **options)) for call in inner.calls)
-
-
-@pytest.mark.parametrize("templates", [PAPER_TEMPLATES, Templates(label="[Doc_{id}]")])
-def test_the_planners_words_are_found(templates, inner):
-    wrapped = model(inner, planner=ReusePlanner(templates=templates))
-    for word in ("abc", "cab"):
-        shown = format_context(documents(word), labels=True, templates=templates)
-        wrapped.invoke(f"{shown}\n\nWhich?")
-    found = documents("cab")
-    names = [format_context([one], labels=True, templates=templates).split()[0] for one in found]
-    assert inner.calls[1].text.endswith(f"\n\n{templates.order_annotation(names)}\n\nWhich?")
-    assert inner.calls[1].text.startswith(f"{names[1]} {A}\n\n{names[2]} {B}\n\n{names[0]} {C}")
 
 
 @pytest.mark.parametrize("wrong", ["a secret text", None, Document("a secret text"), 3])

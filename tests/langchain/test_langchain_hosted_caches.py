@@ -1,18 +1,29 @@
-"""Wrapped chat models in front of hosted caches: what leaves us, and what the provider bills."""
+"""Models and agents in front of hosted caches: what leaves us, and what is billed and read."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from caching_server import CachingServer
+from langchain.agents import create_agent
+from langchain_anthropic.middleware import AnthropicPromptCachingMiddleware
+from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_classic.chains.retrieval import create_retrieval_chain
+from langchain_classic.retrievers import ContextualCompressionRetriever
+from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
-from langchain_hosted import chat_model, found, wrapped
+from langchain_core.tools import tool
+from langchain_hosted import chat_model, found, planner_for, wrapped
 
-from langchain_ctxreuse import ReuseRetriever, format_context
+from langchain_ctxreuse import ReuseCompressor, ReuseMiddleware, ReuseRetriever, format_context
 
 OPENAI = pytest.mark.parametrize("server", ["openai"], indirect=True)
+BOTH = pytest.mark.parametrize("server", ["openai", "anthropic"], indirect=True)
 EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 
 
@@ -170,3 +181,176 @@ def test_a_late_turn_reads_what_others_keep_alive(server, labels, is_planned_bef
         server.now, clock[0] = server.now + 20, clock[0] + 20
         assert ask("mine", mine, name) == shared
     assert not server.refusals
+
+
+QUERIES = ["one two three", "two one four", "five one two", "one two", "two one six", "one two"]
+
+
+class Named(BaseRetriever):
+    """Finds the documents that a question names."""
+
+    def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
+        return found(query)
+
+
+PROMPT = ChatPromptTemplate.from_messages(
+    [("system", "Answer from this:\n\n{context}"), ("human", "{input}?")]
+)
+
+
+def formatted(retriever: Any, model: Any) -> Any:
+    begin = {"context": retriever | format_context, "input": RunnableLambda(str)}
+    return RunnableLambda(lambda given: given["input"]) | begin | PROMPT | model
+
+
+def stuffed(retriever: Any, model: Any) -> Any:
+    return create_retrieval_chain(retriever, create_stuff_documents_chain(model, PROMPT))
+
+
+def in_tags(retriever: Any, model: Any) -> Any:
+    shape = PromptTemplate.from_template("<doc>{page_content}</doc>")
+    stuff = create_stuff_documents_chain(
+        model, PROMPT, document_prompt=shape, document_separator="\n"
+    )
+    return create_retrieval_chain(retriever, stuff)
+
+
+RETRIEVERS: dict[str, Any] = {
+    "plain": lambda planner: Named(),
+    "ReuseRetriever": lambda planner: ReuseRetriever(retriever=Named(), planner=planner),
+    "ReuseCompressor": lambda planner: ContextualCompressionRetriever(
+        base_retriever=Named(), base_compressor=ReuseCompressor(planner=planner)
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("retriever", RETRIEVERS)
+@pytest.mark.parametrize("chained", [formatted, stuffed, in_tags])
+async def test_what_prompts_share_is_read_again(server, chained, retriever):
+    planner = planner_for(server)
+    chain = chained(RETRIEVERS[retriever](planner), wrapped(server, planner=planner))
+    for query in [*QUERIES, *QUERIES]:
+        [piece async for piece in chain.astream({"input": query})]
+    assert server.usages[-1].read > 1_600
+    assert not server.refusals
+    if server.provider.protocol == "openai":
+        assert server.bodies[-1]["prompt_cache_options"] == {"mode": "explicit", "ttl": "30m"}
+        keys = {body["prompt_cache_key"] for body in server.bodies}
+        assert len(keys) < len(QUERIES)
+
+
+@BOTH
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_chains_batch_sends_the_one_first_that_writes_what_others_read(server, is_async):
+    planner = planner_for(server)
+    retriever = ReuseRetriever(retriever=Named(), planner=planner)
+    begin: Any = RunnableLambda(lambda query: {"question": query})
+    chain = (
+        retriever
+        | {"context": format_context, "input": begin}
+        | PROMPT
+        | wrapped(server, planner=planner)
+    )
+    server.let_all_come()
+    queries = ["one two three"] * 4
+    if is_async:
+        asyncio.run(chain.abatch(queries))
+    else:
+        chain.batch(queries)
+    assert sum(usage.read == 0 for usage in server.usages) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("shown", [{}, {"labels": True}])
+@pytest.mark.parametrize("is_planned_before", [False, True])
+def test_later_turns_read_the_turn_before(server, shown, is_planned_before):
+    planner = planner_for(server)
+    retriever = RETRIEVERS["ReuseRetriever" if is_planned_before else "plain"](planner)
+    model = wrapped(server, planner=planner)
+    messages: list[BaseMessage] = []
+
+    def turn(query: str) -> BaseMessage:
+        context = format_context(retriever.invoke(query), **shown)
+        messages.append(HumanMessage(f"{context}\n\n{query}?"))
+        return model.invoke(messages)
+
+    config: Any = {"configurable": {"thread_id": "c1"}}
+    for query in ("one two", "three four", "one five"):
+        before = server.usages[-1].total if server.usages else 0
+        messages.append(AIMessage(RunnableLambda(turn).invoke(query, config).content))
+        assert server.usages[-1].read == before
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def agent_at(
+    server: CachingServer,
+    *others: Any,
+    cache: str | None = None,
+    is_first: bool = False,
+    is_wrapped: bool = False,
+) -> Any:
+    planner = planner_for(server, cache)
+    ours = ReuseMiddleware(planner=planner, retriever=RunnableLambda(found))
+    every = [ours, *others] if is_first else [*others, ours]
+    model = wrapped(server, planner=planner) if is_wrapped else chat_model(server)
+    return create_agent(model, tools=[add], middleware=every, system_prompt="Be brief.")
+
+
+def ask(agent: Any, query: str, before: list[Any] | None = None) -> list[Any]:
+    messages = [*(before or []), {"role": "user", "content": query}]
+    answered: list[Any] = agent.invoke({"messages": messages})["messages"]
+    return answered
+
+
+def said(body: dict[str, Any]) -> str:
+    """Return all texts of a request's messages, one after the other."""
+    contents = [one["content"] for one in body["messages"]]
+    parts = [[one] if isinstance(one, str) else one for one in contents]
+    return "".join(p if isinstance(p, str) else p["text"] for part in parts for p in part)
+
+
+@BOTH
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_users_who_share_documents_read_them(server, is_wrapped):
+    agent = agent_at(server, is_wrapped=is_wrapped)
+    for query in [*QUERIES, *QUERIES]:
+        ask(agent, query)
+        shown = said(server.bodies[-1])
+        assert all(one.page_content in shown for one in found(query))
+        assert shown.endswith(f"\n\n{query}")
+    assert server.usages[-1].read > 1_600
+    assert not server.refusals
+
+
+@BOTH
+def test_each_turn_reads_the_turn_before(server):
+    agent = agent_at(server)
+    messages: list[Any] = []
+    for query in ("one two", "three four", "one five"):
+        before = server.usages[-1].total if server.usages else 0
+        messages = ask(agent, query, messages)
+        assert server.usages[-1].read == before
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_beside_anthropics_middleware_a_fifth_mark_never_leaves_us(server, is_first):
+    agent = agent_at(server, AnthropicPromptCachingMiddleware(), is_first=is_first)
+    messages: list[Any] = []
+    for query in QUERIES:
+        ask(agent, query)
+        messages = ask(agent, query, messages)
+    assert not server.refusals
+    body = server.bodies[-1]
+    for marked in (body, body["system"][-1], body["tools"][-1]):
+        assert marked["cache_control"] == {"type": "ephemeral", "ttl": "5m"}
+
+
+def test_the_default_profile_sends_texts(server):
+    ask(agent_at(server, cache="vllm"), "one two")
+    assert isinstance(server.bodies[-1]["messages"][0]["content"], str)

@@ -35,7 +35,7 @@ from langchain_core.messages import (
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool, tool
-from langchain_document_helpers import LetterRetriever, document, documents, no_sockets, text_of
+from langchain_document_helpers import LetterRetriever, document, documents, text_of
 from langchain_model_helpers import PIXEL, letters_in
 from langgraph.checkpoint.memory import InMemorySaver
 from planning_helpers import location_words, order_words
@@ -51,7 +51,6 @@ from langchain_ctxreuse.agents.middleware import (
 )
 
 pytestmark = pytest.mark.usefixtures("paper_words")
-__all__ = ["no_sockets"]
 
 F = text_of("f")
 TEMPLATES = replace(PAPER_TEMPLATES, label="[Doc_{id}]")
@@ -228,22 +227,6 @@ def test_results_with_documents_are_counted_and_nothing_is_said(caplog):
         ask(agent, "Which?")
     assert middleware.result_statistics == ResultStatistics(planned=2), "empty results say nothing"
     assert caplog.text == ""
-
-
-def test_the_state_holds_what_the_tools_said_and_the_questions_with_their_context():
-    agent, _ = agent_with(
-        ReuseMiddleware(retriever=LetterRetriever()),
-        [calls("ab"), calls("bc"), done(), done()],
-        search_tool(),
-    )
-    ask(agent, "a")
-    messages = ask(agent, "c")
-    assert [one.content for one in messages if not isinstance(one, AIMessage)] == [
-        f"{shown(A)}\n\na",
-        f"{A}\n\n{B}",
-        f"{B}\n\n{C}",
-        f"{shown(C)}\n\nc",
-    ]
 
 
 def test_artifacts_and_results_stay_as_they_are_and_metadata_says_how_they_are_sent():

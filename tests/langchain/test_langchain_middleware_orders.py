@@ -60,7 +60,7 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
-from langchain_document_helpers import LetterRetriever, no_sockets, text_of
+from langchain_document_helpers import LetterRetriever, text_of
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import PrivateAttr
@@ -69,10 +69,7 @@ from ctxreuse.context.blocks import text_digest
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware
 
 pytestmark = pytest.mark.usefixtures("paper_words")
-__all__ = ["no_sockets"]
 SEARCHES = 20
-
-
 """Each finds ten new documents, and six of the two searches before."""
 
 

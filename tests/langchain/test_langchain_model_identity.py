@@ -8,14 +8,11 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
-from langchain_document_helpers import no_sockets
 from langchain_model_helpers import RecordingModel, question
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
 from langchain_ctxreuse import ReuseChatModel
-
-__all__ = ["no_sockets"]
 
 
 class Answer(BaseModel):

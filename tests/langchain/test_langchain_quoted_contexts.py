@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_document_helpers import documents, text_of
@@ -176,23 +176,6 @@ class TestSetUps:
                 asyncio.run(done)
         self.check(application)
 
-    @pytest.mark.parametrize("is_awaited", [False, True])
-    def test_a_batch_has_a_config_each(self, is_awaited, application):
-        application.chain.invoke(given("abc"), configured("one"))
-        asked = [given("cab"), given("bca")], [configured("two"), configured("one")]
-        if is_awaited:
-            asyncio.run(application.chain.abatch(*asked))
-        else:
-            application.chain.batch(*asked)
-        self.check(application)
-
-    def test_a_context_that_was_rendered_without_the_tenant_is_not_found(self, application):
-        for letters in ("abc", "cab"):
-            context = format_context(documents(letters))
-            application.model.invoke(f"{context}\n\nWhich?", configured("one"))
-        assert application.sent == ["abc", "cab"]
-        assert application.model.prompt_statistics.not_found == 2
-
 
 def test_a_models_stream_serves_the_tenant_of_the_call_however_late_it_is_read(application):
     with request_context(tenant="one"):
@@ -223,16 +206,6 @@ class TestHonestPrograms:
         chain = application.model.with_retry(wait_exponential_jitter=False)
         chain.invoke(f"{format_context(documents('cab'))}\n\nQuestion: Two?")
         assert application.sent == ["abc"] * 4
-
-    def test_a_history_may_be_trimmed_from_the_front(self, application):
-        messages: list[BaseMessage] = []
-        with request_context(tenant="A"):
-            for letters in ("abc", "bad", "cab", "abd"):
-                context = format_context(documents(letters))
-                messages = [*messages, HumanMessage(f"{context}\n\nWhich?")][-3:]
-                application.model.invoke(messages)
-                messages.append(AIMessage("So."))
-        assert application.model.prompt_statistics.planned == 4
 
 
 def test_memories_and_documents_in_one_prompt_are_both_in_order(application):

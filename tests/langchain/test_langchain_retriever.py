@@ -1,12 +1,10 @@
 """A retriever and a compressor give back the documents that came, in planned order."""
 
-import json
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import pytest
-from adapter_conformance import AdapterConformance, FaultyPlanner
+from adapter_conformance import AdapterConformance
 from langchain_classic.retrievers import (
     ContextualCompressionRetriever,
     EnsembleRetriever,
@@ -15,8 +13,6 @@ from langchain_classic.retrievers import (
 from langchain_classic.retrievers.document_compressors import DocumentCompressorPipeline
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.load import dumps, loads
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
 from langchain_document_helpers import (
@@ -26,15 +22,16 @@ from langchain_document_helpers import (
     documents,
     letter_store,
     letters_of,
-    no_sockets,
 )
 from langchain_runs import Runs
 from langchain_tests.integration_tests import RetrieversIntegrationTests
+from python_processes import python
 
+import langchain_ctxreuse
 from ctxreuse import ReusePlanner
-from langchain_ctxreuse import ReuseCompressor, ReuseRetriever
-
-__all__ = ["no_sockets"]
+from ctxreuse.errors import MissingExtraError
+from langchain_ctxreuse import ReuseCompressor, ReuseMiddleware, ReuseRetriever
+from langchain_ctxreuse.documents.document_plans import DOCUMENTS
 
 BOTH = pytest.mark.parametrize("component", [ReuseRetriever, ReuseCompressor])
 
@@ -110,30 +107,6 @@ def test_who_asks_for_it_gets_the_ranking_as_one_more_document(component):
     assert note == Document("Read documents 3, 2, 1 first.", metadata={"source": ""})
     given = [document("b"), document("a", page=1), document("c", page=2)]
     assert driven.run(given)[-1].metadata == {"source": ""}, "the names that all have"
-
-
-@pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # of `loads`
-@pytest.mark.parametrize("moved", ["json", "dumps", "union", "sort"])
-def test_what_applications_do_with_documents_works_as_without_us(moved):
-    """Unions of several lists, as of a multi-query chain, go by equality or by what is dumped."""
-    plain, ours = LetterRetriever(store={}), reuse_retriever()
-    lists = [[one.invoke(word) for word in ("cab", "bca", "cbd")] for one in (plain, ours)]
-
-    def merged(found: list[list[Document]]) -> list[str]:
-        every = list(chain.from_iterable(found))
-        if moved == "json":
-            return sorted({json.dumps(one.metadata) for one in every})
-        if moved == "dumps":
-            return sorted(
-                loads(one, allowed_objects=[Document]).page_content
-                for one in {dumps(one) for one in every}
-            )
-        if moved == "union":
-            return sorted(one.page_content for n, one in enumerate(every) if one not in every[:n])
-        return [one.page_content for one in sorted(every, key=lambda one: str(one.id))]
-
-    assert merged(lists[0]) == merged(lists[1])
-    assert letters_of(lists[1][0]) == "abc", "otherwise this shows nothing"
 
 
 def test_inside_other_retrievers_the_order_is_the_one_given(caplog):
@@ -245,12 +218,6 @@ def test_what_cannot_be_planned_comes_back_as_it_is(found):
     assert retriever.faults == 1
 
 
-def test_batches_that_cannot_be_planned_come_back_as_retrieved():
-    retriever = ReuseRetriever(retriever=LetterRetriever(), planner=FaultyPlanner())
-    assert [letters_of(one) for one in retriever.batch(["cab", "dcb"])] == ["cab", "dcb"]
-    assert retriever.faults == 1
-
-
 def test_metadata_of_any_depth_is_not_read():
     deep: list[Any] = []
     for _ in range(5_000):
@@ -299,26 +266,33 @@ async def test_it_works_in_compression_retrievers_and_behind_others_in_a_pipelin
         assert retriever.invoke("") == []
 
 
-@pytest.mark.parametrize("shape", [None, "({source}) {page_content}"])
-def test_an_unchanged_stuff_chain_shows_planned_documents_and_the_ranking(shape):
-    from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+def test_exports_and_representations_say_where_they_are_defined_and_no_planner():
+    assert ReuseMiddleware.__module__ == "langchain_ctxreuse.agents.middleware"
+    with pytest.raises(AttributeError, match="no attribute 'ReuseNothing'"):
+        langchain_ctxreuse.ReuseNothing  # noqa: B018
+    assert "planner" not in repr(ReuseRetriever(retriever=LetterRetriever()))
 
-    class Echo(FakeListChatModel):
-        responses: list[str] = []  # noqa: RUF012  # pydantic copies it
 
-        def _call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
-            return "\n".join(str(message.content) for message in messages)
-
-    prompt = ChatPromptTemplate.from_messages(
-        [("system", "Use this:\n{context}"), ("user", "{input}")]
+@pytest.mark.parametrize(
+    ("missing", "works", "fails", "named"),
+    [
+        (["langchain", "langgraph"], "ReuseRetriever, format_context", "ReuseMiddleware", ""),
+        (["langchain_core"], "", "ReuseMiddleware", "langchain_ctxreuse"),
+    ],
+)
+def test_what_is_missing_is_named_with_the_pip_command(missing, works, fails, named):
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({missing}))\n"
+        f"{f'from langchain_ctxreuse import {works}' if works else ''}\n"
+        "try:\n"
+        f"    from langchain_ctxreuse import {fails}\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
     )
-    named = {} if shape is None else {"document_prompt": PromptTemplate.from_template(shape)}
-    stuff = create_stuff_documents_chain(Echo(), prompt, **named)
-    found = reuse_retriever(annotation=True).invoke("cba")
-    *shown, note = [one.page_content for one in found]
-    if shape is not None:
-        shown, note = [f"({text[0]}.txt) {text}" for text in shown], f"() {note}"
-    assert stuff.invoke({"context": found, "input": "Which?"}) == (
-        "Use this:\n" + "\n\n".join([*shown, note]) + "\nWhich?"
-    )
-    assert note.endswith("Read documents 3, 2, 1 first.")
+    assert python(code).stdout == f"{MissingExtraError(named or fails, 'langchain')}\n"
+
+
+def test_a_document_is_to_the_index_what_its_text_is():
+    named, same, new = (Document("text", id="d"), Document("text"), Document("new"))
+    keys = [DOCUMENTS.block_of(one).key for one in (named, same, new)]
+    assert keys[0] == keys[1] != keys[2]

@@ -30,7 +30,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_core.tools import tool
-from langchain_document_helpers import LetterRetriever, documents, no_sockets, text_of
+from langchain_document_helpers import LetterRetriever, documents, text_of
 from langchain_model_helpers import RecordingModel, StreamingModel, letters_in
 from langchain_model_helpers import model as wrapped
 from langgraph.graph import START, StateGraph
@@ -39,8 +39,6 @@ from ctxreuse import ReusePlanner, request_context
 from ctxreuse.pipeline.known_texts import known_texts
 from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.documents.run_documents import run_documents
-
-__all__ = ["no_sockets"]
 
 PROMPT = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
 
@@ -206,20 +204,6 @@ def test_what_is_done_with_a_planned_retrievers_documents_keeps_their_ranking(ch
     assert planner.statistics().requests == 2, "the retriever's plans are taken back"
 
 
-@pytest.mark.parametrize("is_shared", [True, False])
-def test_a_retrievers_plan_is_made_anew_where_the_prompt_is_seen(is_shared, planner):
-    model = wrapped(RecordingModel(), planner=planner)
-    retriever = ReuseRetriever(
-        retriever=LetterRetriever(), planner=planner if is_shared else ReusePlanner()
-    )
-    chain = with_lcel(model, retriever)
-    for letters in ("abc", "cab", "bca"):
-        chain.invoke(letters)
-    assert is_shared or retriever.planner.savings.requests == 0, "it knows of no prompt"
-    assert model.prompt_statistics.planned == 3
-    assert planner.savings.requests == 3
-
-
 def test_documents_that_were_retrieved_for_another_tenant_are_not_known(inner):
     model = wrapped(inner)
 
@@ -248,18 +232,6 @@ def test_a_document_that_is_retrieved_twice_stays_as_often_as_it_came(ids, inner
     assert [call.text for call in inner.calls] == [f"{one}\n\nQuestion: Which?" for one in shown]
     assert model.prompt_statistics.planned == 2
     assert model.prompt_statistics.in_place == {"twice": 2}
-
-
-def test_parts_of_one_text_in_reading_order_stay_in_it(inner):
-    parts = [
-        Document(text_of(letter), metadata={"source": "a.txt", "start_index": 410 * n})
-        for n, letter in enumerate("abc")
-    ]
-    model = wrapped(inner)
-    for found in (parts[::-1], parts):
-        with_lcel(model, Fixed(found=found)).invoke("Which?")
-    assert [letters_in(call.text) for call in inner.calls] == ["cba", "abc"]
-    assert model.prompt_statistics.in_place == {"sequence": 1}
 
 
 class Fixed(BaseRetriever):

@@ -66,19 +66,6 @@ def test_what_was_changed_or_deleted_is_said_not_to_hold():
     assert second[-1].content == f'"{PORTO["data"]}" no longer holds; do not use it.\n\nAnd?'
 
 
-def test_memories_of_earlier_turns_are_laid_out_anew_once_they_make_prompts_too_long():
-    wrapped = store(placement="system")
-    messages: list[Any] = [SystemMessage("Be brief.", id="s")]
-    for turn in "abc":
-        wrapped.put(ALICE, "0", {"text": f"{turn} says: " + turn * 400})
-        messages = [*messages, HumanMessage(turn, id=turn)]
-        messages = [*wrapped.messages(ALICE, messages), AIMessage("So.")]
-    shown = "".join(str(one.content) for one in messages)
-    assert shown.count(" says: ") == 1
-    assert messages[0].id == "s"
-    assert [one.content for one in messages if one.type == "human"] == ["a", "b", "c"]
-
-
 def test_it_is_the_wrapped_store_for_all_else_and_keeps_parts_of_a_question():
     wrapped = store(PORTO)
     assert isinstance(copy(wrapped).store, InMemoryStore)

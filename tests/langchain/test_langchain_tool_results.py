@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from langchain_agent_helpers import agent_with, ask, calls, done, results, search_tool, sent
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
-from langchain_document_helpers import documents, no_sockets, text_of
+from langchain_document_helpers import documents, text_of
 
 from langchain_ctxreuse import ReuseMiddleware
 from langchain_ctxreuse.agents.tool_results import result_pieces
-
-__all__ = ["no_sockets"]
 
 
 def pieces(

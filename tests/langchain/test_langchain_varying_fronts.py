@@ -43,14 +43,6 @@ def test_questions_before_the_documents_are_counted_and_said_once(is_planned_bef
     assert len(said()) == 1
 
 
-def test_a_batch_says_it_too(said):
-    wrapped = model()
-    for _ in range(2):
-        wrapped.batch([f"Question {one}?\n\n{question('abc')}" for one in range(40)])
-    assert wrapped.prompt_statistics.in_place["behind_changing_words"] >= 38
-    assert len(said()) == 1
-
-
 def few_templates(wrapped: ReuseChatModel) -> None:
     for one in range(60):
         wrapped.invoke(f"Task {one % 3}:\n\n{question('abc')}")

@@ -4,7 +4,6 @@
 
 import asyncio
 import runpy
-import threading
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypedDict
@@ -237,14 +236,6 @@ class TestSpeculativeRAGChain:
         for output in outputs:
             assert list(output) == ["input", "context", "answer"]
             assert [output["input"], ids(output["context"]), output["answer"]] == wanted
-
-    async def test_the_model_is_shown_the_users_prompt_with_the_documents_in_it(self):
-        chain = linked()
-        await chain.ainvoke("red")
-        assert model_of(chain).calls[0].messages == [
-            SystemMessage(f"Use:\n{shown('red')}"),
-            HumanMessage("Question: red"),
-        ]
 
     async def test_a_planner_orders_the_documents_of_the_prompt_but_not_of_the_output(self):
         planner = ReusePlanner(token_counter=len)
@@ -579,24 +570,6 @@ def test_wrong_arguments_are_refused(made):
     for error, arguments, message in WRONG[made]:
         with pytest.raises(error, match=message):
             made(**RIGHT[made]() | arguments)
-
-
-async def test_callers_in_threads_and_coroutines_share_one_engine_at_the_same_time():
-    engine = engine_of(answering(), workers=2)
-    runnable, retriever = WorkflowRunnable(engine, asked()), WorkflowRetriever(engine=engine, k=2)
-
-    def both(query: str) -> tuple[Any, Any]:
-        return runnable.invoke(query), ids(retriever.invoke(query))
-
-    async def aboth(query: str) -> tuple[Any, Any]:
-        return await runnable.ainvoke(query), ids(await retriever.ainvoke(query))
-
-    queries = [f"question {number}" for number in range(12)]
-    answers = await asyncio.gather(
-        *(asyncio.to_thread(both, query) for query in queries), *map(aboth, queries)
-    )
-    assert answers == 2 * [(f"Question: {query}", plain_ids(query, 2)) for query in queries]
-    assert threading.active_count() < 40
 
 
 def test_the_example_runs_without_a_server(monkeypatch, capsys):
