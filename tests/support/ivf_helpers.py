@@ -45,15 +45,6 @@ def shared_index(metric: str) -> Any:
     return build_index(metric)
 
 
-@cache
-def all_scores(metric: str, query: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores of a query with all vectors by faiss itself, at the vectors' ids."""
-    scores, ids = shared_index(metric).search(
-        some_vectors(seed)[query : query + 1], SIZE, params=faiss.SearchParametersIVF(nprobe=NLIST)
-    )
-    return scores[0], ids[0]
-
-
 def scan_all(searched: IVFIndex, queries: np.ndarray, clusters: np.ndarray, k: int) -> Candidates:
     """Return the k best of each query over its (n, nprobe) clusters, scanned sorted by cluster."""
     rows = np.repeat(np.arange(len(queries)), clusters.shape[1])

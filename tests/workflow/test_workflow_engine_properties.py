@@ -38,7 +38,7 @@ from ctxreuse.workflow.errors import GraphError, VisitLimitError
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.runtime import workflow_run
-from ctxreuse.workflow.runtime.events import DocumentsFound, RunFinished, TextDelta
+from ctxreuse.workflow.runtime.events import RunFinished
 from ctxreuse.workflow.runtime.services import PreviewStability, WorkflowOptions
 from ctxreuse.workflow.runtime.speculation import LaunchedGeneration, SpeculativeGeneration
 from ctxreuse.workflow.vector_search import scheduler
@@ -280,39 +280,6 @@ def test_a_speculative_answer_is_committed_only_to_the_request_that_it_was_asked
         patch.setattr(SpeculativeGeneration, "commit", checked)
         outcomes, _ = run_all(scenario)
     assert outcomes == [expected(job, scenario) for job in scenario.jobs]
-
-
-def test_nothing_is_shown_that_is_only_expected():
-    """All is launched from wrong previews; what a reader sees is of the committed stages alone."""
-
-    options = WorkflowOptions(max_wasted_share=1.0)
-    scenario = Scenario((), options, "L2", None, planned=True, emulated=False, forced=True, seed=3)
-
-    async def main() -> tuple[int, list[Any]]:
-        watched = Watched(scenario)
-        seen = []
-        async with watched.engine as engine:
-
-            async def read(number: int) -> None:
-                found: tuple[Any, ...] | None = None
-                async for event in engine.stream(rag(), f"Question {number}"):
-                    if isinstance(event, DocumentsFound):
-                        found = event.documents
-                    if isinstance(event, TextDelta):
-                        assert found is not None, "an answer before its documents"
-                seen.append((number, [block.id for block in found or ()]))
-
-            for first in range(0, 60, 5):
-                await asyncio.gather(*map(read, range(first, first + 5)))
-            return engine.metrics().speculation.wasted_prompts, seen
-
-    with interference(scenario):
-        wasted, seen = in_virtual_time(main())
-    assert wasted > 5
-    assert sorted(seen) == [
-        (number, [block.id for block in plain_search(f"Question {number}", 3)])
-        for number in range(60)
-    ]
 
 
 @pytest.mark.slow

@@ -424,30 +424,6 @@ def test_a_deadline_that_expires_at_any_time_leaves_nothing(deadline_s, been_thr
     assert launched > 0
 
 
-@pytest.mark.usefixtures("eager")
-@virtual_time
-async def test_a_run_that_is_cancelled_at_any_time_leaves_nothing_and_disturbs_no_other():
-    llm = SteadyLLM(lambda: 0.011)
-    async with engine_over(llm=llm, options=EAGER, pause=lambda: 0.003) as engine:
-        expected = plainly(guess_first(), "other").answer
-        began = asyncio.get_running_loop().time()
-        await engine.run(guess_first(), "Why", session="one")
-        took = asyncio.get_running_loop().time() - began
-        cancelled = 0
-        for step in range(60):
-            other = asyncio.ensure_future(engine.run(guess_first(), "other"))
-            run = asyncio.ensure_future(engine.run(guess_first(), "Why", session="one"))
-            await asyncio.sleep(took * step / 60)
-            run.cancel()
-            await asyncio.wait([run])
-            cancelled += run.cancelled()
-            assert (await other).answer == expected
-            assert llm.open == 0
-            await assert_idle(engine)
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert engine.metrics().cancelled == cancelled > 30
-
-
 @virtual_time
 async def test_a_reader_who_leaves_early_cancels_the_run():
     llm = SteadyLLM()

@@ -1,11 +1,11 @@
 import pytest
-from workflow_graphs import chain
+from workflow_graphs import chain, looping
 
 from ctxreuse.workflow.errors import GraphError, RouterError, VisitLimitError
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Router
-from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
-from ctxreuse.workflow.graph.state import State, Template
+from ctxreuse.workflow.graph.nodes import END, START
+from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.runtime.workflow_run import (
     certain_successor,
     initial_state,
@@ -16,45 +16,6 @@ from ctxreuse.workflow.runtime.workflow_run import (
 
 def visited(**visits):
     return State(visits=visits)
-
-
-def test_a_compiled_graph_holds_what_was_written_down():
-    graph = (
-        WorkflowGraph(inputs=("input", "style"), defaults={"style": "brief"}, name="mine")
-        .add_retrieval("search", query="{input}", k=3, max_visits=2, otherwise=END)
-        .add_generation(
-            "answer",
-            prompt="Answer {input} using {docs}.",
-            system="Be {style}.",
-            params={"max_tokens": 9},
-        )
-        .add_edge(START, "search")
-        .add_edge("search", "answer")
-        .add_edge("answer", lambda state: END, targets=("search", END))
-        .compile()
-    )
-    assert dict(graph.nodes) == {
-        "search": Retrieval(
-            name="search",
-            output="docs",
-            query=Template.parse("{input}"),
-            k=3,
-            max_visits=2,
-            otherwise=END,
-        ),
-        "answer": Generation(
-            name="answer",
-            output="answer",
-            prompt=Template.parse("Answer {input} using {docs}."),
-            system=Template.parse("Be {style}."),
-            params={"max_tokens": 9},
-        ),
-    }
-    assert (graph.name, graph.inputs, graph.answer) == ("mine", ("input", "style"), "answer")
-    assert graph.edges[START].static == ("search",)
-    assert graph.edges["search"].static == ("answer",)
-    assert graph.edges["answer"].static == ()
-    assert [router.targets for router in graph.edges["answer"].routers] == [("search", END)]
 
 
 def test_a_graph_is_compiled_once_until_something_is_added():
@@ -233,19 +194,9 @@ def test_branches_may_write_one_key_where_a_router_chooses_between_them():
     )
 
 
-def test_an_edge_leads_on_where_a_node_may_not_be_visited_again():
-    graph = (
-        chain("a", "b")
-        .add_function("c", len, max_visits=2, otherwise="d")
-        .add_function("d", len, max_visits=1, otherwise="b")
-        .add_function("e", len, max_visits=1)
-    )
-    for name in "cde":
-        graph.add_edge("a", name).add_edge(name, END)
-    graph = graph.compile()
-    assert next_wavefront(graph, ["c"], visited(c=1)) == ("c",)
-    assert next_wavefront(graph, ["c"], visited(c=2)) == ("d",)
-    assert next_wavefront(graph, ["c", "b"], visited(c=2, d=1)) == ("b",)
+def test_a_node_that_may_not_be_visited_again_is_named_with_the_remedy():
+    graph = chain("a").add_function("e", len, max_visits=1)
+    graph = graph.add_edge("a", "e").add_edge("e", END).compile()
     with pytest.raises(VisitLimitError) as caught:
         next_wavefront(graph, ["e"], visited(e=1))
     assert caught.value.node == "e"
@@ -310,3 +261,44 @@ def test_the_stage_that_certainly_comes_next_is_known():
     assert certain_successor(compiled, "last", State()) is None
     compiled = graph.add_edge("r", lambda state: END, [END]).compile()
     assert certain_successor(compiled, "r", State()) is None
+
+
+def test_a_graph_is_drawn_as_a_mermaid_flowchart():
+    graph = WorkflowGraph()
+    graph.add_generation("plan", prompt="", max_visits=3, otherwise="answer")
+    graph.add_retrieval("search", query="").add_function("note", len)
+    graph.add_generation("answer", prompt="", max_visits=1, otherwise=END)
+    graph.add_edge(START, "plan").add_edge("plan", lambda state: "search", ["search", "answer"])
+    graph.add_edge("search", "note").add_edge("note", lambda state: "plan").add_edge("answer", END)
+    assert graph.draw() == (
+        "flowchart TD\n"
+        '    n_start(["start"])\n'
+        '    n0["plan<br>at most 3 visits"]\n'
+        '    n1[("search")]\n'
+        '    n2{{"note"}}\n'
+        '    n3["answer<br>at most 1 visit"]\n'
+        '    n_end(["end"])\n'
+        "    n_start --> n0\n"
+        "    n0 -.-> n1\n"
+        "    n0 -.-> n3\n"
+        "    n1 --> n2\n"
+        '    n2 -.-> n2_any(("any node"))\n'
+        "    n3 --> n_end\n"
+        '    n0 -.->|"after 3 visits"| n3\n'
+        '    n3 -.->|"after 1 visit"| n_end\n'
+    )
+
+
+def test_a_hostile_name_is_drawn_as_nothing_but_a_label():
+    name = '"]\n  x --> y %%{init: {}}%% `<script>` #1. ü_-'
+    graph = WorkflowGraph().add_function(name, len, output="a").add_edge(START, name)
+    assert graph.add_edge(name, END).draw().splitlines()[2] == (
+        '    n0{{"#34;#93;#10;  x --#62; y #37;#37;#123;init#58; #123;#125;#125;#37;#37; '
+        '#96;#60;script#62;#96; #35;1#46; ü_-"}}'
+    )
+
+
+def test_a_graph_that_does_not_compile_can_be_drawn_unless_names_are_wrong():
+    assert "n1 --> n0" in looping().draw()
+    with pytest.raises(GraphError, match="leads to 'x', which is no node"):
+        chain("a").add_edge("a", "x").draw()

@@ -13,7 +13,6 @@ from ivf_helpers import (
     METRICS,
     NLIST,
     SIZE,
-    all_scores,
     assert_same,
     build_index,
     compressing_index,
@@ -82,18 +81,6 @@ def test_a_scan_does_not_wait_for_python_at_each_row():
         beside.join()
     # one wait for each of the 400 rows would be 8,000; OpenMP's threads and other programs add some
     assert switches < 20 * 400 / 4
-
-
-@metrics
-def test_each_row_holds_the_best_of_its_cluster_alone(metric):
-    searched = IVFIndex(shared_index(metric))
-    rows, clusters = np.array([3, 0, 3]), np.array([7, 20, 1])
-    found = searched.scan(QUERIES, rows, clusters, 4)
-    for row, cluster, scores, ids in zip(rows, clusters, *found, strict=True):
-        every_score, every_id = all_scores(metric, int(row))
-        inside = np.isin(every_id, searched.ids_of(int(cluster)))
-        assert ids.tolist() == every_id[inside][:4].tolist()
-        assert scores.tolist() == every_score[inside][:4].tolist()
 
 
 @examples(60)

@@ -57,20 +57,6 @@ def test_pieces_come_when_the_engine_has_generated_them():
     assert llm.generated_tokens == 5
 
 
-@virtual_time
-async def test_streams_run_together_and_each_gets_its_own_answer():
-    llm = EmulatedLLM(lambda m: m[0]["content"].upper(), rates=RATES, chunk_tokens=2)
-
-    async def late():
-        await asyncio.sleep(1.5)
-        return await read(llm, asking("d e f"))
-
-    assert await asyncio.gather(read(llm, asking("a b c")), late()) == [
-        [(2.0, Piece("A B", 2)), (3.0, Piece(" C", 1))],
-        [(4.0, Piece("D E", 2)), (5.0, Piece(" F", 1))],
-    ]
-
-
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_an_answer_ends_with_its_most_tokens(name):
     llm = emulated("one two three four five")
@@ -110,17 +96,6 @@ async def test_usage_counts_prompts_what_was_cached_of_them_and_answers(planner)
     assert llm.usage == CacheUsage(2 * length, length // 16 * 16)
     assert length > 100
     assert llm.generated_tokens == 6
-
-
-@virtual_time
-async def test_prompts_cost_what_is_not_cached_and_speed_divides_it():
-    rates = EngineRates(prefill_tokens_per_s=1, decode_step_s=0, decode_step_per_request_s=0)
-    llm = emulated("France", rates=rates, speed=2)
-    text = "word " * 100
-    length = len(ENGINE_TOKENIZER.ids(chat_markup(asking(text))))
-    first, second = [(await read(llm, asking(text)))[0][0] for _ in range(2)]
-    assert first == length / 2
-    assert second - first == (length - length // 16 * 16) / 2
 
 
 async def left_by_aclose(llm):
@@ -191,22 +166,6 @@ async def test_who_leaves_early_ends_the_request_at_once_and_leaves_no_task(way)
     assert [piece for _, piece in (await read(llm, asking("later"), max_tokens=1))] == [
         Piece("w0", 1)
     ]
-
-
-@pytest.mark.parametrize("at", [0, 0.5, 1.5, 2.0, 2.5, 19.5])
-@virtual_time
-async def test_a_cancelled_reader_ends_its_request_whenever_that_is(at):
-    llm = emulated(WORDS)
-    # the step that goes on is computed to its end
-    task = asyncio.create_task(read(llm))
-    await asyncio.sleep(at)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert alone()
-    assert (llm.requests, llm._engine.has_work) == (0, False)
-    await asyncio.sleep(100)
-    assert llm.generated_tokens <= at + 1
 
 
 @virtual_time

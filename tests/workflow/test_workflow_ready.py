@@ -7,7 +7,7 @@ from ctxreuse import ContextBlock
 from ctxreuse.workflow.errors import GraphError
 from ctxreuse.workflow.graph.nodes import Generation
 from ctxreuse.workflow.graph.state import State
-from ctxreuse.workflow.library import hyde, irg, multistep, one_shot, recomp
+from ctxreuse.workflow.library import asks_nothing, hyde, irg, multistep, one_shot, recomp
 from ctxreuse.workflow.runtime.workflow_run import certain_successor
 
 WORKFLOWS = (one_shot, hyde, recomp, irg, multistep)
@@ -47,55 +47,84 @@ class Backend:
         return [[block.id for block in asked.prompt.blocks] for asked in self.asked]
 
 
-def test_one_shot_answers_from_what_it_finds_or_says_that_nothing_was_found():
-    backend = Backend("Because.")
-    run = backend.run(one_shot(k=2))
-    assert run.visits == ["search", "answer"]
-    assert backend.queries == ["Why?"]
-    assert backend.prompts == ["You are given the documents above.\n\nQuestion: Why?\n\nAnswer:"]
-    assert backend.read == [["1.0", "1.1"]]
-    assert run.answer == "Because."
+GIVEN = "You are given the documents above.\n\nQuestion: {}\n\nAnswer:"
+PLANNED = (
+    "Question: Why?\n\nKnown facts:\n{}\n\n"
+    "Write the next sub-question, or None if no more facts are needed.\n\nSub-question:"
+)
+KNOWN = "Known facts:\n{}\n\nQuestion: Why?\n\nAnswer:"
+FACTS = "- Who? Ann who lived.", "- Where? In Rome."
+
+
+@pytest.mark.parametrize(
+    ("graph", "says", "visits", "queries", "prompts", "read"),
+    [
+        (
+            one_shot(k=2), [],
+            "search answer",
+            ["Why?"],
+            [GIVEN.format("Why?")],
+            [["1.0", "1.1"]],
+        ),
+        (
+            hyde(k=1), ["It is so."],
+            "hypothesis search answer",
+            ["It is so."],
+            [
+                "Question: Why?\n\nWrite a passage that answers the question.",
+                GIVEN.format("Why?"),
+            ],
+            [[], ["1.0"]],
+        ),
+        (
+            recomp(k=2), ["In short."],
+            "search compress answer",
+            ["Why?"],
+            [
+                "You are given the documents above.\n\nQuestion: Why?\n\nSummary:",
+                "Summary of documents:\nIn short.\n\nQuestion: Why?\n\nAnswer:",
+            ],
+            [["1.0", "1.1"], []],
+        ),
+        (
+            irg(k=1), ["First.", "Second."],
+            "search answer search_again answer search_again answer",
+            ["Why?", "Why?\nFirst.", "Why?\nSecond."],
+            [GIVEN.format("Why?")] * 3,
+            [["1.0"], ["2.0"], ["3.0"]],
+        ),
+        (
+            multistep(k=1), ["Who?", "Ann\nwho lived.", " Where? ", "In Rome.", "None."],
+            "plan search find note plan search find note plan answer",
+            ["Who?", " Where? "],
+            [
+                PLANNED.format("(none)"), GIVEN.format("Who?"),
+                PLANNED.format(FACTS[0]), GIVEN.format(" Where? "),
+                PLANNED.format("\n".join(FACTS)), KNOWN.format("\n".join(FACTS)),
+            ],
+            [[], ["1.0"], [], ["2.0"], [], []],
+        ),
+        (
+            multistep(), ["No further questions are needed."],
+            "plan answer",
+            [],
+            [PLANNED.format("(none)"), KNOWN.format("(none)")],
+            [[], []],
+        ),
+    ],
+    ids=["one shot", "hyde", "recomp", "irg", "multistep", "multistep, nothing to ask"],
+)  # fmt: skip
+def test_what_each_workflow_searches_for_and_asks(graph, says, visits, queries, prompts, read):
+    backend = Backend(*says, "Because.")
+    run = backend.run(graph)
+    assert (run.visits, run.answer) == (visits.split(), "Because.")
+    assert (backend.queries, backend.prompts, backend.read) == (queries, prompts, read)
+
+
+def test_one_shot_says_where_nothing_was_found():
     backend = Backend()
     interpret(one_shot().compile(), "Why?", backend.llm, lambda query, k: [])
     assert backend.prompts == ["You are given no documents.\n\nQuestion: Why?\n\nAnswer:"]
-
-
-def test_hyde_searches_for_an_imagined_answer():
-    backend = Backend("It is so.", "Because.")
-    run = backend.run(hyde(k=1))
-    assert run.visits == ["hypothesis", "search", "answer"]
-    assert backend.queries == ["It is so."]
-    assert backend.prompts == [
-        "Question: Why?\n\nWrite a passage that answers the question.",
-        "You are given the documents above.\n\nQuestion: Why?\n\nAnswer:",
-    ]
-    assert backend.read == [[], ["1.0"]]
-    assert run.answer == "Because."
-
-
-def test_recomp_answers_from_a_summary_of_what_was_found():
-    backend = Backend("In short.", "Because.")
-    run = backend.run(recomp(k=2))
-    assert run.visits == ["search", "compress", "answer"]
-    assert backend.queries == ["Why?"]
-    assert backend.prompts == [
-        "You are given the documents above.\n\nQuestion: Why?\n\nSummary:",
-        "Summary of documents:\nIn short.\n\nQuestion: Why?\n\nAnswer:",
-    ]
-    assert backend.read == [["1.0", "1.1"], []]
-    assert run.answer == "Because."
-
-
-def test_irg_searches_with_the_last_answer_in_every_later_round():
-    backend = Backend("First.", "Second.", "Third.")
-    run = backend.run(irg(k=1))
-    assert run.visits == ["search", "answer"] + 2 * ["search_again", "answer"]
-    assert backend.queries == ["Why?", "Why?\nFirst.", "Why?\nSecond."]
-    assert set(backend.prompts) == {
-        "You are given the documents above.\n\nQuestion: Why?\n\nAnswer:"
-    }
-    assert backend.read == [["1.0"], ["2.0"], ["3.0"]]
-    assert run.answer == "Third."
 
 
 @given(st.integers(1, 6))
@@ -103,37 +132,6 @@ def test_irg_goes_as_many_rounds_as_it_is_told_to(rounds):
     run = Backend().run(irg(rounds=rounds))
     assert run.answer == f"said {rounds}"
     assert len(run.visits) == 2 * rounds
-
-
-def test_multistep_asks_until_nothing_is_left_to_ask():
-    backend = Backend("Who?", "Ann\nwho lived.", " Where? ", "In Rome.", "None.", "Ann in Rome.")
-    run = backend.run(multistep(k=1))
-    one_step = ["plan", "search", "find", "note"]
-    assert run.visits == [*one_step, *one_step, "plan", "answer"]
-    assert backend.queries == ["Who?", " Where? "]
-    first, second = "- Who? Ann who lived.", "- Where? In Rome."
-    planned = (
-        "Question: Why?\n\nKnown facts:\n{}\n\n"
-        "Write the next sub-question, or None if no more facts are needed.\n\nSub-question:"
-    )
-    found = "You are given the documents above.\n\nQuestion: {}\n\nAnswer:"
-    assert backend.prompts == [
-        planned.format("(none)"),
-        found.format("Who?"),
-        planned.format(first),
-        found.format(" Where? "),
-        planned.format(f"{first}\n{second}"),
-        f"Known facts:\n{first}\n{second}\n\nQuestion: Why?\n\nAnswer:",
-    ]
-    assert backend.read == [[], ["1.0"], [], ["2.0"], [], []]
-    assert run.answer == "Ann in Rome."
-
-
-def test_multistep_answers_at_once_where_nothing_needs_to_be_asked():
-    backend = Backend("No further questions are needed.", "Because.")
-    run = backend.run(multistep())
-    assert run.visits == ["plan", "answer"]
-    assert backend.prompts[-1] == "Known facts:\n(none)\n\nQuestion: Why?\n\nAnswer:"
 
 
 @given(st.integers(1, 6))
@@ -210,3 +208,70 @@ def test_the_speculation_that_each_workflow_allows():
     graph = multistep().compile()
     assert certain_successor(graph, "plan", State()) is None
     assert certain_successor(graph, "search", State()).name == "find"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " \n",
+        "...",
+        "None",
+        "none.",
+        ' "None" ',
+        "**None**",
+        "(none)",
+        "NONE!\n",
+        "None\n\nThe known facts already tell who it was. Is that enough?",
+        "None, the facts suffice.",
+        "None - all is known",
+        "None needed",
+        "None are needed.",
+        "Done",
+        "Done.",
+        "N/A",
+        "No",
+        "no more sub-questions",
+        "No further questions are needed.",
+        "No additional facts",
+        "Nothing",
+        "Nothing else is needed.",
+        "Finished.",
+        "Sub-question: None",
+        "Sub-question:",
+        "Next subquestion: none.",
+        "**Sub-question 2:** None",
+    ],
+)
+def test_a_model_that_has_no_more_to_ask_is_understood(text):
+    assert asks_nothing(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Who wrote it?",
+        "None of the Beatles was born where?",
+        "None of the members",
+        "No. of people in Paris",
+        "Nothing Compares 2 U singer",
+        "no one who lived there",
+        "Sub-question: Who wrote it?",
+        "Sub-question:\nWho wrote it?",
+        "Who is it?\n\nNone",
+        "Nonesuch Palace's builder",
+        "Is there no further heir?",
+        "No more heroes, by whom?",
+        "1990",
+        "谁?",
+    ],
+)
+def test_a_question_is_not_taken_for_the_end(text):
+    assert not asks_nothing(text)
+
+
+@given(st.text())
+def test_any_text_is_one_or_the_other_and_one_line_with_a_question_mark_is_a_question(text):
+    assert asks_nothing(text) in (True, False)
+    line = " ".join(text.split())
+    assert not asks_nothing(f"Who is {line}?")

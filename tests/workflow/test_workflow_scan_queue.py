@@ -254,19 +254,6 @@ def test_a_batch_fits_its_budget_but_is_never_empty():
     assert costs.seconds(second.load) <= 2.5 * costs.seconds(first.load)
 
 
-def test_a_larger_k_keeps_what_others_have_found():
-    corpus = Corpus(0, True)
-    small, large = search_for(1, [0, 1], k=2), search_for(2, [0, 1, 2, 3], k=20)
-    queue = queue_with(small, corpus=corpus)
-    found = corpus.scan(batch := next_of(queue, 0.0))
-    queue.add(large)
-    queue.take_in(batch, found)
-    while (batch := queue.next_batch(1.0)) is not None:
-        queue.take_in(batch, corpus.scan(batch))
-    assert found_by(queue, small) == corpus.best(1, [0, 1], 2)
-    assert found_by(queue, large) == corpus.best(2, [0, 1, 2, 3], 20)
-
-
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0]])
 def test_it_is_known_when_the_best_changed_last(order):
     corpus = Corpus(3, False)

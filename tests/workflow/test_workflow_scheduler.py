@@ -78,19 +78,6 @@ def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(seed,
     assert sorted(scheduler._queue._free) == list(range(len(scheduler._queue._found)))
 
 
-def test_a_worker_that_fails_ends_all_searches_and_keeps_nothing():
-    scheduler = ticking_scheduler()
-    for number in range(40):
-        scheduler.add(SearchHandle(f"passage {number}", 3, float(number)))
-    assert scheduler.starts_worker()
-    embed_all(scheduler)
-    assert scheduler.next_job() is not None
-    failed = scheduler.give_up(RuntimeError("a fault"))
-    assert {type(search.outcome) for search in failed} == {RuntimeError}
-    assert len(failed) == 40
-    assert len(scheduler) == 0
-
-
 def test_without_a_last_search_the_nearest_cluster_comes_first():
     scheduler = ticking_scheduler()
     search = SearchHandle("passage 1", 3, 0.0)

@@ -206,17 +206,6 @@ def test_a_search_in_another_loop_is_told_when_the_loop_that_served_it_ends():
     assert asyncio.run(engine.retrieve("again")).documents[0].text == "again"
 
 
-def test_one_event_loop_after_the_other_may_be_full():
-    gated = CallableRetriever(lambda query, k: [query])
-    engine = WorkflowEngine(retriever=gated, options=WorkflowOptions(max_in_flight=1))
-
-    async def many():
-        return await asyncio.gather(*(engine.retrieve(f"q{n}") for n in range(3)))
-
-    for _ in range(2):
-        assert [one.documents[0].text for one in asyncio.run(many())] == ["q0", "q1", "q2"]
-
-
 async def test_a_worker_that_fails_fails_who_waits_and_the_next_one_goes_on(monkeypatch):
     engine = WorkflowEngine(retriever=corpus())
     with monkeypatch.context() as broken:

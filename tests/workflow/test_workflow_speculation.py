@@ -72,11 +72,6 @@ def test_recalled_results_are_worth_it_once_they_were_right_more_often_than_wait
     assert not stability.is_recalled_worth_it()
 
 
-def request_of(**changes: Any) -> GenerationRequest:
-    values = {"query": "Why", "blocks": BLOCKS[:2], "system": "Be brief.", "params": {"n": 1}}
-    return GenerationRequest(**{**values, **changes})
-
-
 NODE = Generation(
     name="answer",
     prompt=Template.parse("<<{input}>> {docs}"),
@@ -112,18 +107,6 @@ def launched(
         assert llm.open == len(services.generations) == 0
 
     in_virtual_time(main())
-
-
-def test_the_very_request_gets_the_speculative_answer():
-    def test(ahead: Any, services: Any, llm: Any, request: GenerationRequest) -> None:
-        assert (ahead.ids, services.speculation.launched) == ((0, 1), 1)
-        answer = ahead.commit("answer", 1, request)
-        assert answer.request == request
-        assert ahead.ids is None
-        assert ahead.commit("answer", 1, request) is None
-        assert services.speculation.committed == 1
-
-    launched(test)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """LangChain's and LlamaIndex's retrievers as atomic stages of a workflow."""
 
-import asyncio
 import threading
 
 import langchain_document_helpers as langchain_helpers
@@ -16,7 +15,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from ctxreuse import ContextBlock, ReusePlanner, request_context
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.workflow.retrievers import FusedRetriever, checked_retriever
+from ctxreuse.workflow.retrievers import checked_retriever
 from langchain_ctxreuse import ReuseRetriever as LangChainReuse
 from langchain_ctxreuse.workflow.served_components import RetrieverStage as LangChainStage
 from llamaindex_ctxreuse import ReuseRetriever as LlamaIndexReuse
@@ -179,19 +178,3 @@ async def test_an_empty_answer_is_no_error_and_an_error_is_raised_as_it_is():
 def test_wrong_arguments_are_refused(stage, arguments, message):
     with pytest.raises(InvalidRequestError, match=message):
         stage(**{"retriever": Nodes([]), **arguments})
-
-
-async def test_retrievers_of_both_frameworks_can_be_fused():
-    documents = [Document("one", id="1"), Document("two", id="2"), Document("three", id="3")]
-    found = [
-        NodeWithScore(node=TextNode(id_=name, text=text), score=1.0)
-        for name, text in (("3", "three"), ("2", "two"))
-    ]
-    stage = FusedRetriever(
-        {
-            "dense": LangChainStage(Documents(found=documents)),
-            "keyword": LlamaIndexStage(Nodes(found)),
-        }
-    )
-    assert ids(await stage.retrieve("Which?", 3)) == ["3", "2", "1"]
-    assert asyncio.all_tasks() == {asyncio.current_task()}
