@@ -21,11 +21,9 @@ from planning_helpers import (
     user,
 )
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, Templates
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.memory import prefix_index
-from ctxreuse.memory.prefix_index import IndexStatistics
-from ctxreuse.rules.cache_rules import DEFAULT_CACHE
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -51,29 +49,23 @@ def test_strategy_none_keeps_the_retrievers_order_and_still_records_what_is_sent
     assert planner.statistics().requests == 3
 
 
+def test_a_plan_cannot_be_changed(planner):
+    history = [user([{"type": "text", "text": "parts"}])]
+    plan = planner.plan(ContextRequest(["one"], "Why?", history=history))
+    expected = plan.messages()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.request_id = "other"
+    plan.messages()[0]["content"].clear()
+    plan.messages()[1]["content"] = "Changed."
+    assert plan.messages() == expected
+
+
 def test_a_counted_request_id_is_never_one_that_was_given(planner):
     given = planner.plan(request((1,), request_id="request-0")).request_id
     counted = planner.plan(request((2,))).request_id
     assert given == "request-0"
     assert counted != given
     assert planner.evict([given, counted]).requests == 2
-
-
-def test_a_plan_can_neither_be_changed_nor_change_with_the_callers_lists():
-    asked_blocks = [block(1)]
-    history = [user("Earlier."), user([{"type": "text", "text": "parts"}])]
-    plan = ReusePlanner().plan(ContextRequest(asked_blocks, "Why?", history=history))
-    expected = plan.messages()
-
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.request_id = "other"
-    asked_blocks.append(block(2))
-    history[0]["content"] = "Changed."
-    history[1]["content"][0]["text"] = "changed"
-    history.append(user("More."))
-    plan.messages()[0]["content"] = "Changed."
-    plan.messages()[1]["content"].clear()
-    assert plan.messages() == expected
 
 
 @all_strategies
@@ -124,40 +116,6 @@ def test_a_counter_is_asked_by_all_threads_that_wait_for_it():
     with ThreadPoolExecutor(len(work)) as pool:
         for done in [pool.submit(one) for one in work]:
             done.result()
-
-
-def test_a_sibling_has_the_same_settings_and_has_seen_nothing():
-    templates = Templates(order_position="after_question")
-    planner = ReusePlanner(
-        alpha=0.5,
-        token_counter=len,
-        capacity_tokens=1_000,
-        templates=templates,
-        deduplicate=False,
-        annotate=False,
-        labels=True,
-        keep_best=True,
-    )
-    planner.plan(big_request((1, 2)))
-    sibling = planner.sibling()
-    assert sibling.statistics() == IndexStatistics(0, 0, 0)
-    assert sibling.templates is templates
-    assert sibling.count_tokens("four") == 4
-    assert planner._settings == sibling._settings
-    assert vars(sibling._settings) == {
-        "alpha": 0.5,
-        "token_counter": len,
-        "capacity_tokens": 1_000,
-        "templates": templates,
-        "deduplicate": False,
-        "annotate": False,
-        "labels": True,
-        "cache": DEFAULT_CACHE,
-        "keep_best": True,
-    }
-    assert planner._mode == sibling._mode == "active"
-    assert sent_ids(sibling.plan(big_request((2, 1)))) == [2, 1]
-    assert planner.cached_tokens(big_request((2, 1)), in_order=True) == 0
 
 
 def test_a_planner_that_annotates_nothing_reorders_without_a_word():
@@ -320,12 +278,3 @@ def test_what_one_tenant_has_looked_up_in_a_batch_leaves_anothers_look_ups_alone
     expected = alone.plan_batch([quiet]).plans[0]
     assert limits(alone) == 0
     assert next(plan for plan in batch.plans if plan.request is quiet) == expected
-
-
-def test_what_a_look_up_leaves_of_its_share_the_next_may_use(monkeypatch):
-    monkeypatch.setattr(prefix_index, "_STEPS_A_BATCH", 0)
-    planner = ReusePlanner()
-    many_orders(planner)
-    new = [big_request(range(100 * number, 100 * number + 50)) for number in range(1, 9)]
-    planner.plan_batch([*new, big_request(range(5))])
-    assert limits(planner) == 0
