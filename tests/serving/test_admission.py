@@ -1,21 +1,104 @@
-"""Requests wait for an engine, and are planned together as they wait."""
+"""Requests wait for an engine, are planned together as they wait, and leave."""
 
 import asyncio
+import gc
+import threading
 from itertools import groupby
 
 import pytest
-from admission_helpers import assert_is_empty, assert_knows_only, cancelled, counting, now, visited
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import assistant, big_request, sent_ids
-from virtual_time import virtual_time
+from virtual_time import now, virtual_time
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.serving.pool.admission import AdmissionSlot
+from ctxreuse.serving.pool.admission import AdmissionQueue, AdmissionSlot
 from virtual_clock import run_in_virtual_time
 
+WINDOW_S = 0.005
 pytestmark = pytest.mark.usefixtures("paper_words")
+
+
+def queue_of(concurrency=1, window_s=WINDOW_S, planner=None, **arguments):
+    planner = ReusePlanner() if planner is None else planner
+    return AdmissionQueue(planner, concurrency, window_s, **arguments), planner
+
+
+class Visits:
+    """Sends requests through a queue, and notes which ran when."""
+
+    def __init__(self, queue):
+        self.queue = queue
+        self.plans = []  # of all that were released, in that order
+        self.times = []
+        self.most = 0
+        self._running = 0
+        self._lock = threading.Lock()
+
+    async def go(self, request, hold_s=1.0, at=None):
+        """Come at a time, hold a place for a while; return the plan."""
+        if at is not None:
+            await asyncio.sleep(at - now())
+        async with AdmissionSlot(self.queue, request) as plan:
+            with self._lock:
+                self._running += 1
+                self.most = max(self.most, self._running)
+                self.plans.append(plan)
+                self.times.append(now())
+            try:
+                await asyncio.sleep(hold_s)
+            finally:
+                with self._lock:
+                    self._running -= 1
+            return plan
+
+    def task(self, request, hold_s=1.0):
+        return asyncio.create_task(self.go(request, hold_s))
+
+    @property
+    def queries(self):
+        return [plan.request.query for plan in self.plans]
+
+
+def visited(*arguments, **options):
+    """Return a queue, its planner, and visits to it."""
+    queue, planner = queue_of(*arguments, **options)
+    return queue, planner, Visits(queue)
+
+
+async def cancelled(*tasks):
+    """Cancel tasks and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(one, asyncio.CancelledError) for one in ended)
+
+
+def assert_is_empty(queue):
+    assert (queue.running, queue.waiting) == (0, 0)
+    assert not queue._queue.arrived
+    assert not queue._queue.has_waiting()
+
+
+def assert_knows_only(planner, plans):
+    """Check that the planner has recorded these plans, and no others, as sent."""
+    assert planner.statistics().requests == len(plans)
+    assert planner.evict([plan.request_id for plan in plans]).unknown == ()
+    assert planner.statistics().tokens == 0
+
+
+def counting(planner, monkeypatch):
+    """Return a list that gets the size of each batch as it is planned."""
+    sizes, plan_batch = [], planner.plan_batch
+
+    def counted(requests, *arguments):
+        sizes.append(len(requests))
+        return plan_batch(requests, *arguments)
+
+    monkeypatch.setattr(planner, "plan_batch", counted)
+    return sizes
+
 
 visitors = st.lists(
     st.tuples(
@@ -191,31 +274,6 @@ async def test_a_place_is_given_back_when_what_it_is_for_fails():
 
 
 @virtual_time
-async def test_a_plan_is_sent_as_it_is_and_recorded_by_the_queues_planner():
-    _, planner, visits = visited(concurrency=2)
-    other = ReusePlanner()
-    other.plan(big_request([1, 2, 3]))
-    plan = other.plan(big_request([3, 2, 1], "Why?"))
-    assert plan.request_id == "request-1"
-    first = await visits.go(plan)
-    requested = await visits.go(big_request([7, 1], "And?"))
-    first, requested, again = first, requested, await visits.go(plan)
-    for sent in (first, again):
-        assert sent.messages() == plan.messages()
-        assert sent.parts == plan.parts
-        assert sent.labels == plan.labels
-        assert sent.request is plan.request
-    assert sent_ids(requested) == [1, 7]
-    assert [one.expected_cached_tokens for one in (first, requested, again)] == [0, 100, 300]
-    assert [one.request_id for one in (first, requested, again)] == [
-        "request-0",
-        "request-1",
-        "request-2",
-    ]
-    assert_knows_only(planner, visits.plans)
-
-
-@virtual_time
 async def test_a_plan_of_a_later_turn_keeps_its_references():
     _, planner, visits = visited()
     other = ReusePlanner()
@@ -306,3 +364,204 @@ def test_an_interrupt_while_planning_is_for_one_and_the_others_hear_of_it(monkey
     loop.close()
     assert_is_empty(queue)
     assert_knows_only(planner, [plan])
+
+
+def assert_nothing_is_left(queue, planner, visits):
+    assert_is_empty(queue)
+    assert_knows_only(planner, visits.plans)
+
+
+@virtual_time
+async def test_who_is_cancelled_while_others_or_a_place_are_waited_for_is_never_planned(
+    monkeypatch,
+):
+    queue, planner, visits = visited()
+    sizes = counting(planner, monkeypatch)
+    left, stays = visits.task(big_request([1])), visits.task(big_request([2], "stays"))
+    await asyncio.sleep(0.001)
+    assert queue.waiting == 2
+    await cancelled(left)
+    assert queue.waiting == 1
+    await asyncio.sleep(0.5)
+    left = visits.task(big_request([3]))
+    await asyncio.sleep(0.1)
+    await cancelled(left)
+    assert (queue.running, queue.waiting) == (1, 0)
+    await stays
+    assert (sizes, visits.queries) == ([1], ["stays"])
+    assert_nothing_is_left(queue, planner, visits)
+
+
+@virtual_time
+async def test_who_is_cancelled_in_the_line_is_passed_over_and_forgotten_by_the_planner():
+    queue, planner, visits = visited()
+    tasks = [visits.task(big_request([n], str(n))) for n in range(3)]
+    await asyncio.sleep(0.5)
+    assert (queue.running, queue.waiting, planner.statistics().requests) == (1, 2, 3)
+    await cancelled(tasks[1])
+    assert (queue.running, queue.waiting, planner.statistics().requests) == (1, 1, 2)
+    await asyncio.gather(tasks[0], tasks[2])
+    assert visits.queries == ["0", "2"]
+    assert_nothing_is_left(queue, planner, visits)
+
+
+@pytest.mark.parametrize("turns_of_the_loop", [0, 1])
+@virtual_time
+async def test_who_is_cancelled_between_release_and_going_on_gives_the_place_back(
+    turns_of_the_loop,
+):
+    queue, planner, visits = visited()
+    first = AdmissionSlot(queue, big_request([1]))
+    sent = await first.__aenter__()
+    second, third = visits.task(big_request([2], "2")), visits.task(big_request([3], "3"))
+    await asyncio.sleep(0.5)
+    assert (queue.running, queue.waiting) == (1, 2)
+    await first.__aexit__(None, None, None)
+    assert (queue.running, queue.waiting) == (1, 1)  # the second was released
+    for _ in range(turns_of_the_loop):
+        await asyncio.sleep(0)
+    assert visits.plans == []
+    await cancelled(second)
+    await third
+    sent = sent
+    assert visits.queries == ["3"]
+    assert_is_empty(queue)
+    assert_knows_only(planner, [sent, *visits.plans])
+
+
+@virtual_time
+async def test_a_request_that_is_sent_again_under_its_id_stays_known_though_it_was_cancelled():
+    _, planner, visits = visited()
+    first = visits.task(big_request([1]))
+    left = visits.task(big_request([2], request_id="again"))
+    await asyncio.sleep(0.5)
+    await cancelled(left)
+    again = visits.task(big_request([2], request_id="again"))
+    await asyncio.gather(first, again)
+    assert visits.plans[1].request_id == "again"
+    assert_knows_only(planner, visits.plans)
+
+
+@virtual_time
+async def test_a_slot_is_for_one_request():
+    queue, _ = queue_of()
+    slot = AdmissionSlot(queue, big_request([1]))
+    async with slot:
+        pass
+    with pytest.raises(AssertionError, match="an admission slot is for one request"):
+        await slot.__aenter__()
+    assert_is_empty(queue)
+
+
+def in_threads(*mains):
+    """Run each coroutine function in an event loop of its own, each in a thread of its own."""
+    errors = []
+
+    def run(main):
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(main,)) for main in mains]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert errors == []
+
+
+def test_event_loops_in_several_threads_share_one_queue():
+    queue, planner, visits = visited(concurrency=3, window_s=0.001)
+
+    def visitors(thread):
+        async def main():
+            asked = [big_request([n % 4, 10 + n], f"{thread} {n}") for n in range(15)]
+            plans = await asyncio.gather(*(visits.go(one, hold_s=0.0005) for one in asked))
+            assert [plan.request for plan in plans] == asked
+            assert [sorted(sent_ids(plan)) for plan in plans] == [
+                [block.id for block in one.blocks] for one in asked
+            ]
+
+        return main
+
+    in_threads(*(visitors(thread) for thread in range(4)))
+    assert len(set(visits.queries)) == len(visits.queries) == 60
+    assert visits.most <= 3
+    assert_nothing_is_left(queue, planner, visits)
+
+
+async def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monkeypatch):
+    queue, planner, visits = visited(concurrency=200, window_s=0)
+    planning, go_on, threads = threading.Event(), threading.Event(), []
+    plan_batch = planner.plan_batch
+
+    def slow(*arguments):
+        threads.append(threading.get_ident())
+        planning.set()
+        assert go_on.wait(10)
+        return plan_batch(*arguments)
+
+    monkeypatch.setattr(planner, "plan_batch", slow)
+    tasks = [visits.task(big_request([n]), 0) for n in range(100)]
+    while not planning.is_set():
+        await asyncio.sleep(0.001)
+    assert (queue.running, queue.waiting) == (0, 100)
+    await cancelled(*tasks[:40])
+    assert (queue.running, queue.waiting) == (0, 60)
+    go_on.set()
+    await asyncio.gather(*tasks[40:])
+    assert threading.get_ident() not in threads
+    assert sorted(sent_ids(plan)[0] for plan in visits.plans) == list(range(40, 100))
+    assert_nothing_is_left(queue, planner, visits)
+
+
+def abandon(loop, tasks):
+    """Close an event loop under tasks that wait, as a program that does not clean up."""
+    for task in tasks:
+        task._log_destroy_pending = False
+    loop.close()
+
+
+def started(loop, visits, *requests, run_for_s=0.02):
+    tasks = [loop.create_task(visits.go(one, hold_s=1_000)) for one in requests]
+    loop.run_until_complete(asyncio.sleep(run_for_s))
+    return tasks
+
+
+def test_requests_that_wait_in_a_closed_event_loop_are_passed_over():
+    queue, planner, visits = visited()
+    here, gone = asyncio.new_event_loop(), asyncio.new_event_loop()
+    (inside,) = started(here, visits, big_request([1]))
+    waiting = started(gone, visits, big_request([2]), big_request([3]))
+    other = here.create_task(visits.go(big_request([4], "other"), hold_s=0))
+    here.run_until_complete(asyncio.sleep(0.02))
+    assert (queue.running, queue.waiting) == (1, 3)
+    abandon(gone, waiting)
+    inside.cancel()
+    here.run_until_complete(asyncio.wait([inside, other]))
+    here.close()
+    assert visits.queries == ["", "other"]
+    assert_nothing_is_left(queue, planner, visits)
+
+
+def test_places_that_a_closed_event_loop_held_come_back_with_its_tasks():
+    queue, planner, visits = visited(concurrency=2)
+    here, gone, also_gone = (asyncio.new_event_loop() for _ in range(3))
+    (first,) = started(here, visits, big_request([1]))
+    inside = started(gone, visits, big_request([2]))
+    let_through = started(also_gone, visits, big_request([3]))
+    first.cancel()
+    here.run_until_complete(asyncio.wait([first]))
+    other = here.create_task(visits.go(big_request([4], "other"), hold_s=0))
+    here.run_until_complete(asyncio.sleep(0.02))
+    assert (queue.running, queue.waiting) == (2, 1)
+    abandon(gone, inside)
+    abandon(also_gone, let_through)
+    del inside, let_through
+    gc.collect()
+    here.run_until_complete(other)
+    here.close()
+    assert visits.queries == ["", "", "other"]
+    assert_nothing_is_left(queue, planner, visits)

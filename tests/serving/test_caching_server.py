@@ -1,6 +1,5 @@
 """The fake provider as the official SDKs see it, by the rules that providers have written down."""
 
-import asyncio
 from typing import Any
 
 import anthropic
@@ -126,46 +125,6 @@ def test_openai_writes_the_latest_four_of_more_marks():
     assert sent(6).written == {"30m": 6}
     assert sent(2) == Usage(0, 0, {"30m": 2})  # the first two were not stored
     assert sent(3).read == 3
-
-
-def test_a_key_with_too_many_requests_a_minute_is_served_by_further_machines():
-    with caching_server("openai", rate=2) as server:
-        content = [text(LONG, **MARK)]
-        reads = [ask_openai(server, content, prompt_cache_key="g")[1] for _ in range(4)]
-        assert reads == [0, 1_100, 0, 1_100]
-        server.now += 61
-        assert ask_openai(server, content, prompt_cache_key="g")[1] == 1_100
-
-
-def test_the_responses_protocol_is_reckoned_alike():
-    with caching_server("openai") as server:
-        part = {"type": "input_text", "text": LONG, **MARK}
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k") as client:
-            for read in (0, 1_100):
-                reply = client.responses.create(
-                    model="m",
-                    input=[
-                        {"role": "user", "content": [part, {"type": "input_text", "text": "q"}]}
-                    ],
-                    prompt_cache_options={"mode": "explicit"},
-                )
-                assert reply.output_text == server.answer
-                assert reply.usage is not None
-                assert reply.usage.input_tokens_details.cached_tokens == read
-                assert reply.usage.input_tokens == 1_101
-
-
-def test_streams_report_the_same_usage():
-    async def asked() -> tuple[int | None, int | None]:
-        async with anthropic.AsyncAnthropic(base_url=server.url, api_key="k") as client:
-            messages: Any = [{"role": "user", "content": [text(LONG, **EPHEMERAL)]}]
-            async with client.messages.stream(model="m", max_tokens=9, messages=messages) as stream:
-                usage = (await stream.get_final_message()).usage
-        return usage.cache_read_input_tokens, usage.cache_creation_input_tokens
-
-    with caching_server("anthropic") as server:
-        assert asyncio.run(asked()) == (0, 1_100)
-        assert asyncio.run(asked()) == (1_100, 0)
 
 
 def test_followers_hit_only_after_the_first_token_of_their_leader():

@@ -3,7 +3,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import openai
 import pytest
 from example_counts import examples
 from hypothesis import assume, given
@@ -330,21 +329,6 @@ async def test_threads_and_the_other_http_library_are_served_too():
         assert (await client.post(CHAT, json=chat_body())).status_code == 200
     with httpx2.Client(transport=transport, base_url="http://engine") as client:
         assert client.post(CHAT, json=chat_body()).status_code == 200
-
-
-def test_the_openai_package_understands_it():
-    engine = EmulatedEngine(answer="In France.")
-    with httpx.Client(transport=engine.transport()) as http:
-        client = openai.OpenAI(base_url="http://engine/v1", api_key="EMPTY", http_client=http)
-        assert client.models.list().data[0].id == "emulated"
-        whole = client.chat.completions.create(**chat_body())
-        chunks = list(client.chat.completions.create(**chat_body(), stream=True))
-        text = client.completions.create(model="emulated", prompt="Where?")
-    assert whole.choices[0].message.content == "In France."
-    assert whole.usage.prompt_tokens_details.cached_tokens == 0
-    pieces = [chunk.choices[0].delta.content for chunk in chunks]
-    assert pieces == ["", "In", " France.", ""]
-    assert text.choices[0].text == "In France."
 
 
 @examples(100)

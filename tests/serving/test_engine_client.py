@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import httpx
 import openai
 import pytest
 from client_helpers import MESSAGES, NOTHING, completed, connected, planned, raw_replies
+from hostile_servers import END, delta, event, usage
 from python_processes import python
 
 from ctxreuse import ReusePlanner
@@ -98,12 +98,6 @@ async def test_what_is_unknown_of_one_engine_is_not_taken_from_another():
     async with connected(EmulatedEngine(prompt_tokens_details="if cached")) as client:
         assert (await client.complete(MESSAGES)).cached_tokens is None
 
-    chunk = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "Hi"}, '
-    chunk += b'"finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
-    completion = await completed(raw_replies(chunk), options={"model": "m"})
-    counts = (completion.prompt_tokens, completion.cached_tokens, completion.completion_tokens)
-    assert (completion.text, counts) == ("Hi", (None, None, None))
-
 
 async def test_that_cached_tokens_are_not_reported_is_said_once_when_that_is_certain(caplog):
     async with connected(EmulatedEngine(prompt_tokens_details=False)) as client:
@@ -136,9 +130,8 @@ async def test_that_cached_tokens_are_not_reported_is_said_once_when_that_is_cer
     ids=["short", "another text", "another salt", "other tools", "another model", "long ago"],
 )
 async def test_a_prompt_that_may_not_have_been_cached_is_no_reason_to_warn(caplog, requests):
-    end = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], '
-    end += b'"usage": {"prompt_tokens": 3}}\n\n'
-    async with connected(raw_replies(*[end] * len(requests)), model="m") as client:
+    replies = [usage(prompt_tokens=3)] * len(requests)
+    async with connected(raw_replies(*replies), model="m") as client:
         for text, params in requests:
             messages = [{"role": "user", "content": text}]
             assert (await client.complete(messages, **params)).cached_tokens is None
@@ -269,24 +262,19 @@ async def test_a_stream_of_which_nothing_was_asked_is_told_to_the_planner_and_no
     ],
 )
 async def test_a_stream_that_does_not_come_to_its_end_is_a_failure(broken):
-    whole = b'data: {"choices": [{"index": 0, "delta": {"content": "Whole"}, '
-    whole += b'"finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
-    completion = await completed(raw_replies(broken, whole), options={"model": "m"})
-    assert (completion.text, completion.attempts) == ("Whole", 2)
+    completion = await completed(raw_replies(broken, event(END)), options={"model": "m"})
+    assert (completion.text, completion.attempts) == ("Hi", 2)
     with pytest.raises(EngineError):
         await completed(raw_replies(broken), options={"model": "m", "retries": 0})
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 async def test_a_thought_is_a_first_token_and_no_part_of_the_answer(field):
-    chunk = '{"choices": [{"index": 0, "delta": {"%s": "Hm"}}]}' % field  # noqa: UP031
-    end = '{"choices": [{"index": 0, "delta": {"content": "Yes"}, "finish_reason": "stop"}]}'
+    thought = event({"choices": [{"index": 0, "delta": {field: "Hm"}}]})
     ticks = itertools.count(10)
-    completion = await completed(
-        raw_replies(f"data: {chunk}\n\ndata: {end}\n\n".encode()),
-        options={"model": "m", "clock": lambda: next(ticks)},
-    )
-    assert (completion.text, completion.time_to_first_token_s, completion.total_s) == ("Yes", 1, 2)
+    options = {"model": "m", "clock": lambda: next(ticks)}
+    completion = await completed(raw_replies(thought + event(END)), options=options)
+    assert (completion.text, completion.time_to_first_token_s, completion.total_s) == ("Hi", 1, 2)
 
 
 async def test_tool_calls_are_put_together_and_an_empty_answer_is_an_answer():
@@ -303,17 +291,9 @@ async def test_tool_calls_are_put_together_and_an_empty_answer_is_an_answer():
 
 
 async def test_tool_calls_in_pieces_are_put_together():
-    def chunk(delta, finish="null"):
-        return b'data: {"choices": [{"index": 0, "delta": %s, "finish_reason": %s}]}\n\n' % (
-            delta.encode(),
-            finish.encode(),
-        )
-
-    body = chunk('{"tool_calls": [{"index": 0, "id": "a", "function": {"name": "find"}}]}')
-    for piece in ('{"q"', ": 1}"):
-        arguments = json.dumps({"arguments": piece})
-        body += chunk(f'{{"tool_calls": [{{"index": 0, "function": {arguments}}}]}}')
-    body += chunk("{}", '"tool_calls"')
+    calls = [{"index": 0, "id": "a", "function": {"name": "find"}}]
+    calls += [{"index": 0, "function": {"arguments": piece}} for piece in ('{"q"', ": 1}")]
+    body = b"".join(event(delta(tool_calls=[call])) for call in calls)
     completion = await completed(raw_replies(body), options={"model": "m"})
     assert completion.tool_calls == (ToolCall("find", '{"q": 1}', id="a"),)
 
@@ -329,13 +309,6 @@ async def test_metrics_and_tokens_are_the_engines(planner):
     assert (metrics.prefix_cache_queries, metrics.capacity_tokens) == (13, 396)
 
 
-async def test_routes_that_an_engine_lacks_are_said_so():
-    lacking = httpx.MockTransport(lambda request: httpx.Response(404))
-    async with connected(lacking, model="m") as client:
-        with pytest.raises(EngineError, match="status 404"):
-            await client.metrics()
-
-
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"])
 async def test_an_address_is_taken_with_and_without_v1(url):
     paths = []
@@ -347,7 +320,7 @@ async def test_an_address_is_taken_with_and_without_v1(url):
     async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http:
         client = EngineClient(url, http_client=http)
         for ask in (client.model, client.metrics):
-            with pytest.raises(EngineError, match="the engine at h:1 did not answer"):
+            with pytest.raises(EngineError, match="the engine at h:1 did not answer: status 404"):
                 await ask()
     assert paths == ["http://h:1/v1/models", "http://h:1/metrics"]
 

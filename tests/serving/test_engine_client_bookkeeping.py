@@ -1,4 +1,4 @@
-"""What the planner, its tracker and the event sync hear of the client's calls."""
+"""What a client tells its planner of what it sent, and what engines report of it."""
 
 import asyncio
 import json
@@ -7,14 +7,17 @@ import logging
 import httpx
 import pytest
 from client_helpers import MESSAGES, completed, connected, overheard, planned, raw_replies
+from hostile_servers import END, event, usage
 from kv_event_helpers import held_tokens
+from pool_helpers import Network, asking, pool_on
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import CapacityTracker
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 from ctxreuse.cache.kv_events.event_stream import BlocksStored
 from ctxreuse.errors import EngineError
-from ctxreuse.serving import EmulatedEngine
+from ctxreuse.planning.savings import ReportedUsage
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -78,8 +81,7 @@ async def test_the_event_sync_hears_of_the_adapter_which_is_also_the_model(optio
 
 async def test_a_call_to_the_adapters_base_model_is_one_without_an_adapter():
     events, planner = Records(), ReusePlanner()
-    end = b'data: {"prompt_token_ids": [1], '
-    end += b'"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+    end = event({**END, "prompt_token_ids": [1]})
     transport = raw_replies(end, end, end)
     async with connected(transport, events=events, lora="my-lora") as client:
         for params in ({}, {"model": "my-lora"}, {"model": "base"}):
@@ -101,8 +103,7 @@ async def test_an_adapters_blocks_are_found_by_its_name():
 
 
 async def test_an_engine_that_returns_no_tokens_is_named_once_and_no_request_is_followed(caplog):
-    chunk = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], '
-    chunk += b'"usage": {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}}\n\n'
+    chunk = usage(prompt_tokens=3, prompt_tokens_details={"cached_tokens": 0})
     events = Records()
     options = {"model": "m", "events": events}
     for _ in range(2):
@@ -208,3 +209,57 @@ async def test_a_fault_in_the_bookkeeping_does_not_fail_the_call(caplog, monkeyp
     assert [record.levelno for record in caplog.records if record.name == "ctxreuse"] == [
         logging.WARNING
     ]
+
+
+TEXT = "Paris is in France. " * 40
+
+
+def reported(engine, planner):
+    found = planner.savings.reported
+    usage = engine.usage
+    assert (found.prompt_tokens, found.cached_tokens) == (usage.prompt_tokens, usage.cached_tokens)
+    return found
+
+
+async def test_a_client_tells_its_planner_what_answers_report():
+    engine, planner = EmulatedEngine(block_size=4), ReusePlanner()
+    async with connected(engine, planner=planner) as client:
+        for _ in range(2):
+            await client.complete(planned(planner, TEXT))
+        async with client.stream(planned(planner, TEXT)) as stream:
+            _ = [piece async for piece in stream]
+        await client.complete(MESSAGES)
+    found = reported(engine, planner)
+    assert found.answers == 4
+    assert found.cached_tokens > found.expected_cached_tokens > 0
+
+
+async def test_a_pool_counts_for_each_engine_once_and_not_what_fails():
+    network = Network(a=EmulatedEngine(block_size=4), b=EmulatedEngine(block_size=4))
+    async with pool_on(network) as pool:
+        for names in ("xyz", "zyx", "pqr", "rqp"):
+            await pool.complete(asking(names))
+        planners = pool.planners
+    assert list(planners) == list(pool.names)
+    for name, engine in network.engines.items():
+        found = reported(engine, planners[f"{name}"])
+        assert found.answers == len(engine.requests)
+
+    engine, planner = EmulatedEngine(fail=[400]), ReusePlanner()
+    async with connected(engine, planner=planner) as client:
+        with pytest.raises(Exception, match="400"):
+            await client.complete(planned(planner, TEXT))
+    assert planner.savings.reported == ReportedUsage()
+
+
+async def test_a_pool_counts_for_clients_of_the_users_own():
+    engine = EmulatedEngine(block_size=4)
+
+    def connect():
+        return EngineClient("http://a", http_client=httpx.AsyncClient(transport=engine.transport()))
+
+    async with EnginePool({"a": connect}, window_s=0) as pool:
+        for names in ("xyz", "zyx"):
+            await pool.complete(asking(names))
+    assert reported(engine, pool.planners["a"]).answers == 2
+    assert pool.planners["a"].savings.requests == 2

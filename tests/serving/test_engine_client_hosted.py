@@ -3,15 +3,17 @@
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import pytest
 from caching_provider import count_tokens
 from caching_server import CachingServer, caching_server
 from client_helpers import completed, raw_replies
+from hostile_servers import END, event
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
@@ -19,8 +21,6 @@ from ctxreuse.serving import EngineClient, dispatch
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.completion import ToolCall
 from ctxreuse.serving.client.reply import BrokenReplyError
-
-_Result = TypeVar("_Result")
 
 
 @pytest.fixture(params=["openai", "anthropic"])
@@ -34,24 +34,19 @@ def request(*names: str, **fields: Any) -> ContextRequest:
     return ContextRequest(blocks, "Which?", system="Be brief.", **fields)
 
 
-def with_client(
-    server: CachingServer,
-    use: Callable[[EngineClient, ReusePlanner], Awaitable[_Result]],
-    cache: str | None = None,
-    **options: Any,
-) -> _Result:
-    planner = ReusePlanner(cache=cache or server.provider.protocol, token_counter=count_tokens)
-
-    async def main() -> _Result:
-        options.setdefault("protocol", server.provider.protocol)
-        async with EngineClient(server.url, "m", planner=planner, retries=0, **options) as client:
-            return await use(client, planner)
-
-    return asyncio.run(main())
+@asynccontextmanager
+async def client_of(
+    server: CachingServer, cache: str | None = None, **options: Any
+) -> AsyncIterator[tuple[EngineClient, ReusePlanner]]:
+    protocol = server.provider.protocol
+    planner = ReusePlanner(cache=cache or protocol, token_counter=count_tokens)
+    options = {"protocol": protocol, "retries": 0, **options}
+    async with EngineClient(server.url, "m", planner=planner, **options) as client:
+        yield client, planner
 
 
-def test_answers_say_what_was_read_and_written(server):
-    async def use(client: EngineClient, planner: ReusePlanner) -> None:
+async def test_answers_say_what_was_read_and_written(server):
+    async with client_of(server) as (client, planner):
         for names in (("a", "b"), ("a", "c"), ("a", "d")):
             answer = await client.complete(planner.plan(request(*names)), max_tokens=9)
             assert answer.text == server.answer
@@ -60,85 +55,67 @@ def test_answers_say_what_was_read_and_written(server):
             assert answer.prompt_tokens == usage.total
             assert answer.cached_tokens == usage.read
             assert sum((answer.written_tokens or {}).values()) == sum(usage.written.values())
-        reported = planner.savings.reported
-        assert reported.cached_tokens == sum(one.read for one in server.usages) > 0
-        assert reported.prompt_tokens == sum(one.total for one in server.usages)
-        life = "30m" if server.provider.protocol == "openai" else "5m"
-        assert reported.written == {life: sum(one.written.get(life, 0) for one in server.usages)}
-
-    with_client(server, use)
+    reported = planner.savings.reported
+    assert reported.cached_tokens == sum(one.read for one in server.usages) > 0
+    assert reported.prompt_tokens == sum(one.total for one in server.usages)
+    life = "30m" if server.provider.protocol == "openai" else "5m"
+    assert reported.written == {life: sum(one.written.get(life, 0) for one in server.usages)}
     assert not server.refusals
 
 
-def test_streams_read_both_protocols(server):
-    async def use(client: EngineClient, planner: ReusePlanner) -> str:
-        stream = client.stream(planner.plan(request("a")), max_tokens=9)
-        async with stream:
-            text = "".join([piece async for piece in stream])
+async def test_streams_read_both_protocols(server):
+    async with client_of(server) as (client, planner):
+        async with client.stream(planner.plan(request("a")), max_tokens=9) as stream:
+            assert "".join([piece async for piece in stream]) == server.answer
         assert stream.completion.prompt_tokens == server.usages[-1].total
-        return text
-
-    assert with_client(server, use) == server.answer
 
 
-def test_what_the_default_profile_sends_has_no_parts_and_no_key(server):
-    async def use(client: EngineClient, planner: ReusePlanner) -> Plan:
+async def test_what_the_default_profile_sends_has_no_parts_and_no_key(server):
+    async with client_of(server, cache="vllm") as (client, planner):
         plan = planner.plan(request("a", "b"))
         await client.complete(plan, max_tokens=9)
         await client.complete([{"role": "user", "content": "Hello?"}], max_tokens=9)
-        return plan
-
-    plan = with_client(server, use, cache="vllm")
     body, bare = server.bodies
     assert body["messages"][-1] == {"role": "user", "content": plan.content}
     assert bare["messages"] == [{"role": "user", "content": "Hello?"}]
     assert not any(name.startswith("prompt_cache") for name in body)
 
 
-def test_marks_of_tools_count_and_a_literal_key_stays():
+async def test_marks_of_tools_count_and_a_literal_key_stays():
     with caching_server("anthropic") as server:
         tools = [
             {"name": f"t{n}", "input_schema": {}, "cache_control": {"type": "ephemeral"}}
             for n in range(5)
         ]
-
-        async def use(client: EngineClient, planner: ReusePlanner) -> None:
+        async with client_of(server) as (client, planner):
             for _ in range(3):
                 plan = planner.plan(request("a", "b"))
                 await client.complete(plan, max_tokens=9, tools=tools)
-
-        with_client(server, use)
         assert not server.refusals
         assert ["cache_control" in tool for tool in server.bodies[-1]["tools"]] == [
             False, True, True, True, True,
         ]  # fmt: skip
     with caching_server("openai") as server:
-
-        async def ask(client: EngineClient, planner: ReusePlanner) -> None:
+        async with client_of(server, salt_key="secret") as (client, planner):
             plan = planner.plan(request("a"))
             await client.complete(plan)
             await client.complete(plan, prompt_cache_key="mine")
-
-        with_client(server, ask, salt_key="secret")
         keys = [body["prompt_cache_key"] for body in server.bodies]
         assert keys[1] == "mine"
         plain = ReusePlanner(cache="openai").plan(request("a"))
         assert keys[0] == plain.affinity_id("secret") != plain.prompt_cache_key
 
 
-def test_the_group_is_named_in_the_header_that_a_router_reads(server):
-    async def use(client: EngineClient, planner: ReusePlanner) -> list[str]:
+async def test_the_group_is_named_in_the_header_that_a_router_reads(server):
+    options = {"session_id": "group", "session_header": "x-smg-routing-key"}
+    async with client_of(server, "vllm", **options) as (client, planner):
         for names in (("a", "b"), ("a", "c"), ("d",)):
             await client.complete(planner.plan(request(*names)), max_tokens=9)
-        return [headers["x-smg-routing-key"] for headers in server.headers]
-
-    ids = with_client(
-        server, use, cache="vllm", session_id="group", session_header="x-smg-routing-key"
-    )
+    ids = [headers["x-smg-routing-key"] for headers in server.headers]
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_followers_wait_for_their_leader_where_the_cache_needs_it(server):
+async def test_followers_wait_for_their_leader_where_the_cache_needs_it(server):
     running, most = 0, 0
 
     def meanwhile() -> None:
@@ -149,13 +126,11 @@ def test_followers_wait_for_their_leader_where_the_cache_needs_it(server):
         asyncio.run(asyncio.sleep(0.05))
         running -= 1
 
-    async def use(client: EngineClient, planner: ReusePlanner) -> None:
+    async with client_of(server) as (client, planner):
         requests = [request("a", f"{n}") for n in range(4)]
         batch = planner.plan_batch(requests)
         server.before_first_token = meanwhile
         await dispatch(client, batch, concurrency=4, max_tokens=9)
-
-    with_client(server, use)
     assert most > 1, "followers run beside each other"
     first = server.usages[0]
     assert first.read == 0
@@ -163,22 +138,13 @@ def test_followers_wait_for_their_leader_where_the_cache_needs_it(server):
         assert all(usage.read for usage in server.usages[1:])
 
 
-def test_anthropics_protocol_needs_the_longest_answer_and_refusals_are_engine_errors():
+async def test_anthropics_protocol_needs_the_longest_answer_and_refusals_are_engine_errors():
     with caching_server("anthropic") as server:
-
-        async def use(client: EngineClient, planner: ReusePlanner) -> None:
-            await client.complete(planner.plan(request("a")))
-
-        with pytest.raises(InvalidRequestError, match="max_tokens=1024"):
-            with_client(server, use)
-
-    with caching_server("anthropic") as server:
-
-        async def use(client: EngineClient, planner: ReusePlanner) -> None:
-            await client.complete([{"role": "user", "content": " "}], max_tokens=9)
-
-        with pytest.raises(EngineError) as caught:
-            with_client(server, use)
+        async with client_of(server) as (client, planner):
+            with pytest.raises(InvalidRequestError, match="max_tokens=1024"):
+                await client.complete(planner.plan(request("a")))
+            with pytest.raises(EngineError) as caught:
+                await client.complete([{"role": "user", "content": " "}], max_tokens=9)
         assert caught.value.status == 400
 
 
@@ -240,8 +206,8 @@ def test_wrong_options_are_refused(wrong):
 
 def read(*events: str) -> AnthropicReplyReader:
     reader = AnthropicReplyReader()
-    for event in events:
-        list(reader.take(f"data: {event}\n\n".encode()))
+    for one in events:
+        list(reader.take(event(one)))
     return reader
 
 
@@ -268,9 +234,7 @@ def test_a_server_that_counts_what_was_read_as_input_is_not_added_up(told, read_
 )
 async def test_what_was_cached_is_read_in_the_words_of_any_provider(usage):
     told = {"prompt_tokens": 1_000, "completion_tokens": 5, **usage}
-    chunk = {"choices": [{"index": 0, "delta": {"content": "OK"}, "finish_reason": "stop"}]}
-    reply = f"data: {json.dumps({**chunk, 'usage': told})}\n\n".encode()
-    completion = await completed(raw_replies(reply), options={"model": "m"})
+    completion = await completed(raw_replies(event({**END, "usage": told})), options={"model": "m"})
     assert (completion.prompt_tokens, completion.cached_tokens) == (1_000, 600)
     written = {"": 300} if "cache_creation_input_tokens" in usage else None
     assert completion.written_tokens == written
@@ -326,27 +290,24 @@ def shared(planner: ReusePlanner, number: int = 4) -> list[Plan]:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_calls_at_the_same_time_wait_for_the_one_that_writes(server, is_streamed):
-    async def use(client: EngineClient, planner: ReusePlanner) -> None:
-        async def ask(plan: Plan) -> None:
-            if is_streamed:
-                async with client.stream(plan, max_tokens=9) as pieces:
-                    assert "".join([piece async for piece in pieces]) == server.answer
-            else:
-                await client.complete(plan, max_tokens=9)
-
-        await asyncio.gather(*map(ask, shared(planner)))
+async def test_calls_at_the_same_time_wait_for_the_one_that_writes(server, is_streamed):
+    async def ask(plan: Plan) -> None:
+        if is_streamed:
+            async with client.stream(plan, max_tokens=9) as pieces:
+                assert "".join([piece async for piece in pieces]) == server.answer
+        else:
+            await client.complete(plan, max_tokens=9)
 
     server.let_all_come()
-    with_client(server, use)
+    async with client_of(server) as (client, planner):
+        await asyncio.gather(*map(ask, shared(planner)))
     assert [usage.read > 0 for usage in server.usages] == [False, True, True, True]
 
 
-def test_calls_do_not_wait_if_told_so(server):
+async def test_calls_do_not_wait_if_told_so(server):
     everybody = threading.Barrier(4)
     server.before_first_token = lambda: everybody.wait(60)
-
-    async def use(client: EngineClient, planner: ReusePlanner) -> None:
+    async with client_of(server) as (client, planner):
         calls = [client.complete(one, leader_first=False, max_tokens=9) for one in shared(planner)]
         await asyncio.gather(*calls)
         plans = shared(planner)
@@ -356,10 +317,8 @@ def test_calls_do_not_wait_if_told_so(server):
         with pytest.raises(InvalidRequestError, match="leader_first"):
             await client.complete(plans[0], leader_first="yes", max_tokens=9)
 
-    with_client(server, use)
 
-
-def test_a_leader_that_fails_lets_its_followers_go(server):
+async def test_a_leader_that_fails_lets_its_followers_go(server):
     fails = [True]
 
     def fail() -> None:
@@ -367,31 +326,20 @@ def test_a_leader_that_fails_lets_its_followers_go(server):
             raise ConnectionError
 
     server.before_first_token = fail
-
-    async def use(client: EngineClient, planner: ReusePlanner) -> list[Any]:
+    async with client_of(server) as (client, planner):
         calls = [client.complete(one, max_tokens=9) for one in shared(planner)]
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    answers = with_client(server, use)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(one, EngineError) for one in answers] == [True, False, False, False]
 
 
-def test_what_the_provider_says_of_a_miss_stands_beside_the_plans_own_reason():
+async def test_what_the_provider_says_of_a_miss_stands_beside_the_plans_own_reason():
+    said = []
     with caching_server("anthropic") as server:
-
-        async def use(client: EngineClient, planner: ReusePlanner) -> list[str]:
-            said = []
+        async with client_of(server) as (client, planner):
             for system in ("Be brief.", "Be long."):
-                plan = planner.plan(
-                    ContextRequest(request("a", "b").blocks, "Which?", system=system)
-                )
+                plan = planner.plan(replace(request("a", "b"), system=system))
                 answer = await client.complete(plan, max_tokens=9)
                 said.append(plan.explain(answer).comparison)
                 reason = {"type": "system_changed", "cache_missed_input_tokens": 2_400}
                 server.diagnostics = {"cache_miss_reason": reason}
-            return said
-
-        assert with_client(server, use) == [
-            "",
-            "The provider says: system (system_changed); the planner: system.",
-        ]
+    assert said == ["", "The provider says: system (system_changed); the planner: system."]

@@ -5,7 +5,6 @@ objects in all the ways that there are.
 """
 
 import asyncio
-import json
 import os
 import random
 from collections import defaultdict
@@ -18,6 +17,7 @@ import httpx
 import pytest
 from chain_helpers import documents
 from forked import in_children
+from hostile_servers import END, event
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.runnables import RunnableLambda
@@ -32,7 +32,7 @@ from ctxreuse.context.fork_safety import process_name
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
-from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, dispatch
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.workflow import WorkflowEngine, one_shot
 from ctxreuse.workflow.vector_search.hot_tier import HotTier
@@ -331,36 +331,6 @@ def test_shadow_mode_goes_on_in_children():
     assert all(in_children(30, child, lambda number: planner.plan(some_request(randoms[number]))))
 
 
-def test_children_dispatch_to_an_emulated_engine(planner):
-    engine = EmulatedEngine(answer="In France.")
-    transport = engine.transport()
-
-    def client() -> EngineClient:
-        return EngineClient("http://engine", http_client=httpx.AsyncClient(transport=transport))
-
-    pool = EnginePool({"a": client, "b": client}, planner=planner, concurrency=2)
-    randoms = [random.Random(number) for number in range(4)]
-
-    async def ask(random_: random.Random, requests: int) -> list[str]:
-        answers = await asyncio.gather(
-            *(pool.complete(some_request(random_)) for _ in range(requests))
-        )
-        await pool.disconnect()
-        return [answer.completion.text for answer in answers]
-
-    def child(number: int) -> list[str]:
-        random_ = random.Random(number)
-        batch = planner.plan_batch([some_request(random_) for _ in range(4)])
-        outcomes = asyncio.run(dispatch(client(), batch, concurrency=2))
-        answers = asyncio.run(ask(random_, 5))
-        assert pool.faults == 0
-        return [*answers, *(one.completion.text for one in outcomes)]
-
-    assert asyncio.run(ask(randoms[0], 1)) == ["In France."]  # loaded before it forks
-    answers = in_children(20, child, lambda number: asyncio.run(ask(randoms[number], 4)))
-    assert answers == [["In France."] * 9] * 20
-
-
 class CountingServer(ThreadingHTTPServer):
     """An engine that notes which processes have spoken on which connection."""
 
@@ -374,20 +344,7 @@ class CountingHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:  # the library names it so
         self.rfile.read(int(self.headers["content-length"]))
         self.server.speakers[self.client_address].add(self.headers["x-process"])
-        chunk = {
-            "id": "1",
-            "object": "chat.completion.chunk",
-            "created": 0,
-            "model": "m",
-            "choices": [
-                {
-                    "index": 0,
-                    "delta": {"role": "assistant", "content": "Yes."},
-                    "finish_reason": "stop",
-                }
-            ],
-        }
-        body = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+        body = event(END)
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("content-length", str(len(body)))
@@ -424,9 +381,9 @@ def test_no_two_processes_speak_on_one_connection_and_a_child_does_not_stop_the_
 ):
     client = EngineClient(f"http://127.0.0.1:{server.server_port}", "m")
     ask = asking(client)
-    assert ask(0) == "Yes."
-    assert in_children(10, ask, ask) == ["Yes."] * 10
-    assert ask(0) == "Yes."
+    assert ask(0) == "Hi"
+    assert in_children(10, ask, ask) == ["Hi"] * 10
+    assert ask(0) == "Hi"
     assert all(len(processes) == 1 for processes in server.speakers.values())
     assert len(set().union(*server.speakers.values())) == 11
     sync_bridge.run(client.aclose, lasting=True)
@@ -438,7 +395,7 @@ def test_a_users_http_client_serves_the_process_that_has_sent_with_it_first(serv
     url = f"http://127.0.0.1:{server.server_port}"
     client, pool = EngineClient(url, "m", http_client=http), EnginePool(url, "m", http_client=http)
     ask = asking(client)
-    assert in_children(3, ask) == ["Yes."] * 3  # it was loaded before the fork, and not used yet
+    assert in_children(3, ask) == ["Hi"] * 3  # it was loaded before the fork, and not used yet
 
     def refused(number: int) -> list[str]:
         sent_before = [len(processes) for processes in server.speakers.values()]
@@ -458,9 +415,9 @@ def test_a_users_http_client_serves_the_process_that_has_sent_with_it_first(serv
         assert [len(processes) for processes in server.speakers.values()] == sent_before
         return errors
 
-    assert ask(0) == "Yes."
+    assert ask(0) == "Hi"
     assert len(in_children(3, refused, ask)) == 3
-    assert ask(0) == "Yes."
+    assert ask(0) == "Hi"
     assert all(len(processes) == 1 for processes in server.speakers.values())
     sync_bridge.run(http.aclose, lasting=True)
 

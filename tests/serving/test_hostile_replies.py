@@ -45,7 +45,8 @@ async def test_a_malformed_reply_is_the_documented_error(reply, planner):
 @pytest.mark.parametrize("missing", [{}, {"choices": None}, {"choices": [{"delta": None}]}])
 async def test_fields_may_be_missing(missing):
     completion = await completed(raw_replies(event(missing) + event(END)), options={"model": "m"})
-    assert (completion.text, completion.prompt_tokens) == ("Hi", None)
+    counts = (completion.prompt_tokens, completion.cached_tokens, completion.completion_tokens)
+    assert (completion.text, counts) == ("Hi", (None, None, None))
 
 
 @pytest.mark.parametrize("cut", range(9))

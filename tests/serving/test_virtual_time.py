@@ -5,13 +5,9 @@ import contextvars
 import threading
 
 import pytest
-from virtual_time import virtual_time
+from virtual_time import now, virtual_time
 
 from virtual_clock import VirtualTimeLoop, run_in_virtual_time
-
-
-def now():
-    return asyncio.get_running_loop().time()
 
 
 @virtual_time

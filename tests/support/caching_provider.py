@@ -7,7 +7,6 @@ list of content blocks; a mark stands behind one. What is stored is the whole pr
 import hashlib
 import json
 import re
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -61,16 +60,13 @@ class Provider:
     Args:
         protocol: Whose rules.
         minimum: Shortest prefix that is stored, in tokens.
-        rate: Requests of one key that one machine takes in a minute; None is any number.
     """
 
-    def __init__(self, protocol: Protocol, minimum: int = 1_024, rate: int | None = None) -> None:
+    def __init__(self, protocol: Protocol, minimum: int = 1_024) -> None:
         self.protocol = protocol
         self.minimum = minimum
-        self.rate = rate
         self._dies_at: dict[bytes, float] = {}
         self._lifetimes: dict[bytes, float] = {}
-        self._times: dict[str, list[float]] = defaultdict(list)
 
     def take(self, body: Json, now: float) -> Usage:
         """Reckon one request, and store what it writes at once."""
@@ -81,7 +77,7 @@ class Provider:
     def read(self, body: Json, now: float) -> tuple[Usage, dict[bytes, float]]:
         """Reckon one request; return also for how long each prefix is to be stored."""
         pieces, implicit = self._pieces(body)
-        hashes, ends = self._prefixes(pieces, self._machine(body, now))
+        hashes, ends = self._prefixes(pieces, str(body.get("prompt_cache_key") or ""))
         marks = [n for n, piece in enumerate(pieces, 1) if piece.mark is not None]
         if self.protocol == "anthropic":
             looked_at = {n - back for n in marks for back in range(LOOK_BACK) if n > back}
@@ -115,15 +111,6 @@ class Provider:
             lifetime = lifetime or self._lifetimes[prefix]
             self._lifetimes[prefix] = lifetime
             self._dies_at[prefix] = now + lifetime
-
-    def _machine(self, body: Json, now: float) -> str:
-        """Return where a request is routed: too many of one key go to another machine."""
-        key = str(body.get("prompt_cache_key") or "")
-        if self.rate is None:
-            return key
-        recent = self._times[key] = [one for one in self._times[key] if one > now - 60]
-        recent.append(now)
-        return f"{key} {(len(recent) - 1) // self.rate}"
 
     def _prefixes(self, pieces: list[Piece], before: str) -> tuple[list[bytes], list[int]]:
         hashes, ends = [hashlib.sha256(before.encode()).digest()], [0]

@@ -26,8 +26,8 @@ class CachingServer:
         before_first_token: Called when a prompt was looked up and nothing of it is stored yet.
     """
 
-    def __init__(self, protocol: Protocol, minimum: int = 1_024, rate: int | None = None) -> None:
-        self.provider = Provider(protocol, minimum, rate)
+    def __init__(self, protocol: Protocol, minimum: int = 1_024) -> None:
+        self.provider = Provider(protocol, minimum)
         self.answer = ANSWER
         self.bodies: list[Json] = []
         self.headers: list[dict[str, str]] = []
@@ -73,11 +73,9 @@ class CachingServer:
 
 
 @contextmanager
-def caching_server(
-    protocol: Protocol, minimum: int = 1_024, rate: int | None = None
-) -> Iterator[CachingServer]:
+def caching_server(protocol: Protocol, minimum: int = 1_024) -> Iterator[CachingServer]:
     """Serve on a port of this machine as long as the block runs."""
-    server = CachingServer(protocol, minimum, rate)
+    server = CachingServer(protocol, minimum)
     http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_": server}))
     http.daemon_threads = True
     server.url = f"http://127.0.0.1:{http.server_address[1]}"
@@ -162,18 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "total_tokens": told["total_tokens"],
             },
         }  # fmt: skip
-        if not body.get("stream"):
-            self._send(200, reply)
-            return
-        where = {"item_id": "m1", "output_index": 0, "content_index": 0}
-        steps: list[Json] = [
-            {"type": "response.created", "response": reply | {"output": [], "usage": None}},
-            {"type": "response.output_text.delta", "delta": answer, "logprobs": [], **where},
-            {"type": "response.completed", "response": reply},
-        ]
-        self._stream(
-            [(one["type"], one | {"sequence_number": n}) for n, one in enumerate(steps)],
-        )
+        self._send(200, reply)
 
     def _messages(self, body: Json, usage: Usage) -> None:
         answer = self.server_.answer

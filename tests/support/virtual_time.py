@@ -1,10 +1,16 @@
 """Tests that are coroutines, run in an event loop whose clock jumps instead of waiting."""
 
+import asyncio
 import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from virtual_clock import run_in_virtual_time
+
+
+def now() -> float:
+    """Return the time of the event loop that runs."""
+    return asyncio.get_running_loop().time()
 
 
 def run_by(
