@@ -53,24 +53,6 @@ def evict_everything(planner, plans):
     assert (statistics.nodes, statistics.tokens, statistics.requests) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_eight_threads_plan_single_requests(strategy, planner):
-    def work(thread):
-        return [
-            planner.plan(big_request(context(thread, number), "Why?"), strategy)
-            for number in range(ROUNDS)
-        ]
-
-    plans = [plan for plans in in_threads(work) for plan in plans]
-    for plan in plans:
-        assert_keeps_the_promises(plan)
-    assert {plan.request_id for plan in plans} == {
-        f"request-{number}" for number in range(THREADS * ROUNDS)
-    }
-    assert planner.statistics().requests == THREADS * ROUNDS
-    evict_everything(planner, plans)
-
-
 def test_eight_threads_plan_batches_conversations_and_evictions_together():
     planner = ReusePlanner(capacity_tokens=3_000)
 
@@ -102,7 +84,8 @@ def test_eight_threads_plan_batches_conversations_and_evictions_together():
     def evictions(thread):
         plans = []
         for number in range(ROUNDS):
-            plans.append(planner.plan(big_request(context(thread, number))))
+            asked = big_request(context(thread, number))
+            plans.append(planner.plan(asked, STRATEGIES[number % len(STRATEGIES)]))
             assert planner.evict([plan.request_id for plan in plans[-3:-2]]).requests in (0, 1)
             assert planner.evict_tokens(100).tokens in (0, 100)
             assert planner.statistics().tokens <= 3_000
