@@ -392,19 +392,6 @@ async def test_who_is_cancelled_while_others_or_a_place_are_waited_for_is_never_
     assert_nothing_is_left(queue, planner, visits)
 
 
-@virtual_time
-async def test_who_is_cancelled_in_the_line_is_passed_over_and_forgotten_by_the_planner():
-    queue, planner, visits = visited()
-    tasks = [visits.task(big_request([n], str(n))) for n in range(3)]
-    await asyncio.sleep(0.5)
-    assert (queue.running, queue.waiting, planner.statistics().requests) == (1, 2, 3)
-    await cancelled(tasks[1])
-    assert (queue.running, queue.waiting, planner.statistics().requests) == (1, 1, 2)
-    await asyncio.gather(tasks[0], tasks[2])
-    assert visits.queries == ["0", "2"]
-    assert_nothing_is_left(queue, planner, visits)
-
-
 @pytest.mark.parametrize("turns_of_the_loop", [0, 1])
 @virtual_time
 async def test_who_is_cancelled_between_release_and_going_on_gives_the_place_back(
@@ -423,7 +410,6 @@ async def test_who_is_cancelled_between_release_and_going_on_gives_the_place_bac
     assert visits.plans == []
     await cancelled(second)
     await third
-    sent = sent
     assert visits.queries == ["3"]
     assert_is_empty(queue)
     assert_knows_only(planner, [sent, *visits.plans])
