@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 from cli_helpers import run, words
-from planning_helpers import block, location_words, order_words, write_jsonl
+from planning_helpers import block, location_words, order_words, tokenizer_file, write_jsonl
 
 import ctxreuse
 from ctxreuse.errors import MissingExtraError
@@ -295,19 +295,9 @@ def test_simulate_of_plans_without_their_corpus_or_from_standard_input(run, plan
 
 
 def test_simulate_with_a_tokenizer_counts_whole_prompts(run, plan, tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
     text = "<|im_start|>user <|im_start|>assistant text of in : >"
-    numbers = range(10)
-    labels = [f"[Doc_{number}]" for number in numbers]
-    vocabulary = ["[UNK]", *text.split(), *labels, *map(str, numbers)]
-    model = tokenizers.models.WordLevel(
-        {word: n for n, word in enumerate(vocabulary)}, unk_token="[UNK]"
-    )
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    path = str(tmp_path / "tokenizer.json")
-    tokenizer.save(path)
-
+    named = [name for number in range(10) for name in (f"[Doc_{number}]", f"{number}")]
+    path = tokenizer_file(tmp_path, *text.split(), *named)
     arguments = ("simulate", plan, "--json", "--tokenizer", path)
     result = json.loads(run(*arguments, "--block-size", "1")[1])
     # user 1, blocks of 4, question 1, assistant 1; x, a1 and 4 have an annotation of 18 words
@@ -344,13 +334,6 @@ def test_a_conversation_in_a_file_has_ten_thousand_turns_at_most(
     code, out, err = run("plan", *options, "--dedup")
     assert (code, out) == (2, "")
     assert "conversation 'c' (str) has more than 2 turns in the trace" in err
-
-
-def test_a_file_that_is_no_tokenizer_exits_with_2(run, plan, corpus):
-    pytest.importorskip("tokenizers")
-    code, out, err = run("simulate", plan, "--tokenizer", corpus)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"ctxreuse: {corpus}: not a tokenizer.json (")
 
 
 # usage

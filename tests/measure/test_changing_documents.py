@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
@@ -21,7 +20,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from mem0_stores import FakeMemory  # sets what mem0 reads when it is imported
-from prompt_programs import Asked, AskedLLM, Engine, recorded
+from prompt_programs import Asked, Engine, ask_workflow, llm_on, model_on, recorded
 
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.measure.doctor.examination import check_documents, check_fronts
@@ -33,8 +32,7 @@ from ctxreuse.measure.results.verdict import SavingsVerdict, verdict
 from ctxreuse.measure.traces.changing_documents import changing_documents
 from ctxreuse.measure.traces.recorded_prompts import read_recording
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from langchain_ctxreuse import ReuseChatModel, format_context
-from llamaindex_ctxreuse import ReuseLLM
+from langchain_ctxreuse import format_context
 from mem0_ctxreuse import ReuseMemory
 
 _RANDOM = random.Random(8)
@@ -78,9 +76,7 @@ def langchain(line: str, heading: str, **options: bool) -> Callable[[Engine, boo
             ]
             return "\n\n".join(texts)
 
-        model = Asked(engine=engine)
-        if is_changed:
-            model = ReuseChatModel(inner=model, planner=ReusePlanner())
+        model = model_on(engine, is_changed)
         template = ChatPromptTemplate.from_template("Help.\n\n{context}\n\n{question}")
         inputs = {"context": retriever | joined, "question": RunnablePassthrough()}
         for number in range(len(FOUND)):
@@ -136,8 +132,7 @@ class Nodes(NodeRetriever):
 
 def llamaindex(*keys: str) -> Callable[[Engine, bool], None]:
     def run(engine: Engine, is_changed: bool) -> None:
-        llm = AskedLLM(engine=engine)
-        llm = ReuseLLM(inner=llm, planner=ReusePlanner()) if is_changed else llm
+        llm = llm_on(engine, is_changed)
         template = PromptTemplate("{context_str}\n\nQuestion: {query_str}")
         made = get_response_synthesizer(llm=llm, text_qa_template=template)
         asking = RetrieverQueryEngine(Nodes(keys, keys if is_changed else []), made)
@@ -164,15 +159,9 @@ class Answering(Workflow):
 
 def workflow(engine: Engine, is_changed: bool) -> None:
     answering = Answering()
-    answering.is_changed, answering.llm = is_changed, AskedLLM(engine=engine)
-    if is_changed:
-        answering.llm = ReuseLLM(inner=answering.llm, planner=ReusePlanner(), window_s=0)
-
-    async def ask() -> None:
-        for number in range(len(FOUND)):
-            await answering.run(question=f"Which is number {number}")
-
-    asyncio.run(ask())
+    answering.is_changed = is_changed
+    questions = [f"Which is number {number}" for number in range(len(FOUND))]
+    ask_workflow(answering, engine, is_changed, questions)
 
 
 APPLICATIONS = {

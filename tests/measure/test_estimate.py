@@ -10,7 +10,7 @@ from cli_helpers import run, words
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_helpers import block, write_jsonl
+from planning_helpers import block, tokenizer_file, write_jsonl
 
 from ctxreuse import ContextBlock
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
@@ -107,11 +107,7 @@ def test_a_recording_without_texts_is_enough(run, folder):
 
 
 def test_texts_are_needed_to_count_token_by_token(run, folder, tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
-    path = tmp_path / "tokenizer.json"
-    model = tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")
-    tokenizers.Tokenizer(model).save(str(path))
-    code, _, err = run("estimate", folder, "--tokenizer", path)
+    code, _, err = run("estimate", folder, "--tokenizer", tokenizer_file(tmp_path))
     assert code == 2
     assert "the corpus has no text of it, only its length; leave out --tokenizer" in err
 
@@ -228,13 +224,6 @@ def test_a_narrow_terminal_shows_one_table_with_heads(run, folder, monkeypatch, 
     sizes = words(re.sub("[│├┤─┼]", " ", out))
     assert "an unlimited cache as retrieved 900 1.00 0.000" in sizes
     assert "a cache of 300 tokens as retrieved 900 1.00 0.000" in sizes
-
-
-@pytest.mark.parametrize("command", ["estimate", "lint", "doctor"])
-def test_a_folder_without_a_recording_is_named_with_the_remedy(run, tmp_path, command):
-    code, _, err = run(command, tmp_path)
-    assert code != 0
-    assert "the folder holds no recording; write one: ctxreuse record" in words(err)
 
 
 def test_a_report_is_written_where_o_says(run, folder, tmp_path):

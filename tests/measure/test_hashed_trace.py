@@ -296,13 +296,6 @@ def test_simulate_reads_a_hashed_trace_from_standard_input_with_sizes_of_ones_ow
     }
 
 
-def test_simulate_reads_an_array_of_lines(run, tmp_path, trace):
-    lines = [json.loads(line) for line in Path(trace).read_text().splitlines()]
-    array = write_jsonl(tmp_path / "t", json.dumps(lines, indent=2))
-    one, other = (run("simulate", path, "--block-size", 16) for path in (trace, array))
-    assert one == other
-
-
 @pytest.mark.parametrize("option", ["--corpus", "--tokenizer"])
 def test_simulate_refuses_texts_beside_a_hashed_trace(run, trace, option):
     code, out, err = run("simulate", "--plan", trace, option, "c.jsonl")

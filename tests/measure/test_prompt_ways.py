@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
@@ -13,10 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import tokenizers
 from langchain.agents import create_agent
 from langchain_core.documents import Document
-from langchain_core.language_models import BaseChatModel
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
@@ -28,7 +25,8 @@ from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEng
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from mem0_stores import FakeMemory  # sets what mem0 reads when it is imported
-from prompt_programs import Asked, AskedLLM, Engine, recorded
+from planning_helpers import tokenizer_file
+from prompt_programs import Asked, AskedLLM, Engine, ask_workflow, llm_on, model_on, recorded
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InputFileError
@@ -36,9 +34,9 @@ from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_sa
 from ctxreuse.measure.results.verdict import SavingsVerdict, verdict
 from ctxreuse.measure.traces.recorded_prompts import read_recording
 from ctxreuse.measure.traces.recording import TraceRecorder
-from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever, format_context
+from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever, format_context
 from langchain_ctxreuse.recording import recording as recording_langchain
-from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor
+from llamaindex_ctxreuse import ReusePostprocessor
 from llamaindex_ctxreuse import format_context as format_nodes
 from mem0_ctxreuse import ReuseMemory
 
@@ -68,9 +66,7 @@ def chain(template: str, heading: str, *, labels: bool = False) -> Callable[[Eng
             shown = [prompt.format(page_content=x.page_content, **x.metadata) for x in documents]
             return "\n\n".join(shown)
 
-        model: BaseChatModel = Asked(engine=engine)
-        if is_changed:
-            model = ReuseChatModel(inner=model, planner=ReusePlanner())
+        model = model_on(engine, is_changed)
         first, last = "{question}\n\n{context}", "{context}\n\n{question}"
         told = template.replace(first, last) if is_changed else template
         show = rendered if is_changed and (heading or labels) else by_hand
@@ -94,11 +90,10 @@ def shown_as(shown: str, separator: str, rendered: str = "") -> Callable[[Engine
         return separator.join(texts)
 
     def run(engine: Engine, is_changed: bool) -> None:
-        model: BaseChatModel = Asked(engine=engine)
+        model = model_on(engine, bool(is_changed and rendered))
         retriever: BaseRetriever = Retriever()
         shown_by = joined
         if is_changed and rendered:
-            model = ReuseChatModel(inner=model, planner=ReusePlanner())
             shown_by = partial(format_context, document_prompt=rendered)
         elif is_changed:
             retriever = ReuseRetriever(retriever=retriever, planner=ReusePlanner())
@@ -126,9 +121,7 @@ def memories(shown: Callable[[list[str]], str]) -> Callable[[Engine, bool], None
 
 
 def by_hand(engine: Engine, is_changed: bool) -> None:
-    model: BaseChatModel = Asked(engine=engine)
-    if is_changed:
-        model = ReuseChatModel(inner=model, planner=ReusePlanner())
+    model = model_on(engine, is_changed)
     for number in range(len(FOUND)):
         texts = [one.page_content for one in Retriever().invoke(f"number {number}")]
         model.invoke("\n\n".join([*texts, f"Which is number {number}?"]))
@@ -137,9 +130,7 @@ def by_hand(engine: Engine, is_changed: bool) -> None:
 def chats(engine: Engine, is_changed: bool) -> None:
     """Ask five questions in each conversation, whose prompts keep what its turns have shown."""
     told = "File: {source}\n{page_content}"
-    model: BaseChatModel = Asked(engine=engine)
-    if is_changed:
-        model = ReuseChatModel(inner=model, planner=ReusePlanner())
+    model = model_on(engine, is_changed)
     messages: list[tuple[str, str]] = []
     for number in range(len(FOUND)):
         messages = [] if number % 5 == 0 else messages
@@ -220,7 +211,7 @@ def engine_of(kind: str) -> Callable[[Engine, bool], None]:
             made, texts = get_response_synthesizer(llm=llm), Chunks if kind == "chunks" else Spaced
             asking = RetrieverQueryEngine(texts(), made, node_postprocessors=after)
         else:
-            llm = ReuseLLM(inner=llm, planner=ReusePlanner()) if is_changed else llm
+            llm = llm_on(engine, is_changed)
             template = PromptTemplate("{context_str}\n\nQuestion: {query_str}")
             made = get_response_synthesizer(llm=llm, text_qa_template=template)
             asking = RetrieverQueryEngine(Nodes(), made)
@@ -231,16 +222,8 @@ def engine_of(kind: str) -> Callable[[Engine, bool], None]:
 
 
 def workflow(engine: Engine, is_changed: bool) -> None:
-    answering = Answering()
-    answering.llm = AskedLLM(engine=engine)
-    if is_changed:
-        answering.llm = ReuseLLM(inner=answering.llm, planner=ReusePlanner(), window_s=0)
-
-    async def ask() -> None:
-        for number in range(len(FOUND)):
-            await answering.run(question=f"Which is number {number}?")
-
-    asyncio.run(ask())
+    questions = [f"Which is number {number}?" for number in range(len(FOUND))]
+    ask_workflow(Answering(), engine, is_changed, questions)
 
 
 APPLICATIONS = {
@@ -265,8 +248,7 @@ APPLICATIONS = {
 
 
 def chunks_under_headings(engine: Engine, is_changed: bool) -> None:
-    llm = AskedLLM(engine=engine)
-    llm = ReuseLLM(inner=llm, planner=ReusePlanner()) if is_changed else llm
+    llm = llm_on(engine, is_changed)
     for number in range(len(FewChunks.rows)):
         found = FewChunks().retrieve(f"number {number}")
         shown = "\n\n".join(f"Passage:\n{one.text}" for one in found)
@@ -291,6 +273,7 @@ _OUT_OF_HASHES = {
         shown_as("# {source}\n{text}", "\n\n***\n\n", "# {source}\n{page_content}"),
         "put the documents in with format_context",
     ),
+    "chunks": (engine_of("chunks"), "ReusePostprocessor"),
     "chunks under headings": (chunks_under_headings, "text_template"),
     "memories as JSON": (memories(json.dumps), "ReuseMemory"),
     "memories as letters of JSON": (
@@ -348,9 +331,7 @@ def test_what_is_said_of_a_wrapped_model_alone_and_of_small_gains_is_true(
     """Each word is a prompt, and each of its letters a document."""
 
     def run(engine: Engine, is_changed: bool) -> None:
-        model: BaseChatModel = Asked(engine=engine)
-        if is_changed:
-            model = ReuseChatModel(inner=model, planner=ReusePlanner())
+        model = model_on(engine, is_changed)
         for row in rows.split():
             found = Letters(words=words).invoke(row)
             model.invoke("\n\n".join([*(one.page_content for one in found), f"Which is {row}?"]))
@@ -395,9 +376,7 @@ def test_an_application_whose_documents_never_come_again_gains_nothing(tmp_path)
 
 def test_of_an_application_with_format_context_only_the_wrapper_is_asked(tmp_path):
     def run(engine: Engine, is_changed: bool) -> None:
-        model: BaseChatModel = Asked(engine=engine)
-        if is_changed:
-            model = ReuseChatModel(inner=model, planner=ReusePlanner())
+        model = model_on(engine, is_changed)
         for number in range(len(FOUND)):
             found = Retriever().invoke(f"number {number}")
             context = format_context(found, "File: {source}\n{page_content}")
@@ -419,14 +398,6 @@ def test_documents_stay_in_place_where_the_application_says_what_their_order_mea
         "As they are, most prompts keep their documents in place: the application says what the "
         "order of the documents means.",
     )
-
-
-def test_chunks_move_as_llamaindex_shows_them(tmp_path):
-    run, changed = engine_of("chunks"), Engine()
-    plain, said = recorded(tmp_path, run), said_of(tmp_path)
-    run(changed, True)
-    assert "ReusePostprocessor" in said.next_step
-    assert said.measured["saved_share"] == pytest.approx(1 - changed.computed / plain, abs=0.05)
 
 
 def test_documents_that_no_prompt_shows_have_to_be_shown_first(tmp_path):
@@ -454,11 +425,6 @@ def said_of(trace: Path, **asked: object) -> SavingsVerdict:
 def test_whole_prompts_are_counted_by_a_tokenizer_and_progress_is_told(
     recording_with_headings, tmp_path
 ):
-    numbers = {word: number for number, word in enumerate(_WORDS, start=1)}
-    model = tokenizers.models.WordLevel({"[UNK]": 0, **numbers}, unk_token="[UNK]")
-    by_words = tokenizers.Tokenizer(model)
-    by_words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    by_words.save(str(tmp_path / "tokenizer.json"))
     steps = Counter()
 
     @contextmanager
@@ -466,7 +432,7 @@ def test_whole_prompts_are_counted_by_a_tokenizer_and_progress_is_told(
         yield lambda: steps.update({task: 1})
         assert steps[task] == number, task
 
-    asked = {"trace": str(recording_with_headings), "tokenizer": tmp_path / "tokenizer.json"}
+    asked = {"trace": str(recording_with_headings), "tokenizer": tokenizer_file(tmp_path, *_WORDS)}
     counted = verdict(measure_savings(EstimateConfig(**asked), progress=progress))
     assert {"replaying prompts as they are", "replaying changed prompts"} <= steps.keys()
     words, pieces = (

@@ -89,13 +89,6 @@ def test_the_outermost_retriever_counts(tmp_path):
     assert not handler._runs
 
 
-def test_what_is_retrieved_outside_of_a_run_is_told_apart(tmp_path):
-    with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
-        Fixed().invoke("why")
-        (RunnablePassthrough() | Fixed()).invoke("why")
-        RunnableLambda(Fixed().invoke).invoke("why")
-
-
 class Long(Fixed):
     def _get_relevant_documents(self, query, *, run_manager):
         return [Document(page_content=f"The document is about {text}. " * 9) for text in TEXTS]

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from planning_helpers import block, plan_trace
+from planning_helpers import block, plan_trace, tokenizer_file
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
@@ -251,31 +251,16 @@ def test_later_turns_are_served_behind_their_whole_history():
     ]
 
 
-@pytest.fixture
-def tokenizer_file(tmp_path):
-    tokenizers = pytest.importorskip("tokenizers")
-    words = ["[UNK]", "<|im_start|>user", "[Doc_1]", "[Doc_2]", "text", "of", "1", "2"]
-    tokenizer = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]")
-    )
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    path = tmp_path / "tokenizer.json"
-    tokenizer.save(str(path))
-    return str(path)
-
-
-def test_texts_of_any_characters_are_tokenized_with_a_file(tokenizer_file):
+def test_texts_of_any_characters_are_tokenized_with_a_file(tmp_path):
+    words = ("<|im_start|>user", "[Doc_1]", "[Doc_2]", "text", "of", "1", "2")
+    tokenizer = load_tokenizer(tokenizer_file(tmp_path, *words))
     planned = [planned_from(1, [1, 2], query="Why?"), planned_from(2, [1, 2], query="How?")]
-    usages = simulate_tokens(
-        planned, CORPUS, PrefixCacheSimulator(block_size=4), load_tokenizer(tokenizer_file)
-    )
+    usages = simulate_tokens(planned, CORPUS, PrefixCacheSimulator(block_size=4), tokenizer)
     assert list(usages) == [CacheUsage(11, 0), CacheUsage(11, 8)]
 
     corpus = {1: ContextBlock(id=1, text="lone \ud800 surrogate \x00")}
     planned = [planned_from(1, [1], query="\udfff", tenant="\ud800")]
-    (usage,) = simulate_tokens(
-        planned, corpus, PrefixCacheSimulator(), load_tokenizer(tokenizer_file)
-    )
+    (usage,) = simulate_tokens(planned, corpus, PrefixCacheSimulator(), tokenizer)
     assert usage.cached_tokens == 0
     assert usage.prompt_tokens >= 7
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
@@ -182,6 +183,16 @@ requests_of_any_kind = st.lists(first_turns | later_turns, max_size=8)
 def plan_trace(trace, planner, mode, strategy="reuse", **options):
     """Plan a trace as `ctxreuse plan` does."""
     return plan_under(MeasuredPolicy(strategy, strategy, mode), trace, planner, **options)
+
+
+def tokenizer_file(folder: Path, *words: str) -> str:
+    """Save a tokenizer that knows some words, and takes others for one; return where it is."""
+    tokenizers = pytest.importorskip("tokenizers")
+    numbers = {word: number for number, word in enumerate(("[UNK]", *words))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return str(folder / "tokenizer.json")
 
 
 def write_jsonl(path: Path, *lines: Mapping[str, Any] | str | bytes) -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
-from llama_index.core.llms import CompletionResponse, CustomLLM, LLMMetadata
+from llama_index.core.llms import LLM, CompletionResponse, CustomLLM, LLMMetadata
 
+from ctxreuse import ReusePlanner
 from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.measure.traces.recording import TraceRecorder
+from langchain_ctxreuse import ReuseChatModel
 from langchain_ctxreuse.recording import recording as recording_langchain
+from llamaindex_ctxreuse import ReuseLLM
 from llamaindex_ctxreuse.recording import recording as recording_llamaindex
 from mem0_ctxreuse.recording import recording as recording_mem0
 
@@ -65,6 +70,31 @@ class AskedLLM(CustomLLM):
 
     def stream_complete(self, prompt, formatted=False, **kwargs):
         raise NotImplementedError
+
+
+def model_on(engine: Engine, is_changed: bool) -> BaseChatModel:
+    """Return LangChain's model on an engine, wrapped in the application that was changed."""
+    model = Asked(engine=engine)
+    return ReuseChatModel(inner=model, planner=ReusePlanner()) if is_changed else model
+
+
+def llm_on(engine: Engine, is_changed: bool) -> LLM:
+    """Return LlamaIndex's model on an engine, wrapped in the application that was changed."""
+    llm = AskedLLM(engine=engine)
+    return ReuseLLM(inner=llm, planner=ReusePlanner(), window_s=0) if is_changed else llm
+
+
+def ask_workflow(
+    answering: Any, engine: Engine, is_changed: bool, questions: Iterable[str]
+) -> None:
+    """Ask a workflow of LlamaIndex, which calls its `llm`, one question after the other."""
+    answering.llm = llm_on(engine, is_changed)
+
+    async def ask() -> None:
+        for question in questions:
+            await answering.run(question=question)
+
+    asyncio.run(ask())
 
 
 def recorded(folder: Path, run: Callable[[Engine, bool], None], **options: bool) -> int:
