@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import pytest_socket
 from llamaindex_helpers import RecordingLLM
+from served_engines import served  # noqa: F401  # a fixture
 
 from llamaindex_ctxreuse import ReuseLLM
 

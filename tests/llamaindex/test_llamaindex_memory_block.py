@@ -1,5 +1,4 @@
 import logging
-import re
 from functools import reduce
 from typing import Any
 
@@ -117,21 +116,6 @@ class TestReuseMemoryBlock:
             shown = await one.aget([user(question)])
             assert "[Doc_id-c] > [Doc_id-b] > [Doc_id-a]" in shown
         assert planner.statistics().requests == 4, "each search is one prompt"
-
-    async def test_each_users_memories_are_a_tenant_unless_told_otherwise(self, planner):
-        async def order(user_id: str, word: str) -> str:
-            filters = {"user_id": user_id}
-            memory = FakeMemory(lettered(word))
-            block = ReuseMemoryBlock(memory=memory, planner=planner, filters=filters)
-            text = await block.aget([user("q")])
-            return "".join(re.findall(r"\] (\w) says", text))
-
-        assert await order("alice", "abc") == "abc"
-        assert await order("bob", "cba") == "cba"
-        assert await order("alice", "cba") == "abc"
-        with request_context(tenant="shared"):
-            assert await order("alice", "bca") == "bca"
-            assert await order("bob", "cab") == "bca"
 
     async def test_a_retriever_will_do_planned_or_not(self):
         for retriever in (LetterRetriever(), ReuseRetriever(LetterRetriever())):

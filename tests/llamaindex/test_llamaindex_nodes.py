@@ -10,7 +10,6 @@ import pytest
 from adapter_conformance import AdapterConformance
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
-from llama_index.core.postprocessor import LongContextReorder
 from llama_index.core.schema import (
     ImageNode,
     IndexNode,
@@ -192,13 +191,6 @@ class TestIdentityAndRank:
         said = [] if ranking is None else [f"Read documents {ranking} first."]
         assert [one.text for one in planned[3:]] == said
         assert letters(planned[:3]) == "abc"
-
-    def test_reordering_before_it_does_not_make_the_second_best_the_worst(self):
-        postprocessor = ReusePostprocessor(annotation=True)
-        postprocessor.postprocess_nodes(letter_nodes("abcd"))
-        reordered = LongContextReorder().postprocess_nodes(letter_nodes("dcba"))
-        planned = postprocessor.postprocess_nodes(reordered)
-        assert planned[-1].text == "Read documents 4, 3, 2 first."
 
 
 class TestPostprocessor:

@@ -1,17 +1,14 @@
 """The adapters inside LlamaIndex's own engines, executors and workflows."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from llama_index.core.async_utils import asyncio_run, run_async_tasks, run_jobs
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine import CondensePlusContextChatEngine
 from llama_index.core.memory import Memory
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import MetadataMode
-from llama_index.core.types import Thread
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
 from llamaindex_helpers import LetterRetriever, ListChatStore, RecordingLLM
 from openai_models import clients_of, openai_like
@@ -110,50 +107,6 @@ class TestWorkflow:
 
         await asyncio.gather(*(run(tenant) for tenant in ("one", "two", "three")))
         assert sorted(map(str, workflow.tenants)) == sorted(["one", "two", "three"] * 2)
-
-    async def test_what_a_step_sets_ends_with_the_step(self):
-        class Setting(Workflow):
-            @step
-            async def first(self, event: StartEvent) -> Retrieved:
-                with request_context(tenant="inside"):
-                    return Retrieved(nodes=[])
-
-            @step
-            async def second(self, event: Retrieved) -> StopEvent:
-                return StopEvent(result=current_scope().tenant)
-
-        assert await Setting().run() is None
-
-
-class TestScopeInLlamaIndexsExecutors:
-    async def tenant(self) -> str | None:
-        await asyncio.sleep(0)
-        return current_scope().tenant
-
-    def test_asyncio_run_without_a_loop_in_a_thread_and_in_async_tasks(self):
-        with request_context(tenant="one"):
-            assert asyncio_run(self.tenant()) == "one"
-
-        seen: list[str | None] = []
-        with request_context(tenant="one"):
-            thread = Thread(target=lambda: seen.append(asyncio_run(self.tenant())))
-        thread.start()
-        thread.join()
-        assert seen == ["one"]
-        with request_context(tenant="one"):
-            assert run_async_tasks([self.tenant(), self.tenant()]) == ["one", "one"]
-        with request_context(tenant="one"), ThreadPoolExecutor(1) as pool:
-            assert pool.submit(current_scope).result().tenant is None
-
-    async def test_asyncio_run_inside_a_loop(self):
-        with request_context(tenant="one"):
-            assert asyncio_run(self.tenant()) == "one"
-
-    @pytest.mark.parametrize("show_progress", [True, False])
-    async def test_run_jobs(self, show_progress):
-        with request_context(tenant="one"):
-            jobs = [self.tenant() for _ in range(3)]
-            assert await run_jobs(jobs, show_progress=show_progress) == ["one"] * 3
 
 
 class TestOnAnEngine:

@@ -5,11 +5,11 @@ from llama_index.core.llms import ChatMessage, MockLLM
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.openai_like import OpenAILike
 from llamaindex_llm_helpers import CHATS, called
+from served_engines import CONTEXTS, RULES, URL, assert_primes_pay, split
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.errors import InvalidRequestError
 from llamaindex_ctxreuse import ReuseLLM, format_context
-from tests.support.served_engines import CONTEXTS, RULES, URL, assert_primes_pay, served, split  # noqa: F401 - a fixture
 
 NODES = {
     name: NodeWithScore(node=TextNode(text=f"{name} " * 80, id_=name), score=1.0)
@@ -44,13 +44,13 @@ def chats(model):
 
 
 @pytest.mark.parametrize("ask", [chats, lambda model: model.complete_batch(prompts())])
-def test_what_shares_a_primed_beginning_reads_it_from_its_first_sight_on(served, ask):  # noqa: F811
+def test_what_shares_a_primed_beginning_reads_it_from_its_first_sight_on(served, ask):
     engine = assert_primes_pay(served, wrapped, ask)
     assert {body["cache_salt"] for body in engine.requests} == {"salt"}
 
 
 @pytest.mark.parametrize("way", CHATS)
-def test_requests_that_come_one_by_one_are_primed_too(served, way):  # noqa: F811
+def test_requests_that_come_one_by_one_are_primed_too(served, way):
     engine, model = served(states="junctions"), wrapped(window_s=0)
     for _ in range(3):
         for prompt in prompts():
@@ -60,7 +60,7 @@ def test_requests_that_come_one_by_one_are_primed_too(served, way):  # noqa: F81
     assert model.faults == 0
 
 
-def test_a_prime_has_its_tenants_salt_though_a_stream_is_read_elsewhere(served):  # noqa: F811
+def test_a_prime_has_its_tenants_salt_though_a_stream_is_read_elsewhere(served):
     engine, model = served(states="junctions"), wrapped(window_s=0, send_cache_salt=True)
     model.inner.additional_kwargs = {}
     model = model.model_copy(update={"send_cache_salt": True})

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import threading
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -109,26 +108,6 @@ class TestQueryEngines:
         assert sent == plain
         assert model.prompt_statistics.not_found == 2
 
-    def test_asynchronous_and_streamed_queries(self):
-        async def gathered(llm: Any, **options: Any) -> list[str]:
-            queries = engine(llm, **options)
-            first = await queries.aquery("abc first?")
-            texts = [await text_of(first)]
-            others = await asyncio.gather(*map(queries.aquery, ("cba x", "bca y", "cab z")))
-            return texts + [await text_of(one) for one in others]
-
-        async def text_of(answer: Any) -> str:
-            stream = getattr(answer, "async_response_gen", None)
-            return "".join([one async for one in stream()]) if stream else str(answer)
-
-        for streaming in (False, True):
-            plain, sent, model = both(
-                lambda llm, streaming=streaming: asyncio.run(gathered(llm, streaming=streaming))
-            )
-            assert len(sent) == len(plain)
-            assert sum(shown("abc") in one for one in sent) == len(sent)
-            assert model.prompt_statistics.planned == len(sent)
-
     def test_a_stream_is_planned_though_it_is_read_when_the_query_is_over(self):
         inner, model = reusing()
         queries = engine(model, streaming=True)
@@ -137,20 +116,6 @@ class TestQueryEngines:
         answers = ["".join(one.response_gen) for one in streams]
         assert answers == ["answer 1", "answer 2"]
         assert WORDS in inner.prompts[1]
-
-    def test_many_threads(self):
-        inner, model = reusing()
-        queries = engine(model)
-        queries.query("abc first?")
-        threads = [
-            threading.Thread(target=queries.query, args=(f"cba {number}",)) for number in range(8)
-        ]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-        assert all(shown("abc") in one for one in inner.prompts)
-        assert model.prompt_statistics.planned == 9
 
     @pytest.mark.parametrize(
         "behind", [SimilarityPostprocessor(similarity_cutoff=0.3), LongContextReorder()]
@@ -298,27 +263,6 @@ class TestOnePlan:
         assert f"{shown('abc')}\n\n{WORDS}" in inner.prompts[1], "ranked as retrieved"
         assert model.prompt_statistics.planned == planner.savings.requests == 2
         assert planner.statistics().requests == 2
-
-    def test_lists_that_a_prompt_shows_apart_are_planned_apart(self):
-        class Two(CustomQueryEngine):
-            llm: Any
-
-            def custom_query(self, query_str: str) -> str:
-                first, second = (
-                    "\n\n".join(one.get_content() for one in LetterRetriever().retrieve(word))
-                    for word in query_str.split()
-                )
-                return str(self.llm.complete(f"Facts:\n{first}\n\nRules:\n{second}\n\nWhat?"))
-
-        def program(llm: Any) -> None:
-            for query in ("abc xyz", "abc zyx"):
-                Two(llm=llm).query(query)
-
-        plain, sent, model = both(program)
-        assert sent[0] == plain[0]
-        given, planned = (shown(word, metadata=False) for word in ("zyx", "xyz"))
-        assert sent[1] == plain[1].replace(given, f"{planned}\n\n{WORDS}")
-        assert model.prompt_statistics.planned == 2
 
     @pytest.mark.parametrize("use_async", [False, True])
     def test_a_retriever_inside_of_a_fusion_leaves_its_ranking_alone(self, use_async):

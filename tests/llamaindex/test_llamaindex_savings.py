@@ -7,7 +7,6 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from llama_index.core import SummaryIndex
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -15,7 +14,6 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
 )
 from llama_index.core.llms import CustomLLM
-from llama_index.core.schema import TextNode
 from llamaindex_helpers import RecordingLLM
 from llamaindex_llm_helpers import (
     CHATS,
@@ -95,45 +93,6 @@ def test_the_usage_of_each_answer_is_counted_once(way):
     assert savings.reported.prompt_tokens == served.engine.usage.prompt_tokens
     assert savings.reported.cached_tokens == served.engine.usage.cached_tokens > 0
     assert savings.reported.expected_cached_tokens == savings.cached_as_sent > 0
-
-
-OPENAI = {
-    "prompt_tokens": 1_000,
-    "completion_tokens": 5,
-    "prompt_tokens_details": {"cached_tokens": 600},
-}
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        {"usage": OPENAI},
-        {"usage": {**OPENAI, "cache_read_input_tokens": 600, "cache_creation_input_tokens": 300}},
-        {"usage_metadata": {"prompt_token_count": 1_000, "cached_content_token_count": 600}},
-        {"usage": {"inputTokens": 100, "cacheReadInputTokens": 600, "cacheWriteInputTokens": 300}},
-        {"usage": {"prompt_tokens": 1_000, "prompt_cache_hit_tokens": 600}},
-    ],
-)
-def test_a_query_engines_answers_tell_what_was_cached_in_the_words_of_any_provider(raw, planner):
-    class Model(CustomLLM):
-        @property
-        def metadata(self):
-            return LLMMetadata(context_window=32_000, is_chat_model=True)
-
-        def chat(self, messages, **_):
-            return ChatResponse(message=ChatMessage("OK", role="assistant"), raw=raw)
-
-        def complete(self, prompt, formatted=False, **_):
-            return CompletionResponse(text="OK", raw=raw)
-
-        def stream_complete(self, prompt, formatted=False, **_):
-            raise NotImplementedError
-
-    nodes = [TextNode(text=f"The {name} flows on. " * 60) for name in ("Seine", "Loire", "Po")]
-    llm = ReuseLLM(inner=Model(), planner=planner)
-    SummaryIndex(nodes).as_query_engine(llm=llm).query("Which?")
-    reported = planner.savings.reported
-    assert (reported.prompt_tokens, reported.cached_tokens) == (1_000, 600)
 
 
 def test_completions_are_counted_and_failures_of_planning():

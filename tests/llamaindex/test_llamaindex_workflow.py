@@ -15,19 +15,15 @@ from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import QueryBundle, TextNode
-from llama_index.core.workflow import StartEvent, StopEvent, Workflow, step
 from llamaindex_helpers import LetterRetriever, RecordingLLM
 from workflow_engines import BLOCKS, engine_of, plain_ids, plain_search, shown
 
 from ctxreuse import request_context
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow import (
-    END,
-    START,
     CallableRetriever,
     StageError,
     WorkflowEngine,
-    WorkflowGraph,
 )
 from llamaindex_ctxreuse import (
     LlamaIndexLLM,
@@ -298,22 +294,6 @@ class TestSpeculativeRAGQueryEngine:
 
 
 _NAMES = {"context_str": "context", "query_str": "q"}
-
-
-async def test_a_step_of_a_llamaindex_workflow_awaits_a_run():
-    graph = WorkflowGraph().add_retrieval("search", query="{input}", k=2)
-    graph.add_generation("answer", prompt="Use {docs}. {input}")
-    graph.add_edge(START, "search").add_edge("search", "answer").add_edge("answer", END)
-    engine = engine_of(LlamaIndexLLM(RecordingLLM(answer="Yes.")))
-
-    class Asking(Workflow):
-        @step
-        async def ask(self, event: StartEvent) -> StopEvent:
-            return StopEvent(result=await engine.run(graph, event.question))
-
-    results = await asyncio.gather(*(Asking().run(question=q) for q in ("red", "blue")))
-    assert [str(result) for result in results] == ["Yes.", "Yes."]
-    assert [block.id for block in results[1].state["docs"]] == plain_ids("blue", 2)
 
 
 def test_the_example_runs_without_a_server(monkeypatch, capsys):
