@@ -200,18 +200,8 @@ def test_conversation_and_history_may_come_from_the_surroundings():
     assert len(other) == 1, "another conversation's history is not this one's"
 
 
-def test_updated_memories_are_shown_and_deleted_ones_not_mentioned():
-    porto, lisbon, cat = "Alice lives in Porto.", "Alice lives in Lisbon.", "Alice has a cat."
-    wrapped = finding(memory("1", porto), memory("2", cat))
-    first = wrapped.messages("One?", history=[], conversation_id="c")
-    wrapped.memory.found = [memory("1", lisbon), memory("2", cat)]
-    second = wrapped.messages("Two?", history=[*first, ANSWER], conversation_id="c")
-    assert second[-1]["content"] == (
-        f"{labelled(lisbon)}\n\n{label(lisbon)} replaces {label(porto)}.\n\n{located(cat)}\n\nTwo?"
-    )
-    third = wrapped.messages("Three?", history=[*second, ANSWER], conversation_id="c")
-    assert third[-1]["content"] == f"{located(lisbon, cat)}\n\nThree?"
-
+def test_of_a_store_that_cannot_be_asked_deleted_memories_are_not_mentioned():
+    porto, cat = "Alice lives in Porto.", "Alice has a cat."
     wrapped = finding(memory("1", porto), memory("2", cat))
     first = wrapped.messages("One?", history=[], conversation_id="c")
     wrapped.memory.found = [memory("2", cat)]

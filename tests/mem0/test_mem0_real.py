@@ -1,6 +1,5 @@
 """The real mem0ai, with qdrant in memory, and its hosted client; sockets are off."""
 
-import asyncio
 import inspect
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -8,10 +7,9 @@ from functools import wraps
 from typing import Any
 
 import pytest
-from block_labels import label, labelled
 from mem0_stores import ANSWER, lettered, mem0_offline
 
-from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
+from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory
 
 mem0 = pytest.importorskip("mem0", reason="needs mem0ai")
 pytest_socket = pytest.importorskip("pytest_socket", reason="needs pytest-socket")
@@ -159,9 +157,7 @@ def test_users_see_their_own_memories_alone_and_nobody_sees_none(memory, found):
     ]
 
 
-@pytest.mark.parametrize("labels", [False, True])
-def test_an_updated_memory_is_shown_again_and_a_deleted_one_never(memory, labels):
-    memory = ReuseMemory(memory.memory, labels=labels)
+def test_an_updated_memory_is_shown_again_and_a_deleted_one_never(memory):
     first = memory.messages(
         QUERIES[0], history=[], conversation_id="c", filters=ALICE, threshold=0.0
     )
@@ -177,38 +173,15 @@ def test_an_updated_memory_is_shown_again_and_a_deleted_one_never(memory, labels
     assert "Alice lives in Lisbon now" + LONG in second.text
     assert [block.id for block in second.plan.blocks] == [home], "all else stands in the history"
     pieces = second.text.split("\n\n")
-    if labels:
-        new = f"Alice lives in Lisbon now{LONG}"
-        old, tea_label, *others = (label(fact + LONG) for fact in FACTS)
-        assert pieces[:3] == [
-            f"{tea_label} no longer holds; do not use it.",
-            labelled(new),
-            f"{label(new)} replaces {old}.",
-        ]
-        assert all(one in pieces[3] for one in others)
-        assert "Alice lives in Porto" not in str(second)
-    else:
-        quoted = [f'"{(fact + LONG)[:100]}..."' for fact in FACTS[:2]]
-        assert sorted(pieces[:2]) == sorted(
-            f"{one} no longer holds; do not use it." for one in quoted
-        )
-        assert pieces[2:] == [f"Alice lives in Lisbon now{LONG}"]
+    quoted = [f'"{(fact + LONG)[:100]}..."' for fact in FACTS[:2]]
+    assert sorted(pieces[:2]) == sorted(f"{one} no longer holds; do not use it." for one in quoted)
+    assert pieces[2:] == [f"Alice lives in Lisbon now{LONG}"]
     assert len(second.plan.references) == len(FACTS) - 2
     assert tea not in {*second.plan.references, *(block.id for block in second.plan.blocks)}
 
     alone = memory.search(QUERIES[0], filters=ALICE, threshold=0.0)
     assert tea not in json.dumps(alone)
     assert memory.history(home)[-1]["new_memory"].startswith("Alice lives in Lisbon")
-
-
-def test_exact_duplicates_collapse_in_the_text_only(memory):
-    memory.add(FACTS[0] + LONG, user_id="alice", infer=False)
-    found = memory.search(QUERIES[0], filters=ALICE, threshold=0.0)["results"]
-    assert len(found) == len(FACTS) + 1
-    assert len({one["hash"] for one in found}) == len(FACTS)
-    context = memory.context(QUERIES[0], filters=ALICE, threshold=0.0)
-    assert str(context).count(FACTS[0]) == 1
-    assert len(context.plan.blocks) == len(FACTS)
 
 
 async def test_the_async_memory_does_the_same(async_memory, found):
@@ -231,26 +204,6 @@ async def test_the_async_memory_does_the_same(async_memory, found):
     with pytest.raises(ValueError, match="Top-level entity parameters"):
         await async_memory.search("q?", user_id="alice")
     assert async_memory.faults == 0
-
-
-async def test_awaited_searches_lose_nothing_and_see_updates_and_deletes(async_memory):
-    results = await asyncio.gather(
-        *(async_memory.search(query, filters=ALICE, threshold=0.0) for query in QUERIES * 3)
-    )
-    for result in results:
-        assert sorted(one["memory"] for one in result["results"]) == sorted(
-            fact + LONG for fact in FACTS
-        )
-
-    first = await async_memory.search(QUERIES[0], filters=ALICE, threshold=0.0)
-    home = next(one for one in first["results"] if one["memory"].startswith("Alice lives"))
-    tea = next(one for one in first["results"] if one["memory"].startswith("Alice likes green"))
-    await async_memory.update(home["id"], "Alice lives in Lisbon now" + LONG)
-    await async_memory.delete(tea["id"])
-    second = await async_memory.search(QUERIES[0], filters=ALICE, threshold=0.0)
-    texts = {one["id"]: one["memory"] for one in second["results"]}
-    assert texts[home["id"]] == "Alice lives in Lisbon now" + LONG
-    assert tea["id"] not in json.dumps(second)
 
 
 mem0_types = pytest.importorskip("mem0.client.types", reason="needs mem0ai")
@@ -340,29 +293,6 @@ def test_hosted_pages_signatures_and_errors_are_the_clients(client, service):
         wrapped.search("q?", user_id="alice")
     with pytest.raises(mem0.exceptions.MemoryError, match="The service is down"):
         wrapped.get("an-id")
-
-
-def test_hosted_memories_become_messages(client, service):
-    service.found = "a"
-    wrapped = ReuseMemory(client)
-    context = wrapped.context("q?", mem0_types.SearchMemoryOptions(filters=ALICE))
-    assert context.plan is not None
-    assert context.plan.request.tenant == tenant_of(ALICE)
-    assert wrapped.messages("q?", filters=ALICE) == [
-        {"role": "user", "content": f"{lettered('a')[0]['memory']}\n\nq?"}
-    ]
-
-
-def test_memories_without_their_text_come_back_as_found(client, service):
-    def only_ids(request: Any) -> Any:
-        return httpx.Response(200, json={"results": [{"id": "1"}, {"id": "2"}]})
-
-    wrapped = ReuseMemory(client)
-    client.client = httpx.Client(transport=httpx.MockTransport(only_ids), base_url="http://mem0")
-    with client.client:
-        found = wrapped.search("q?", filters=ALICE, fields=["id"])
-    assert found == {"results": [{"id": "1"}, {"id": "2"}]}
-    assert wrapped.faults == 1
 
 
 async def test_the_async_client_does_the_same(async_client, service):

@@ -48,24 +48,6 @@ def test_what_searches_save_is_unknown_and_never_a_number(mode, orders):
     assert str(savings).startswith("What is saved is unknown" if savings.unseen else "No request")
 
 
-def test_a_search_gives_back_the_memorys_own_objects_in_planned_order():
-    wrapped, store = planned_after("dba", "abc")
-    result = wrapped.search("q?")
-    d, b, a = store.found
-    assert result == {"results": [a, b, d]}
-    assert all(one is own for one, own in zip(result["results"], (a, b, d), strict=True))
-    assert wrapped.planner.savings.requests == 0, "what a search saves is not known"
-
-
-async def test_an_awaited_search_returns_the_same():
-    store, async_store = FakeMemory(), AsyncFakeMemory()
-    wrapped, awaited = ReuseMemory(store), AsyncReuseMemory(async_store)
-    for letters in ("abc", "dba", "", "cb"):
-        store.found = async_store.found = lettered(letters)
-        assert await awaited.search("q?", top_k=3) == wrapped.search("q?", top_k=3)
-    assert async_store.calls == store.calls
-
-
 def test_what_else_a_result_holds_is_kept():
     wrapped, _ = planned_after("")
     wrapped.memory.found = {"count": 1, "results": lettered("a"), "relations": [{"source": "a"}]}
@@ -99,15 +81,6 @@ def test_arguments_reach_the_store_as_they_are():
         }
     ]
     assert store.calls[0]["filters"] is filters
-
-
-def test_every_memory_comes_back_duplicates_included():
-    same = memory("1", "text", score=0.5)
-    other_id = memory("2", "text", score=0.5)
-    other_score = memory("1", "text", score=0.4)
-    wrapped = ReuseMemory(FakeMemory([same, other_id, other_score, same]))
-    result = wrapped.search("q?")
-    assert result["results"] == [same, other_id, other_score, same]
 
 
 def test_ids_need_not_be_strings_and_an_updated_memory_is_another_block():
@@ -315,14 +288,6 @@ async def test_mocks_may_be_wrapped():
     awaited = AsyncMock()
     awaited.search.return_value = lettered("b")
     assert await AsyncReuseMemory(awaited).search("q?") == lettered("b")
-
-
-def test_without_a_planner_wrappers_share_that_of_the_process():
-    wrappers = [ReuseMemory(FakeMemory()), ReuseMemory(FakeMemory(), planner=None)]
-    wrappers.append(AsyncReuseMemory(AsyncFakeMemory(), planner=None))
-    planners = [wrapper.planner for wrapper in wrappers]
-    assert all(isinstance(planner, ReusePlanner) for planner in planners)
-    assert len(set(map(id, planners))) == 1
 
 
 def test_a_patch_of_a_wrapped_method_ends_where_it_should():
