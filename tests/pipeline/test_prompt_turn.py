@@ -1,7 +1,6 @@
 """What becomes of a prompt: its new contexts are planned once, and sent again as they were sent."""
 
 import gc
-import pickle
 import re
 from collections import Counter
 from itertools import pairwise
@@ -22,7 +21,6 @@ from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.prompt_turn import (
-    OpenPrompt,
     PlannedPrompt,
     PromptPart,
     PromptPlanner,
@@ -93,23 +91,6 @@ def said(*texts: str) -> tuple[PromptPart, ...]:
 def test_no_prompt_and_no_message_may_be_planned(world):
     assert world.prompts.plan([]) == []
     assert world.plan() == PlannedPrompt(0, ())
-
-
-@pytest.mark.parametrize("labels", [False, True])
-def test_a_conversation_that_grows_is_sent_as_a_prefix_of_itself(labels):
-    world = World(labels=labels)
-    world.user(world.context("abcdef"))
-    turns: list[str] = []
-    before: tuple[str, ...] = ()
-    for letters in ["cab", "bad", "fed", "abc"]:
-        turns.append(f"{world.context(letters)}\n\nWhy?")
-        planned = world.plan(*said(*turns))
-        assert planned.texts[: len(before)] == before
-        turns.append("So.")
-        before = (*planned.texts, turns[-1])
-    assert [letters_in(one) for one in before[::2]] == (
-        ["abc", "d", "fe", ""] if labels else ["abc", "bad", "fed", "abc"]
-    ), "what cannot be referred to is shown again"
 
 
 def test_what_was_left_out_is_written_out_where_its_beginning_is_gone():
@@ -388,13 +369,6 @@ def test_in_shadow_mode_all_is_sent_as_given():
     assert world.planner.savings.requests == 2
 
 
-def test_a_prompt_that_cannot_be_planned_is_sent_as_given():
-    calls = [ScopedPrompt((PromptPart("system", "s"), PromptPart("user", "u"))), ScopedPrompt(())]
-    closed = PromptPlanner(ReusePlanner()).closed
-    sent = [closed(number, OpenPrompt.failed(one)) for number, one in enumerate(calls)]
-    assert sent == [PlannedPrompt(0, ("s", "u")), PlannedPrompt(1, ())]
-
-
 @pytest.mark.parametrize(
     ("ask_once", "remedy"),
     [
@@ -436,15 +410,6 @@ def test_texts_that_are_no_unicode_are_planned_too():
         sent = world.user("\udfff\n" + "\n".join(odd[place] for place in order) + "\n\udfff")
     assert letters_in(sent) == "abc"
     assert sent.endswith("\n\udfff")
-
-
-def test_a_copied_gateway_plans_as_before(world):
-    gateway = pickle.loads(
-        pickle.dumps(ModelGateway(world.planner, "reuse", 0.0, "model", "", usage_of))
-    )
-    for letters in ("abc", "cab"):
-        planned = gateway.plan(ScopedPrompt(said(world.context(letters))))
-    assert letters_in(planned.texts[0]) == "abc"
 
 
 @pytest.mark.usefixtures("new_objects_only")
