@@ -7,7 +7,7 @@ import sys
 from typing import get_args
 
 import pytest
-from cli_helpers import run, words
+from cli_helpers import words
 from planning_helpers import block, location_words, order_words, tokenizer_file, write_jsonl
 
 import ctxreuse
@@ -17,8 +17,6 @@ from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Strategy
 
 pytestmark = pytest.mark.usefixtures("paper_words")
-
-__all__ = ["run"]
 
 LATER = {
     "request_id": "a1",
@@ -387,13 +385,6 @@ def test_a_shell_can_complete_the_command():
         check=False,
     )
     assert done.stdout.split() == ["estimate"]
-
-
-def test_what_could_not_be_written_is_named_before_anything_is_read(run, tmp_path):
-    path, missing = tmp_path / "no" / "folder", tmp_path / "missing"
-    options = ["--trace", missing, "--corpus", missing, "-o", path, "--mode", "online"]
-    code, _, err = run("plan", *options)
-    assert (code, err.startswith(f"ctxreuse: {path}: cannot be written: ")) == (2, True), err
 
 
 def test_the_command_alone_shows_its_help(run):

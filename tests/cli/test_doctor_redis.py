@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 import redis
-from cli_helpers import run
 from redis_servers import PASSWORD, RedisServer, free_port, redis_server
 from shared_logs import asked, caught_up, sharing
 
 from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.sharing import RedisLog
-
-__all__ = ["run"]
 
 SECRET = "a secret of at least 16 bytes"
 

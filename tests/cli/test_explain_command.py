@@ -4,7 +4,7 @@ import json
 from functools import partial
 
 import pytest
-from cli_helpers import run, words
+from cli_helpers import words
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import block, plan_trace, write_jsonl
@@ -21,8 +21,6 @@ from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.memory.explanations import Cause, explain
 from ctxreuse.memory.sent_log import SentEntry
-
-__all__ = ["run"]
 
 CORPUS = {number: block(number, 100) for number in range(1, 10)}
 

@@ -4,11 +4,9 @@ import json
 
 import pytest
 from caching_server import caching_server
-from cli_helpers import run, words
+from cli_helpers import words
 
 from ctxreuse.measure.traces.recording import CORPUS, TRACE, PromptRecorder, TraceRecorder
-
-__all__ = ["run"]
 
 MARK = {"type": "ephemeral"}
 RIVERS = {name: f"{name} is a river of many towns. " * 90 for name in ("Seine", "Loire", "Tiber")}
@@ -95,15 +93,6 @@ def test_json_has_every_finding_with_its_numbers(run, recording, tmp_path):
     _, out, _ = run("lint", recording, "--cache", "anthropic", "--prices", prices)
     assert "USD" in out
     assert "prices of today: me" in out
-
-
-@pytest.mark.parametrize("columns", [60, 80])
-def test_what_is_shown_fits_the_terminal(run, recording, monkeypatch, columns):
-    run("lint", recording)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = run("lint", recording, "--cache", "anthropic")
-    assert max(map(len, out.splitlines())) <= columns
-    assert "volatile text in front" in out
 
 
 def test_a_clean_trace_ends_with_0(run, tmp_path):

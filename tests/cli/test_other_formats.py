@@ -3,12 +3,9 @@
 import json
 
 import pytest
-from cli_helpers import run
 from planning_helpers import write_jsonl
 
 from ctxreuse.measure.traces.recording import PromptRecorder, TraceRecorder
-
-__all__ = ["run"]
 
 COMMANDS = ("estimate", "lint", "plan", "simulate", "explain")
 TEXTS = [{"id": name, "text": f"Text {name} says this. " * 30} for name in ("d1", "d2", "d3")]

@@ -14,15 +14,12 @@ import httpx
 import pytest
 import yaml
 from caching_server import caching_server
-from cli_helpers import run
 from cli_helpers import words as words_of
 from doc_pages import ROOT
 from door_helpers import CHAT, asking
 
 from ctxreuse.cli.serve_command import ServeCommand
 from ctxreuse.errors import MissingExtraError
-
-__all__ = ["run"]
 
 PROGRAM = "if __name__ == '__main__':\n    from ctxreuse.cli import main; main()"
 

@@ -3,12 +3,9 @@
 import re
 
 import pytest
-from cli_helpers import run
 
 from ctxreuse.cli.terminal import progress, show
 from ctxreuse.measure.table import Good, Table
-
-__all__ = ["run"]
 
 ARM = "annotated: before the documents: {order}"
 TABLE = Table(

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from cli_helpers import run, words
+from cli_helpers import words
 from planning_helpers import write_jsonl
-from served_engines import URL, served, split
+from served_engines import URL, split
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import EngineError, InvalidRequestError
@@ -20,8 +20,6 @@ from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.results.tables import first_token_ratio
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.rules.cache_rules import cache_profile
-
-__all__ = ["run", "served"]
 
 BLOCKS = [
     ContextBlock(id=f"d{number}", text=f"{town} is a town with a river and a bridge. " * 8)

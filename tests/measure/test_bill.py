@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from caching_provider import Provider, count_tokens
-from cli_helpers import run, words
+from cli_helpers import words
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,8 +28,6 @@ from ctxreuse.measure.results.tables import estimate_output, results_json
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.rules.cache_rules import CacheRules, TimeToLive, profile_spec
 from public_data.stored_results import read_results, write_results
-
-__all__ = ["run"]
 
 BLOCKS = {name: ContextBlock(id=name, text=f"{name} " * 12, tokens=12) for name in "abcdef"}
 PRICES = {"input": 4, "currency": "EUR", "date": "2026-11-01", "source": "our contract"}

@@ -6,7 +6,6 @@ from functools import reduce
 from operator import getitem
 
 import pytest
-from cli_helpers import run
 from matplotlib.figure import Figure
 from test_report import results
 
@@ -15,8 +14,6 @@ from ctxreuse.measure.report import page, report_page
 from ctxreuse.measure.report.charts import charts
 from ctxreuse.measure.results.tables import estimate_output, tables
 from public_data.stored_results import read_results, write_results
-
-__all__ = ["run"]
 
 VALUES = {
     "null": "null",

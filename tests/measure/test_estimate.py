@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from cli_helpers import run, words
+from cli_helpers import words
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +20,6 @@ from ctxreuse.measure.replay.policies import AS_SENT, POLICIES
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.measure.traces.trace_files import TraceRequest
-
-__all__ = ["run"]
 
 
 def turns(*contexts, conversation_id=None):

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from cli_helpers import run, words
+from cli_helpers import words
 from planning_helpers import block, plan_trace, write_jsonl
 
 from ctxreuse import ReusePlanner
@@ -19,8 +19,6 @@ from ctxreuse.measure.replay.hashed_trace import (
 from ctxreuse.measure.replay.plan_file import read_plan
 from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.trace_files import read_trace
-
-__all__ = ["run"]
 
 MOONCAKE = Path(os.environ.get("CTXREUSE_DATA", "absent"), "mooncake", "conversation_trace.jsonl")
 

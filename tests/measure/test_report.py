@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 from browsers import chromium
-from cli_helpers import run, words
+from cli_helpers import words
 from jinja2 import UndefinedError
 from test_estimate import replay
 
@@ -24,8 +24,6 @@ from ctxreuse.measure.results.results import results_of
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from public_data.stored_results import read_results, write_results
-
-__all__ = ["run"]
 
 CHARTS = {"prefilled", "tree"}
 HOSTILE = "<script>alert(1)</script>$x^$\ud800\x00"

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from cli_helpers import run, words
+from cli_helpers import words
 from planning_helpers import write_jsonl
 
 from ctxreuse.errors import InputFileError
@@ -16,8 +16,6 @@ from ctxreuse.measure.results.results import FirstCause, results_of
 from ctxreuse.measure.results.tables import estimate_output
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.rules.cache_rules import anthropic
-
-__all__ = ["run"]
 
 PRICES = {
     "input": 2.0,
@@ -258,8 +256,8 @@ def test_prices_that_are_none_are_named_before_the_work(run, tmp_path, content, 
     assert (code, problem in err) == (2, True), err
 
 
-@pytest.mark.parametrize("command", ["estimate", "report"])
-def test_a_report_that_could_not_be_written_is_named_before_the_work(run, tmp_path, command):
+@pytest.mark.parametrize("command", ["estimate", "report", "plan"])
+def test_what_could_not_be_written_is_named_before_the_work(run, tmp_path, command):
     path = tmp_path / "no" / "folder"
     code, _, err = run(command, tmp_path / "nowhere", "-o", path)
     assert (code, err.startswith(f"ctxreuse: {path}: cannot be written: ")) == (2, True)

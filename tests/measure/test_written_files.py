@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from cli_helpers import run
 from planning_helpers import write_jsonl
 
 from ctxreuse import ContextBlock
@@ -17,8 +16,6 @@ from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.measure.demo import demo_run
 from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
-
-__all__ = ["run"]
 
 WRONG_KINDS = [None, 3, 1.5, b"name", ["name"], object()]
 

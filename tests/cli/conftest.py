@@ -1,0 +1,1 @@
+from cli_helpers import run  # noqa: F401  # a fixture
