@@ -14,8 +14,8 @@ from cli_helpers import words
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import write_jsonl
-from public_data_helpers import DATASET, folder, nothing, run, workload
-from served_engines import URL, served
+from public_data_helpers import DATASET, nothing, workload
+from served_engines import URL
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
@@ -31,8 +31,6 @@ from public_data.peers.frameworks import framework_policies
 from public_data.peers.published_pilot import PublishedContextPilot
 from public_data.stored_results import read_results, write_results
 from public_data.workload import make_workload, retrieve, sample
-
-__all__ = ["folder", "run", "served"]
 
 
 @given(sessions=st.integers(1, 20), seed=st.integers(0, 100))

@@ -3,8 +3,8 @@ import zipfile
 
 import pytest
 from planning_helpers import write_jsonl
+from public_data_helpers import error_of
 
-from ctxreuse.errors import InputFileError
 from public_data.datasets import Dataset, Passage, Question, load
 
 CLOUD = [
@@ -75,12 +75,6 @@ def level(tmp_path):
     """Return the folder of the corpora, beside which there is one task about the second."""
     tasks(tmp_path, TASKS[1])
     return corpora(tmp_path)
-
-
-def error_of(path):
-    with pytest.raises(InputFileError) as caught:
-        load("mtrag", path)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("release", ["mtrag-human", "human", "mtragun-human"])
@@ -198,7 +192,7 @@ def test_without_both_retrieval_tasks_are_read(tmp_path):
 def test_faults_of_retrieval_tasks_are_named(tmp_path, qrels, identity, problem):
     corpora(tmp_path)
     part = retrieval_tasks(tmp_path, qrels, identity)
-    assert error_of(tmp_path) == f"{part}/{problem}"
+    assert error_of("mtrag", tmp_path) == f"{part}/{problem}"
 
 
 @pytest.mark.parametrize(
@@ -215,13 +209,13 @@ def test_faults_of_tasks_are_named(tmp_path, fields, problem):
     corpora(tmp_path)
     folder = tasks(tmp_path, TASKS[2], TASKS[0] | fields)
     expected = f"{folder}/generation_tasks/reference.jsonl:2: {problem}"
-    assert error_of(tmp_path).startswith(expected)
+    assert error_of("mtrag", tmp_path).startswith(expected)
 
 
 def test_tasks_about_corpora_that_are_not_there_are_no_data_set(tmp_path):
     corpora(tmp_path)
     folder = tasks(tmp_path, TASKS[4])
-    assert error_of(tmp_path) == (
+    assert error_of("mtrag", tmp_path) == (
         f"{folder}: none of its tasks is about a corpus that is there (cloud, fiqa); add the "
         "others to corpora/passage_level (github.com/IBM/mt-rag-benchmark)"
     )
@@ -229,7 +223,7 @@ def test_tasks_about_corpora_that_are_not_there_are_no_data_set(tmp_path):
 
 def test_without_corpora_the_first_is_named(tmp_path):
     tasks(tmp_path, TASKS[0])
-    assert error_of(tmp_path).startswith(
+    assert error_of("mtrag", tmp_path).startswith(
         f"{tmp_path}/corpora/passage_level/clapnq.jsonl: no such file; mtrag is "
     )
 
@@ -257,7 +251,7 @@ def test_a_zipped_corpus_is_read_where_it_is_not_unpacked(tmp_path):
 
 def test_a_line_of_an_archive_is_named_with_its_fault(tmp_path, level):
     archive = zipped(level, "govt.jsonl.zip", govt__jsonl='{"_id": "a"}\n')
-    assert error_of(tmp_path) == (
+    assert error_of("mtrag", tmp_path) == (
         f"{archive}/govt.jsonl:1: field 'text' is missing; it must be str"
     )
 
@@ -274,14 +268,14 @@ def test_a_line_of_an_archive_is_named_with_its_fault(tmp_path, level):
 )
 def test_archives_that_no_corpus_comes_in_are_refused(tmp_path, members, problem, level):
     archive = zipped(level, "govt.jsonl.zip", **members)
-    assert error_of(tmp_path) == f"{archive}: {problem}"
+    assert error_of("mtrag", tmp_path) == f"{archive}: {problem}"
 
 
 def test_an_archive_that_unpacks_to_far_more_than_text_does_is_refused(tmp_path, level):
     archive = zipped(level, "govt.jsonl.zip", govt__jsonl=b" " * 1_000_000)
     with zipfile.ZipFile(archive) as opened:
         packed = opened.infolist()[0].compress_size
-    assert error_of(tmp_path) == (
+    assert error_of("mtrag", tmp_path) == (
         f"{archive}: unpacks {packed} to 1000000 bytes, which no corpus does; "
         "if you trust it, unpack it beside it"
     )
@@ -291,7 +285,7 @@ def test_an_archive_is_read_no_further_than_the_size_that_it_states(tmp_path, le
     archive = zipped(level, "govt.jsonl.zip", govt__jsonl=" " * 100_000)
     stated = archive.read_bytes().replace((100_000).to_bytes(4, "little"), b"\x05\0\0\0")
     archive.write_bytes(stated)
-    message = error_of(tmp_path)
+    message = error_of("mtrag", tmp_path)
     assert message.startswith(f"{archive}: broken or encrypted archive (BadZipFile(")
     assert message.endswith("; get it again, or unpack it beside it")
 
@@ -305,7 +299,7 @@ def test_an_archive_is_read_no_further_than_the_size_that_it_states(tmp_path, le
 )
 def test_files_that_are_no_archive_are_named(tmp_path, content, problem, level):
     (level / "govt.jsonl.zip").write_bytes(content)
-    assert error_of(tmp_path).startswith(f"{level}/govt.jsonl.zip: {problem}")
+    assert error_of("mtrag", tmp_path).startswith(f"{level}/govt.jsonl.zip: {problem}")
 
 
 def broken(archive, packer):
@@ -326,7 +320,7 @@ def broken(archive, packer):
 def test_whatever_is_broken_in_an_archive_is_named(tmp_path, packer, level):
     archive = level / "govt.jsonl.zip"
     archive.write_bytes(broken(archive, packer))
-    message = error_of(tmp_path)
+    message = error_of("mtrag", tmp_path)
     assert message.startswith(f"{archive}: broken or encrypted archive (")
     assert message.endswith("; get it again, or unpack it beside it")
 
@@ -335,7 +329,7 @@ def test_two_passages_of_one_id_are_named_unless_they_are_the_same(tmp_path, lev
     write_jsonl(level / "cloud.jsonl", *CLOUD, CLOUD[0])
     assert load("mtrag", tmp_path).passages == PASSAGES
     write_jsonl(level / "cloud.jsonl", *CLOUD, CLOUD[0] | {"text": "Other."})
-    assert error_of(tmp_path) == (
+    assert error_of("mtrag", tmp_path) == (
         f"{tmp_path}: passage 'ib-1' (str) is there twice, and not the same; "
         "give every passage its own id"
     )

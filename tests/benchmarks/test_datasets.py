@@ -7,14 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 from planning_helpers import write_jsonl
-from public_data_helpers import error_of, run
+from public_data_helpers import error_of
 
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidRequestError
 from public_data.datasets import LOADERS, Dataset, Passage, Question, load
 from public_data.datasets.dataset import ChunkedDocument, split_text, squeeze
-
-__all__ = ["run"]
 
 DATA = os.environ.get("CTXREUSE_DATA")
 

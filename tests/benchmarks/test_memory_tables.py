@@ -6,15 +6,15 @@ import faiss
 import numpy as np
 import pytest
 from ivf_helpers import build_index, some_vectors
+from served_engines import URL
 
 import memory_tables
 from ctxreuse.errors import EngineError
-from tests.support.served_engines import URL, served  # noqa: F401 - a fixture
 
 TIMES = ["--seconds", "0.3", "--arriving", "20", "40"]
 
 
-def test_both_tables_are_measured_and_the_split_is_printed(served, tmp_path, capsys):  # noqa: F811
+def test_both_tables_are_measured_and_the_split_is_printed(served, tmp_path, capsys):
     served()
     tables = str(tmp_path / "tables.json")
     faiss.write_index(build_index("L2"), str(tmp_path / "index"))
@@ -41,7 +41,7 @@ def test_both_tables_are_measured_and_the_split_is_printed(served, tmp_path, cap
     assert "MemorySplit(kv_bytes=" in capsys.readouterr().out
 
 
-def test_an_engine_that_fails_is_no_row_of_a_table(served, tmp_path):  # noqa: F811
+def test_an_engine_that_fails_is_no_row_of_a_table(served, tmp_path):
     served(fail=[400] * 100)
     (tmp_path / "prompts.txt").write_text("Who?\n")
     asked = ["--base-url", URL, "--prompts", str(tmp_path / "prompts.txt"), *TIMES]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from block_labels import label, labelled, located
 from cli_helpers import words
-from public_data_helpers import folder, run, workload
-from served_engines import URL, served
+from public_data_helpers import workload
+from served_engines import URL
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import EngineError, InputFileError, InvalidRequestError
@@ -50,8 +50,6 @@ from public_data.quality.question_sets import (
     standard_sets,
 )
 from public_data.quality.scoring import normalize_answer
-
-__all__ = ["folder", "run", "served"]
 
 TOWNS = [
     ContextBlock(id=f"t{number}", text=f"Town {number} has the code c{number}. " + "Water. " * 60)
