@@ -158,13 +158,6 @@ def test_a_prompt_may_be_any_sequence_of_any_tokens():
     assert cache.serve([2**62, 2**62, 2]) == CacheUsage(3, 2)
 
 
-def test_states_at_junctions_serve_a_common_beginning_from_its_third_sight_on():
-    cache = PrefixCacheSimulator(block_size=4, states="junctions")
-    common = [0] * 9
-    assert served(cache, *([*common, *[n] * 4] for n in (1, 2, 3, 4))) == [0, 0, 8, 8]
-    assert served(cache, [9] * 12, [*[9] * 12, 1]) == [0, 8]  # the end of a prompt, at once
-
-
 def test_blocks_have_16_tokens_unless_told():
     cache = PrefixCacheSimulator()
     assert served(cache, range(40), range(40)) == [0, 32]
