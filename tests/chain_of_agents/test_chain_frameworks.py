@@ -261,14 +261,6 @@ class TestLlamaIndex:
         assert answer == "answer 2"
         assert [one.name for one in answer.trace.steps][1:] == ["manager"]
 
-    def test_an_llm_that_fails_is_a_worker_that_fails(self):
-        llm = RecordingLLM(fails=lambda text: ValueError("no") if "Document 0" in text else None)
-        answer = ChainOfAgents(llm=llm, packing="single", mode="parallel").invoke(question(2))
-        assert [(one.outcome, one.error) for one in answer.trace.workers] == [
-            ("failed", "ValueError"),
-            ("answered", ""),
-        ]
-
 
 @MODES
 @pytest.mark.parametrize("model", [chat_openai, openai_like])

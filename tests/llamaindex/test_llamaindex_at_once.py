@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 import pytest
@@ -55,18 +55,14 @@ def sent(inner: RecordingLLM) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "ours", ["LLM", "Postprocessor", "LLM Postprocessor", "Retriever", "LLM Retriever"]
+    ("ours", "retriever"),
+    [
+        *product(["LLM", "LLM Postprocessor", "LLM Retriever"], [LetterRetriever]),
+        *product(["Postprocessor", "Retriever"], [LetterRetriever, LateRetriever]),
+    ],
 )
-async def test_queries_at_once_are_planned_together_and_sent_in_that_order(ours):
-    inner, engine = set_up(ours)
-    async with asyncio.timeout(30):
-        await asyncio.gather(*(engine.aquery(f"{word} which?") for word in WORDS))
-    assert sent(inner) == TOGETHER
-
-
-@pytest.mark.parametrize("ours", ["Postprocessor", "Retriever"])
-async def test_those_that_still_retrieve_are_waited_for(ours):
-    inner, engine = set_up(ours, retriever=LateRetriever())
+async def test_queries_at_once_wait_for_each_other_and_are_sent_in_planned_order(ours, retriever):
+    inner, engine = set_up(ours, retriever=retriever())
     async with asyncio.timeout(30):
         await asyncio.gather(*(engine.aquery(f"{word} which?") for word in WORDS))
     assert sent(inner) == TOGETHER

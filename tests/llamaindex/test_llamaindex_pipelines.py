@@ -5,20 +5,15 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.chat_engine import CondensePlusContextChatEngine
-from llama_index.core.memory import Memory
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import MetadataMode
 from llama_index.core.workflow import Event, StartEvent, StopEvent, Workflow, step
-from llamaindex_helpers import LetterRetriever, ListChatStore, RecordingLLM
-from openai_models import clients_of, openai_like
+from llamaindex_helpers import LetterRetriever, RecordingLLM
 from python_processes import python
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.context.scope import current_scope
-from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from llamaindex_ctxreuse import (
-    ReuseChatEngine,
     ReuseLLM,
     ReusePostprocessor,
     ReuseRetriever,
@@ -107,38 +102,6 @@ class TestWorkflow:
 
         await asyncio.gather(*(run(tenant) for tenant in ("one", "two", "three")))
         assert sorted(map(str, workflow.tenants)) == sorted(["one", "two", "three"] * 2)
-
-
-class TestOnAnEngine:
-    def test_a_query_engine_a_model_and_a_chat_hit_the_engines_cache(self):
-        def served(reuse: bool) -> tuple[float, float]:
-            engine = EmulatedEngine(block_size=16)
-            llm = openai_like(*clients_of(engine.transport()))
-            retriever: Any = LetterRetriever()
-            processors: list[Any] = [ReusePostprocessor()] if reuse else []
-            queries = RetrieverQueryEngine.from_args(
-                retriever, llm=llm, node_postprocessors=processors
-            )
-            for word in ("abc", "cab", "bac", "cba"):
-                queries.query(f"{word} which?")
-            of_queries = engine.usage
-            engine.reset_prefix_cache()
-            chat: Any = ReuseChatEngine(retriever, llm, system_prompt="Be brief.")
-            if not reuse:
-                chat = CondensePlusContextChatEngine.from_defaults(
-                    retriever=retriever,
-                    llm=llm,
-                    system_prompt="Be brief.",
-                    skip_condense=True,
-                    memory=Memory.from_defaults(chat_store=ListChatStore()),
-                )
-            for word in ("abc", "bcd", "dab", "cde"):
-                chat.chat(f"{word} which?")
-            return of_queries.hit_ratio, (engine.usage - of_queries).hit_ratio
-
-        (queries_before, chat_before), (queries_after, chat_after) = served(False), served(True)
-        assert queries_after > 2 * queries_before
-        assert chat_after > 2 * chat_before
 
 
 class TestPackage:
