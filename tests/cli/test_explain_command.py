@@ -269,28 +269,14 @@ def test_json_is_an_object_a_request_in_execution_order(explain_command, plan, c
     assert answers == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            "b",
-            "b: other order\n"
-            "It begins as request 'a' does, for 1 of its 3 blocks (100 of 300 block tokens). They "
-            "part at block 3, where the earlier prompt has 2. From there on blocks with 200 tokens "
-            "stand in the earlier prompt, too, but in another order or place: they are computed "
-            "again.\n",
-        ),
-        (
-            4,
-            "4: evicted\n"
-            "It begins as request 'a' does, for 2 of its 2 blocks (200 of 200 block tokens), "
-            "but 200 of these tokens have left the cache since. This prompt ends there.\n",
-        ),
-    ],
-)
-def test_one_request_is_told_in_words(explain_command, plan, corpus, name, said):
-    expected = (0, said, "")
-    assert explain_command("--plan", plan, "--corpus", corpus, "--request", name) == expected
+def test_one_request_is_told_in_words(explain_command, plan, corpus):
+    assert explain_command("--plan", plan, "--corpus", corpus, "--request", 4) == (
+        0,
+        "4: evicted\n"
+        "It begins as request 'a' does, for 2 of its 2 blocks (200 of 200 block tokens), "
+        "but 200 of these tokens have left the cache since. This prompt ends there.\n",
+        "",
+    )
 
 
 def test_one_request_can_be_told_as_json_if_it_is_known(explain_command, plan, corpus):
