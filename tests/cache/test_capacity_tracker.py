@@ -74,12 +74,6 @@ def test_tokens_are_those_of_the_index_whatever_they_are_counted_with():
     assert (planner.block_tokens(plan.blocks), tracker.block_share) == (100, 0.5)
 
 
-def test_an_engine_without_a_cache_leaves_nothing_in_the_index(planner):
-    CapacityTracker(planner, capacity_tokens=0)
-    planner.report_usage(plan_of(planner, [1]), prompt_tokens=200, cached_tokens=0)
-    assert planner.statistics().tokens == 0
-
-
 def test_what_is_no_answered_call_is_refused():
     tracker = CapacityTracker(ReusePlanner(), capacity_tokens=1_000)
     with pytest.raises(InvalidRequestError, match="call must be an AnsweredCall"):

@@ -48,19 +48,18 @@ class Followed:
     def remove(self, *tokens):
         self.requests.apply(BlocksRemoved((str(list(tokens)).encode(),)))
 
-    def cached(self, *ids):
-        return self.plan(*ids).expected_cached_tokens
+    def lose(self, *tokens):
+        self.remove(*tokens)
+        self.requests.settle(0.0)
 
 
 def test_a_request_is_trimmed_when_less_of_it_is_held():
     followed = Followed()
     followed.answer(followed.plan(1, 2))
     followed.requests.settle(0.0)
-    followed.remove(10, 11, 12, 13, 20, 21, 22, 23)
-    followed.requests.settle(0.0)
+    followed.lose(10, 11, 12, 13, 20, 21, 22, 23)
     assert followed.planner.statistics().tokens == 4
-    followed.remove(10, 11)
-    followed.requests.settle(0.0)
+    followed.lose(10, 11)
     assert followed.planner.statistics() == NOTHING
     assert followed.requests.followed == 0
 
@@ -69,12 +68,10 @@ def test_what_was_sent_again_since_then_is_not_trimmed_for_an_old_loss():
     followed = Followed()
     followed.answer(followed.plan(1, 2, 3))
     followed.requests.settle(0.0)
-    followed.remove(10, 11, 12, 13, 20, 21, 22, 23)
-    followed.requests.settle(0.0)
+    followed.lose(10, 11, 12, 13, 20, 21, 22, 23)
     assert followed.planner.statistics().tokens == 4
     followed.plan(1, 2, 4)  # is being computed: its events have not come
-    followed.remove(10, 11, 12, 13, 20, 21)
-    followed.requests.settle(0.0)
+    followed.lose(10, 11, 12, 13, 20, 21)
     assert followed.planner.statistics().tokens == 12
 
 
@@ -90,11 +87,9 @@ def test_the_engines_last_block_in_a_block_holds_what_follows_and_is_not_asked_f
     followed = Followed()
     followed.answer(followed.plan(1, 2), ends=[3, 7])
     followed.requests.settle(0.0)
-    followed.remove(10, 11, 12, 13, 20, 21, 22, 23)  # tokens 6 and 7: one is not of the block
-    followed.requests.settle(0.0)
+    followed.lose(10, 11, 12, 13, 20, 21, 22, 23)  # tokens 6 and 7: one is not of the block
     assert followed.planner.statistics().tokens == 8
-    followed.remove(10, 11, 12, 13, 20, 21)
-    followed.requests.settle(0.0)
+    followed.lose(10, 11, 12, 13, 20, 21)
     assert followed.planner.statistics().tokens == 4
 
 
@@ -121,8 +116,7 @@ def test_what_is_lost_within_a_block_takes_the_same_work_however_many_follow_the
 
         def lose():
             followed.remove(10, 11, 12, 13, 20, 21, 22, 23)
-            followed.remove(10, 11, 12, 13, 20, 21)
-            followed.requests.settle(0.0)
+            followed.lose(10, 11, 12, 13, 20, 21)
 
         return lose
 
@@ -185,8 +179,7 @@ def test_tenants_requests_of_one_id_are_followed_apart():
     followed.answer(followed.plan(3, 4, tenant="b", request_id="same"))
     followed.requests.settle(0.0)
     assert followed.requests.followed == 2
-    followed.remove(30, 31, 32, 33)
-    followed.requests.settle(0.0)
+    followed.lose(30, 31, 32, 33)
     assert followed.planner.evict(["same"], "a").tokens == 8
     assert followed.planner.evict(["same"], "b").tokens == 0
 

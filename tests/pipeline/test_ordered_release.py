@@ -44,21 +44,6 @@ def lined_up(queue, names, woken, gone=(), **where):
     return slots
 
 
-def test_calls_are_released_in_their_order_one_as_another_leaves():
-    queue, woken = OrderedQueue(places=2), []
-    a, b, c, _ = lined_up(queue, "abcd", woken)
-    assert woken == ["a", "b"]
-    assert (queue.running, queue.present) == (2, 4)
-    b.leave()
-    assert woken == ["a", "b", "c"]
-    b.leave()  # a second time, which frees nothing
-    assert (queue.running, queue.present) == (2, 3)
-    a.leave()
-    c.leave()
-    assert woken == ["a", "b", "c", "d"]
-    assert [a.state, b.state] == [SlotState.LEFT] * 2
-
-
 def test_calls_that_left_or_whose_event_loop_is_closed_are_passed_over_and_told_once():
     unused, woken = [], []
     queue = OrderedQueue(unused=unused.append)
