@@ -12,7 +12,7 @@ from test_report import results
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.report import page, report_page
 from ctxreuse.measure.report.charts import charts
-from ctxreuse.measure.results.tables import estimate_output, tables
+from ctxreuse.measure.results.tables import estimate_output, results_json, tables
 from public_data.stored_results import read_results, write_results
 
 VALUES = {
@@ -76,26 +76,34 @@ def read(tmp_path, text):
     return read_results(path)
 
 
-@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
-def test_any_value_in_any_place_is_one_line_or_a_page(tmp_path, monkeypatch, stored, value):
+def refused_or_shown(folder, stored, value, fields=None):
+    """Put a value into each place, or those of some fields; return how many, and the refused."""
     files = refused = 0
-    monkeypatch.setattr(report_page, "charts", lambda _: [])  # rendering them takes half a second
     for path in places(stored):
+        if fields is not None and path[0] not in fields:
+            continue
         files += 1
         try:
-            found = read(tmp_path, changed(stored, path, value))
+            found = read(folder, changed(stored, path, value))
         except InputFileError as error:
             refused += 1
             message = str(error)
-            assert message.startswith(f"{tmp_path / 'results.json'}: ")
+            assert message.startswith(f"{folder / 'results.json'}: ")
             assert "\n" not in message
-            assert len(message) < 300 + len(str(tmp_path))
+            assert len(message) < 300 + len(str(folder))
             assert path[0] == "format" or str(path[0]) in message
         else:
             assert page(found).startswith("<!DOCTYPE html>")
-            assert [*estimate_output(found), *tables(found)]
+            assert [*estimate_output(found), *tables(found), results_json(found)]
             for chart in charts(found):
                 chart.draw(Figure().add_subplot())
+    return files, refused
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_any_value_in_any_place_is_one_line_or_a_page(tmp_path, monkeypatch, stored, value):
+    monkeypatch.setattr(report_page, "charts", lambda _: [])  # rendering them takes half a second
+    files, refused = refused_or_shown(tmp_path, stored, value)
     assert files > 60
     assert refused > files / 2
 
