@@ -104,11 +104,6 @@ def test_texts_are_cut_between_paragraphs_then_lines_then_sentences_then_words()
     ]
 
 
-def test_a_text_that_fits_is_one_chunk_and_one_of_blanks_none():
-    assert split_text(" short text\n", 3) == ["short text"]
-    assert split_text(" \n", 3) == []
-
-
 @given(text=st.text(st.sampled_from("ab.é🦜 \n\t\u00a0"), max_size=200), tokens=st.integers(1, 12))
 def test_chunking_loses_no_letter_keeps_the_order_and_the_length(text, tokens):
     chunks = split_text(text, tokens)

@@ -643,18 +643,6 @@ def test_changes_are_paired_over_common_questions_and_a_few_equal_ones_not_preci
     assert not is_precise(answers([1.0, 0.0] * 50), answers([1.0] * 100), 0.02)
 
 
-def test_a_paired_interval_is_that_of_normal_theory():
-    # questions differ much, arms by 0.1 in every fourth question: pairing leaves only the latter
-    base = answers([0.0, 0.9] * 200)
-    other = answers(
-        [one + (0.1 if not number % 4 else 0) for number, one in enumerate([0.0, 0.9] * 200)]
-    )
-    interval = change(other, base)
-    half = 1.96 * 0.1 * (0.25 * 0.75 / 400) ** 0.5
-    assert interval.mean == pytest.approx(0.025)
-    assert (interval.high - interval.low) / 2 == pytest.approx(half, rel=0.05)
-
-
 def test_calibration_follows_the_first_questions():
     base = answers([0.0] * 120)
     known = calibration(answers([1.0] * 25 + [0.0] * 95), base)
