@@ -10,10 +10,7 @@ from hypothesis import strategies as st
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
-    CompletionResponse,
-    LLMMetadata,
 )
-from llama_index.core.llms import CustomLLM
 from llamaindex_helpers import RecordingLLM
 from llamaindex_llm_helpers import (
     CHATS,
@@ -62,23 +59,9 @@ def test_nothing_is_saved_where_every_prompt_is_sent_as_given(orders, strategy, 
         assert savings.saved_tokens == savings.error_tokens == 0
 
 
-class Silent(CustomLLM):
-    """Answers without usage."""
-
-    @property
-    def metadata(self):
-        return LLMMetadata()
-
-    def complete(self, prompt, formatted=False, **kwargs):
-        return CompletionResponse(text="Yes.")
-
-    def stream_complete(self, prompt, formatted=False, **kwargs):
-        yield CompletionResponse(text="Yes.", delta="Yes.")
-
-
 @pytest.mark.parametrize("way", [*CHATS, "achat_batch"])
 def test_each_answer_without_usage_counts_as_unreported_once(way):
-    llm = ReuseLLM(inner=Silent(), window_s=0)
+    llm = ReuseLLM(inner=RecordingLLM(), window_s=0)
     calls(llm, way)
     assert llm.planner.savings.reported.unreported == len(WORDS)
 
