@@ -278,13 +278,6 @@ def test_parts_of_a_conversation_that_memories_open_say_what_its_messages_say(pl
     assert "cache" in json.dumps(body["messages"][-1])
 
 
-class Memories:
-    """A memory that finds the same two memories."""
-
-    def search(self, query: str, **kwargs: Any) -> dict[str, Any]:
-        return {"results": [{"id": one, "memory": one * 5_000, "score": 1.0} for one in ("a", "b")]}
-
-
 @pytest.mark.parametrize("placement", get_args(Placement))
 @given(conversations(), st.sampled_from(["openai", "anthropic", "vllm"]))
 @examples(40)
@@ -294,12 +287,13 @@ def test_histories_are_kept(placement, messages, cache):
         for one in messages[:-1]
         if one.role != "system"
     ]
-    memory = ReuseMemory(Memories(), planner=ReusePlanner(cache=cache), placement=placement)
+    found = FakeMemory([memory(one, one * 5_000, score=1.0) for one in ("a", "b")])
+    wrapped = ReuseMemory(found, planner=ReusePlanner(cache=cache), placement=placement)
     roles = [one["role"] for one in history]
     pairs = itertools.pairwise(roles)
     answered = [number for number, pair in enumerate(pairs) if pair == ("user", "assistant")]
     for number in range(3):
-        context = memory.context(
+        context = wrapped.context(
             f"Which {number}?", system="Be brief.", history=history, conversation_id=f"c{number}"
         )
         # messages carry the marks that the user gave, however many; a body those that are taken
