@@ -45,6 +45,7 @@ from shared import data_folder, new_parser, read_named_trace
 from workers import TRACES
 
 CHAT, TENANTS, AT_A_TIME, ENGINES, STUCK_S = "/v1/chat/completions", 8, 64, 3, 60.0
+JSON = {"content-type": "application/json"}
 FAILURES = {7: 500, 31: "break", 53: 429, 83: "refuse"}
 SAID = re.compile(r"r(\d+) of (\S*) under (\S*)")
 WRONG = (None, 0, -1.5, [], {}, [[]], [None], {"x": []}, "\ud800")
@@ -137,8 +138,7 @@ class Load:
         elif kind > 0.96:
             name = self.random.choice([*body, "conversation", "ctxreuse", "tools"])
             raw = json.dumps({**body, name: self.random.choice(WRONG)}).encode()
-        headers = {"x-tenant": tenant, "content-type": "application/json"}
-        stream = self.client.stream("POST", CHAT, content=raw, headers=headers)
+        stream = self.client.stream("POST", CHAT, content=raw, headers={"x-tenant": tenant, **JSON})
         try:
             async with asyncio.timeout(kind if kind < 0.05 else STUCK_S), stream as answer:
                 text = (await answer.aread()).decode()
@@ -206,15 +206,14 @@ async def cost(requests: Sequence[Any], url: str) -> list[list[float]]:
     http, planner = httpx.AsyncClient(timeout=60, trust_env=False), ReusePlanner()
 
     async def chat(request: Request) -> StreamingResponse:
-        fields = json.loads(await request.body())
-        asked = http.build_request("POST", url + CHAT, content=json.dumps(fields).encode())
+        asked = http.build_request("POST", url + CHAT, json=await request.json())
         answer = await http.send(asked, stream=True)
         return StreamingResponse(answer.aiter_raw(), answer.status_code, dict(answer.headers))
 
     door: Any = make_app(ReusePlanner(), ServeCommand(engines=(url,)))
     apps = (Starlette(routes=[Route(CHAT, chat, methods=["POST"])]), door)
     clients = [
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door")
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://door", headers=JSON)
         for app in apps
     ]
     spent: list[list[float]] = []
@@ -237,7 +236,8 @@ async def hits(requests: Sequence[Any], rate: float, url: str) -> float:
 
     async def send(number: int, one: Any) -> tuple[int, int]:
         await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:  # any worker takes it
+        # any worker takes it
+        async with httpx.AsyncClient(timeout=60, trust_env=False, headers=JSON) as client:
             usage = (await client.post(url + CHAT, content=body_of(one))).json()["usage"]
         return usage["prompt_tokens_details"]["cached_tokens"], usage["prompt_tokens"]
 

@@ -21,6 +21,7 @@ from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.connection import SEE_CAUSE, EngineConnection, connection_fault
 from ctxreuse.serving.client.engine_client import EngineClient
+from ctxreuse.serving.pool.replica_factory import host_of
 
 PROMPTS = 4
 """How many prompts are sent."""
@@ -125,7 +126,7 @@ async def probe(
         client: EngineClient | None = None
         if config.base_url is not None:
             client = await exits.enter_async_context(_client(config, config.base_url))
-            readings.host = urlsplit(config.base_url).netloc.rpartition("@")[2]
+            readings.host = host_of(config.base_url)
         asking = _Asking(readings, page, log)
         readings.metrics = await asking.read_metrics()
         try:

@@ -6,14 +6,15 @@ import asyncio
 import json
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
@@ -27,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId, ContextRequest
-from ctxreuse.context.checks import checked_each, checked_kind
+from ctxreuse.context.checks import checked_choice, checked_each, checked_kind
 from ctxreuse.context.files import read_whole
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.reported_usage import usage_in
@@ -41,6 +42,7 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.answers import takes_salt
 from ctxreuse.serving.door import chat_bodies, forwarding
 from ctxreuse.serving.pool.engine_pool import EnginePool
+from ctxreuse.serving.pool.replica_factory import host_of
 
 ENGINE_KEY, KEYS_SECRET = "CTXREUSE_ENGINE_KEY", "CTXREUSE_KEYS_SECRET"
 SETTINGS = "CTXREUSE_SERVE"  # in which worker processes find theirs, as JSON
@@ -49,9 +51,11 @@ _log = logging.getLogger("ctxreuse")
 _NO_LIMITS = httpx.Limits(max_keepalive_connections=100)
 _NO_PROMPT = ContextRequest(())
 _MOST_CHARACTERS, _MOST_TURNS = 32_000_000, 64
+_ROW = ("documents", "query", "conversation", "history", "template", "labels")
+_FIELD = re.compile(r"(?:each of |there is no field ')?(\w+)(?: must|')")  # that an error names
 _TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 _KEPT_BACK = forwarding.HOP_BY_HOP | {
-    *("host", "content-length", "content-type", "accept-encoding", "cookie", "expect"),
+    *("host", "content-length", "accept-encoding", "cookie", "expect"),
     chat_bodies.CONVERSATION_HEADER,
 }
 
@@ -72,8 +76,9 @@ def read_keys(path: str, secret: str) -> dict[str, str] | None:
     try:
         read = {bytes.fromhex(known).hex(): own for known, own in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
-        read = {"": ""}
-    if not all(len(one) == len(hashed) and own and type(own) is str for one, own in read.items()):
+        read = {}
+    is_known = (len(one) == len(hashed) and own and type(own) is str for one, own in read.items())
+    if not (read and all(is_known)):
         raise InputFileError(f'{path}: must be JSON, {{"hash of --hash-key": "tenant", ...}}')
     return read
 
@@ -114,15 +119,17 @@ class _Door:
         self._http = httpx.AsyncClient(timeout=settings.timeout_s, limits=_NO_LIMITS)
         # an engine's cookies would go to it with the requests of other tenants
         self._http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=()))
-        options: dict[str, Any] = {"api_key": self._key or "EMPTY", "timeout_s": settings.timeout_s}
-        client = partial(forwarding.ForwardingClient, self._http, **options)
-        engines = {
-            urlsplit(one).netloc.rpartition("@")[2]: partial(client, one)
-            for one in settings.engines
-        }
+        client = partial(
+            forwarding.ForwardingClient,
+            self._http,
+            api_key=self._key or "EMPTY",
+            timeout_s=settings.timeout_s,
+        )
+        engines = {host_of(one): partial(client, one) for one in settings.engines}
         # prompts have waited for each other before
-        most = settings.concurrency
-        self.pool = EnginePool(engines, planner=planner, window_s=0.0, concurrency=most)
+        self.pool = EnginePool(
+            engines, planner=planner, window_s=0.0, concurrency=settings.concurrency
+        )
         window_s = settings.window_ms / 1_000
         self._chats = chat_bodies.ChatPlanner(planner, "ctxreuse serve", window_s)
         salts = bool(settings.tenant_header or settings.keys) and takes_salt(planner.cache)
@@ -182,7 +189,7 @@ class _Door:
         return _Relay(pieces, self._places, self._settings.timeout_s)
 
     async def plan(self, request: Request) -> Response:
-        body, tenant = await self._read(request)
+        body, tenant = await self._read(request, *_ROW)
         asked = _asked(body, tenant)
         named = asked.conversation_id
         if named is None or asked.history is not None:
@@ -194,11 +201,14 @@ class _Door:
         return _json(self._issue(plan))
 
     async def plans(self, request: Request) -> Response:
-        body, tenant = await self._read(request)
+        body, tenant = await self._read(request, "requests", "template", "primes")
         listed = checked_each("requests", body.get("requests"), dict, "an object")
+        for name in chain(*listed):
+            checked_choice("field", name, _ROW)
         asked = [_asked({"template": body.get("template"), **one}, tenant) for one in listed]
-        work = partial(self.planner.plan_batch, asked, primes=body.get("primes", False))
-        planned = await asyncio.to_thread(work)  # a large batch takes seconds
+        primes = body.get("primes", False)
+        # a large batch takes seconds
+        planned = await asyncio.to_thread(self.planner.plan_batch, asked, primes=primes)
         issued = [self._issue(plan) for plan in planned.in_input_order()]
         return _json({"plans": issued, "order": list(planned.order)})
 
@@ -218,7 +228,7 @@ class _Door:
 
     async def usage(self, request: Request) -> Response:
         """Note what a provider counted of a plan's prompt, once."""
-        body, tenant = await self._read(request)
+        body, tenant = await self._read(request, "plan_id", "usage")
         told = usage_in(body)
         if told is None:
             raise InvalidRequestError("usage must be an answer's object of this name")
@@ -228,7 +238,7 @@ class _Door:
         return _json({"known": plan is not None})
 
     async def forget(self, request: Request) -> Response:
-        plan = self._taken(*await self._read(request))
+        plan = self._taken(*await self._read(request, "plan_id"))
         if plan is not None:
             self.planner.forget(plan)
             named, tenant = plan.request.conversation_id, plan.request.tenant
@@ -266,8 +276,11 @@ class _Door:
         PlannerCollector(self.planner, pool).register(registry)
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
-    async def _read(self, request: Request) -> tuple[dict[str, Any], str]:
-        return _object(await self._body(request)), self._tenant(request)
+    async def _read(self, request: Request, *fields: str) -> tuple[dict[str, Any], str]:
+        tenant, body = self._tenant(request), _object(await self._body(request))
+        for name in body:
+            checked_choice("field", name, fields)
+        return body, tenant
 
     async def _body(self, request: Request) -> bytes:
         most, read = self._settings.max_body_bytes, bytearray()
@@ -278,6 +291,9 @@ class _Door:
                     break
         if len(read) > most:  # read a little further, so that the caller reads why
             raise HTTPException(413, f"the request has more than {most:,} bytes")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # pages of any origin can send others
+            raise InvalidRequestError("the content-type of the body must be application/json")
         return bytes(read)
 
     def _tenant(self, request: Request) -> str:
@@ -299,7 +315,7 @@ class _Door:
         passed = {name: one for name, one in request.headers.items() if name not in held}
         if self._key:
             passed |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
-        return {**passed, "content-type": "application/json"}
+        return passed
 
 
 def make_app(planner: ReusePlanner, settings: Any) -> ASGIApp:
@@ -330,12 +346,11 @@ def app_of_environment() -> ASGIApp:
 def _asked(body: Mapping[str, Any], tenant: str) -> ContextRequest:
     """Return what a caller asks to be planned."""
     documents = chat_bodies.read_documents(body.get("documents"), body.get("template"))
-    history = body.get("history")
     return ContextRequest(
         documents,
         body.get("query", ""),
         conversation_id=body.get("conversation"),
-        history=None if history is None else checked_each("history", history, dict, "a message"),
+        history=body.get("history"),
         tenant=tenant,
         labels=body.get("labels"),
         request_id=f"plan-{uuid4().hex}",  # unlike those of other processes, and of other tenants
@@ -381,7 +396,8 @@ def _told(request: Request, error: Exception) -> Response:
         status, words = 503 if error.retry_after_s else 502, str(error)
         headers = {"retry-after": f"{error.retry_after_s:.0f}"} if error.retry_after_s else {}
     elif isinstance(error, CtxreuseError):
-        status, words = 400, str(error)
+        status, words = 400, chat_bodies.json_words(error)
+    named = _FIELD.match(words)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    about = {"message": words, "type": kind, "param": None, "code": None}
+    about = {"message": words, "type": kind, "param": named and named[1], "code": None}
     return _json({"type": "error", "error": about}, status, headers)

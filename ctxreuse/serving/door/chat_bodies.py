@@ -29,8 +29,17 @@ _PLACE = "{documents}"
 OURS = ("documents", "conversation", "ctxreuse")
 _INSTRUCTS, _TEXTUAL = ("user", "system", "developer"), ("role", "content")
 _KEY = re.compile(r"\{([^{}]*)\}")
+_IN_JSON = {"None": "null", "True": "true", "False": "false", "a dict": "an object"} | {
+    "conversation_id": "conversation"
+}
+_IN_PYTHON = re.compile(rf"(?<!')\b({'|'.join(_IN_JSON)})\b( \((NoneType|bool)\))?")
 _MOST_CHARACTERS = 64_000_000  # of which each tenant has a share
 _Places: TypeAlias = list[TextPosition | None]
+
+
+def json_words(error: Exception) -> str:
+    """Return what an error says, in the words of JSON."""
+    return _IN_PYTHON.sub(lambda found: _IN_JSON[found[1]], str(error))
 
 
 def read_documents(given: object, template: object = None) -> list[ContextBlock]:
@@ -89,8 +98,8 @@ class PromptBody(NamedTuple):
         """Return what an answer says of a plan, with the documents' names."""
         names = {one.text: one.id for one in reversed(self.documents)}
         if plan is None:  # nothing moves
-            own = dict.fromkeys(one.id for one in self.documents)
-            return {"order": list(own), "labels": {}, "expected_cached_tokens": 0}
+            own = [one.id for one in self.documents]
+            return {"order": own, "labels": {}, "expected_cached_tokens": 0}
         blocks, labels = plan.request.unique_blocks, plan.label_of if plan.is_labelled else {}
         return {
             "order": [names.get(one.text, one.id) for one in plan.blocks],
@@ -208,12 +217,13 @@ def _texts(
     for number, message in enumerate(messages):
         role, content = str(message.get("role")), message.get("content")
         is_list = isinstance(content, list)
-        listed: list[Any] = content if is_list else [content]  # type: ignore[assignment]
-        for part, one in enumerate(listed):
-            is_part = is_list and isinstance(one, dict) and one.get("type") == "text"
-            text = one.get("text") if is_part else None if is_list else one
-            is_text = isinstance(text, str)
-            at = TextPosition(number, part if is_list else None) if is_text else None
-            yield role, at, text if is_text else one
+        for part, one in enumerate(content if is_list else [content]):  # type: ignore[arg-type]
+            match one:
+                case {"type": "text", "text": str(text)} if is_list:
+                    yield role, TextPosition(number, part), text
+                case str() if not is_list:
+                    yield role, TextPosition(number, None), one
+                case _:
+                    yield role, None, one
         if others := {name: one for name, one in message.items() if name not in _TEXTUAL}:
             yield role, None, others

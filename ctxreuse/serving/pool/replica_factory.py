@@ -91,7 +91,7 @@ class ReplicaFactory:
         if not isinstance(engine, EngineSpec):
             raise InvalidRequestError(f"an engine must be an address, not {describe(engine)}")
         base_url, options = engine.base_url, self.client_options
-        name = engine.name or _host_of(base_url)
+        name = engine.name or host_of(base_url)
         planner = self.planner.sibling(name)
         events: KVEventSync | None = None
         if engine.kv_events is not None:
@@ -111,7 +111,7 @@ class ReplicaFactory:
         return self.make(name, connect, planner, capacity_tokens=capacity, events=events)
 
 
-def _host_of(base_url: str) -> str:
+def host_of(base_url: str) -> str:
     """Return host and port; "" for what is no address, which the client refuses."""
     try:
         return urlsplit(str(base_url)).netloc.rpartition("@")[2]

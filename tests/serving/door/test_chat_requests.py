@@ -179,7 +179,8 @@ async def test_streams_are_the_engines_byte_for_byte_as_they_come(given):
 async def test_without_anything_of_ours_a_body_goes_through_as_it_came():
     raw = b'{ "model":"m","messages" : "of no list", "unknown": [1.50, 1e400], "unknown": 2 }'
     async with served(EmulatedEngine()) as door:
-        await door.post(CHAT, content=raw, headers={"x-trace": "t", "cookie": "c", "te": "x"})
+        headers = {"content-type": "application/json; charset=utf-8", "te": "x"}
+        await door.post(CHAT, content=raw, headers={"x-trace": "t", "cookie": "c", **headers})
         received = next(one for one in door.engines[0].received if one.method == "POST")
     assert received.body == raw
     assert received.headers["x-trace"] == "t"

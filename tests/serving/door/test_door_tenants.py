@@ -140,7 +140,7 @@ async def test_a_hosted_cache_gets_no_salt():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"x": "t"}', f'{{"{"a" * 30}": "t"}}', f'{{"{"a" * 32}": 1}}', "[" * 100_000],
+    ["", "[]", "{}", '{"x": "t"}', f'{{"{"a" * 30}": "t"}}', f'{{"{"a" * 32}": 1}}', "[" * 100_000],
 )
 def test_a_file_that_holds_no_hashes_is_named(tmp_path, text):
     path = tmp_path / "keys"

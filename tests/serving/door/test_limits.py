@@ -78,6 +78,15 @@ async def test_a_request_that_is_too_large_is_refused(path):
     assert "10,000 bytes" in error_of(refused)["message"]
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/forget"])
+async def test_a_body_that_a_page_of_another_origin_could_send_is_refused(path):
+    async with served(EmulatedEngine()) as door:
+        refused = await door.post(path, content=chat(), headers={"content-type": "text/plain"})
+        assert door.bodies() == []
+    assert refused.status_code == 400
+    assert "content-type of the body must be application/json" in error_of(refused)["message"]
+
+
 async def test_headers_are_bounded():
     async with served(EmulatedEngine()) as door:
         asked = door.get("/healthz", headers={"x": "x" * 3_000_000})
@@ -169,6 +178,7 @@ def raw_field(name, value):
     return chat(**{name: "@"}).replace(b'"@"', value)
 
 
+JSON = {"content-type": "application/json"}
 HUGE = b"9" * 5_000
 WRONG = [None, True, 0, -1, 1.5, "x", "", [], [1], [[]], [None], {}, {"a": 1}, ["x"], [{}]]
 HOSTILE = {
@@ -244,7 +254,7 @@ async def test_no_body_makes_the_server_fail_or_stick(path, cache):
         statuses = {}
         for name, body in HOSTILE.items():
             began = time.perf_counter()
-            answer = await door.post(path, content=body, headers={"content-type": "text/x"})
+            answer = await door.post(path, content=body, headers=JSON)
             statuses[name] = answer.status_code
             if answer.status_code != 200:
                 assert error_of(answer)["message"], name
@@ -261,7 +271,8 @@ async def test_no_body_makes_the_server_fail_or_stick(path, cache):
 async def test_many_hostile_bodies_at_once_hold_nothing_up():
     async with served(answering(200, b"{}")) as door:
         bodies = [one for one in HOSTILE.values() if len(one) < 10_000]
-        answers = await asyncio.gather(*(door.post(CHAT, content=one) for one in bodies))
+        asked = (door.post(CHAT, content=one, headers=JSON) for one in bodies)
+        answers = await asyncio.gather(*asked)
         assert {one.status_code for one in answers} <= {200, 400}
         assert (await door.post(CHAT, json=asking("ab"))).status_code == 200
 

@@ -144,18 +144,35 @@ async def test_what_the_server_says_of_itself():
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("path", "fields", "param", "words"),
     [
-        ({"template": "{titel}: {text}"}, "names 'titel'"),
-        ({"template": "{title}"}, "must hold {text}"),
-        ({"documents": [{"text": "t", "title": {"x": 1}}]}, "title"),
-        ({"documents": [{"text": "t", "of": [1]}], "template": "{of} {text}"}, "'of'"),
+        ("plan", {"template": "{titel}: {text}"}, None, "names 'titel'"),
+        ("plan", {"template": "{title}"}, "template", "must hold {text}"),
+        ("plan", {"documents": [{"text": "t", "title": {"x": 1}}]}, None, "title"),
+        (
+            "plan",
+            {"documents": [{"text": "t", "of": [1]}], "template": "{of} {text}"},
+            None,
+            "'of'",
+        ),
+        ("plan", {"documents": [None]}, "documents", "each of documents must be an object"),
+        ("plan", {"query": None}, "query", "query must be a string, not null"),
+        ("plan", {"labels": "True"}, "labels", "must be true, false or null, not 'True'"),
+        ("plan", {"conversation": []}, "conversation", "must be a string or an integer"),
+        ("plan", {"documets": []}, "documets", "choose one of 'documents', 'query'"),
+        ("plans", {"requests": [{"documents": [], "qeury": ""}]}, "qeury", "'qeury'"),
+        ("plans", {"query": "?"}, "query", "choose one of 'requests', 'template', 'primes'"),
+        ("usage", {"plan": "x"}, "plan", "choose one of 'plan_id', 'usage'"),
+        ("forget", {"plan_id": True}, "plan_id", "not true"),
+        ("forget", {"id": "x"}, "id", "choose one of 'plan_id'"),
     ],
 )
-async def test_a_document_that_would_be_shown_wrongly_is_refused(fields, words):
+async def test_what_is_wrong_is_refused_in_the_words_of_json(path, fields, param, words):
+    given = {"documents": documents("ab")} if path == "plan" else {}
     async with served(EmulatedEngine()) as door:
-        answer = await door.post("/v1/plan", json={"documents": documents("ab"), **fields})
+        answer = await door.post(f"/v1/{path}", json={**given, **fields})
     assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
     assert words in answer.json()["error"]["message"]
 
 
