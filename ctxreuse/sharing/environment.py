@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, TypeVar, get_args
 
-from ctxreuse.context.checks import checked_choice
+from ctxreuse.context.checks import checked_choice, suggestion
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe, shown_url
 from ctxreuse.planning.savings import Mode
 
@@ -17,6 +17,8 @@ MODE = "CTXREUSE_MODE"
 CAPACITY_TOKENS = "CTXREUSE_CAPACITY_TOKENS"
 SHARED_LOG = "CTXREUSE_SHARED_LOG"
 SHARED_LOG_SECRET = "CTXREUSE_SHARED_LOG_SECRET"
+_OF_SERVERS = ("ENGINE_KEY", "KEYS_SECRET", "SERVE")
+_KNOWN = ("MODE", "CAPACITY_TOKENS", "SHARED_LOG", "SHARED_LOG_SECRET", *_OF_SERVERS)
 
 _log = logging.getLogger("ctxreuse")
 _Value = TypeVar("_Value")
@@ -41,11 +43,13 @@ def settled(
     """
     if _is_unread.get():
         return mode or "active", capacity_tokens, shared_log, False
+    _say_misspelt()
     given = {MODE: mode, CAPACITY_TOKENS: capacity_tokens, SHARED_LOG: shared_log}
-    for name in [name for name, value in given.items() if value is not None]:
-        _say_unused(name, "the program sets it in code")
+    for name, value in given.items():
+        if value is not None:
+            _say_unused(name, "the program sets it in code")
     # a wrong mode: all is sent as given
-    held: Mode = _read(MODE, _mode, "active", "shadow") if mode is None else mode
+    held: Any = _read(MODE, _mode, "active", "shadow") if mode is None else mode
     if capacity_tokens is None:
         capacity_tokens = _read(CAPACITY_TOKENS, _tokens, None, None)
     if held == "shadow":
@@ -84,9 +88,15 @@ def _say_unused(name: str, reason: str) -> None:
         _say(logging.WARNING, "set and not used: %s.", name, reason)
 
 
-def _mode(text: str) -> Mode:
-    mode: Mode = checked_choice("mode", text.lower(), get_args(Mode))  # type: ignore[assignment]
-    return mode
+def _say_misspelt() -> None:
+    for name in os.environ:
+        prefix, _, own = name.partition("_")
+        if prefix == "CTXREUSE" and own not in _KNOWN and (near := suggestion(own, _KNOWN)):
+            _say(logging.WARNING, "unknown and not used%s.", name, near)
+
+
+def _mode(text: str) -> str:
+    return checked_choice("mode", text.lower(), get_args(Mode))
 
 
 def _tokens(text: str) -> int:
@@ -101,13 +111,14 @@ def _tokens(text: str) -> int:
 
 def shared_log_at(text: str) -> Any:
     """Return the log at a path, or a Redis server's; the stores are loaded when one is named."""
-    from ctxreuse.sharing.redis_log import RedisLog, is_redis_url
+    from ctxreuse.sharing.redis_log import RedisLog, checked_url, is_redis_url
 
     if not is_redis_url(text):
         from ctxreuse.sharing.sqlite_log import SQLiteLog
 
         return SQLiteLog(text)
     secret = _text(SHARED_LOG_SECRET)
+    checked_url(text)
     if not secret:
         raise InvalidRequestError(
             f"it names the server {shown_url(text)}, and {SHARED_LOG_SECRET} is not set; set that "

@@ -24,7 +24,7 @@ from ctxreuse.errors import (
 from ctxreuse.sharing.exchange import LogRead, checked_read
 
 _log = logging.getLogger("ctxreuse")
-_SCHEMES = ("redis", "rediss", "unix")
+_SCHEMES = ("redis://", "rediss://", "unix://")
 _URL_OPTIONS = ("db", "protocol", "ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 DEFAULT_STREAM = "ctxreuse"
 _LEAST_SECRET = 16
@@ -35,6 +35,12 @@ _POSITION = re.compile(r"(\d{1,20}-\d{1,20})\+(\d{1,20})", re.ASCII)
 """The id of the last entry, and how many the stream held: idle readers fetch nothing they know."""
 
 _REMEDIES = {
+    "WRONGTYPE": "the key holds something that is no stream; name another one with stream=",
+    "MISCONF": "the server cannot save to its disk, and takes no writes; mend that",
+    "NOREPLICAS": "the server has too few replicas to take writes",
+    "DB index": "the server has no such database; mend the number in the URL",
+    "last possible ID": "somebody has written under the last id there is; delete the stream",
+    "MAXMEMORY": "the server is out of memory; give it more, or lower max_entries",
     "AuthenticationError": "the user or password is wrong; mend the URL",
     "AuthorizationError": "the user may not connect; mend the server's ACL",
     "NoPermissionError": "the user may not do this; allow XADD, XLEN, XRANGE, MULTI on the stream",
@@ -42,22 +48,14 @@ _REMEDIES = {
     "ReadOnlyError": "the server is a read-only replica; name the primary",
     "BusyLoadingError": "the server is loading its data",
     "MovedError": "the server is one node of a cluster, and the stream is on another one",
-    "ClusterDownError": "the cluster is down",
     "MasterDownError": "the replica has lost its primary",
-    "TimeoutError": "there was no answer in time",
+    "ClusterDownError": "the cluster is down",
+    "TimeoutError": "there was no answer in time; mend the URL, or look at the server",
     "MaxConnectionsError": "the server takes no more connections",
-    "ConnectionError": "there is no connection",
+    "ConnectionError": "there is no connection; start the server, or mend the URL",
 }
-"""What an error of the client means, by the names of its class and base classes."""
-
-_REMEDIES_OF_CODES = {
-    "WRONGTYPE": "the key holds something that is no stream; name another one with stream=",
-    "MISCONF": "the server cannot save to its disk, and takes no writes; mend that",
-    "NOREPLICAS": "the server has too few replicas to take writes",
-    "DB index": "the server has no such database; mend the number in the URL",
-    "last possible ID": "somebody has written under the last id there is; delete the stream",
-    "MAXMEMORY": "the server is out of memory; give it more, or lower max_entries",
-}
+"""What an error of the client means, by what it says and the names of its class and base classes;
+the first that fits holds."""
 
 
 class RedisLog(FixedSettings):
@@ -101,7 +99,7 @@ class RedisLog(FixedSettings):
         except ImportError as error:
             raise MissingExtraError("RedisLog", "redis") from error
         self._redis = redis
-        self._url = _checked_url(url)
+        self._url = checked_url(url)
         self._stream = checked_kind("stream", stream, str, "a string")
         self._options: dict[str, Any] = {
             "secret": _checked_secret(secret),
@@ -217,20 +215,17 @@ class RedisLog(FixedSettings):
 
 
 def is_redis_url(text: str) -> bool:
-    """Return whether a text begins as a server's URL does."""
-    return text.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
+    """Return whether a text is a server's URL, and no path."""
+    return "://" in text
 
 
 def _reason(error: Exception) -> str:
-    text = str(error)[-1_000:]
-    for code, remedy in _REMEDIES_OF_CODES.items():
-        if code in text:
-            return remedy
     names = [kind.__name__ for kind in type(error).__mro__]
-    return next((_REMEDIES[name] for name in names if name in _REMEDIES), f"{names[0]}")
+    told = " ".join([str(error)[-1_000:], *names])
+    return next((remedy for name, remedy in _REMEDIES.items() if name in told), names[0])
 
 
-def _checked_url(url: Any) -> str:
+def checked_url(url: Any) -> str:
     """Return the URL of a server, if it is one with options that are taken."""
     if not isinstance(url, str):
         raise InvalidRequestError(
@@ -239,7 +234,7 @@ def _checked_url(url: Any) -> str:
     try:
         parts = urlsplit(url)
         options = parse_qs(parts.query, keep_blank_values=True)
-        is_one = is_redis_url(url) and parts.port != 0
+        is_one = url.startswith(_SCHEMES) and parts.port != 0
         numbers = [*options.get("db", ()), *options.get("protocol", ())]
         is_one = is_one and all(one.isascii() and one.isdigit() for one in numbers)
     except ValueError:

@@ -192,9 +192,8 @@ class SQLiteLog(FixedSettings):
                 yield
         except (sqlite3.Error, OSError) as error:
             self.close()  # the next step makes anew what is gone, such as a table
-            code: str = getattr(error, "sqlite_errorname", "")
-            remedies = (remedy for kind, remedy in _REMEDIES.items() if code.startswith(kind))
-            advice = next((f"; {remedy}" for remedy in remedies), "")
+            kind = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
+            advice = f"; {_REMEDIES[kind]}" if kind in _REMEDIES else ""
             raise SharedLogError(f"{self._path} cannot be {done}: {error}{advice}") from error
 
 

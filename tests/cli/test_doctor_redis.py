@@ -120,14 +120,19 @@ def test_a_server_that_is_away_or_refuses_is_a_problem_with_its_reason(
     away = f"redis://user:{PASSWORD}@127.0.0.1:{free_port()}/0"
     code, check = examine("--shared-log", away)
     assert code == 1
-    assert "there is no connection" in check["found"]
+    assert check["found"].endswith("there is no connection")
+    assert check["remedy"] == "start the server, or mend the URL"
     redis.Redis.from_url(server.url).config_set("requirepass", PASSWORD)
     code, check = examine("--shared-log", server.url)
     assert code == 1
-    assert "password is wrong" in check["found"]
+    assert check["found"].endswith("the user or password is wrong")
+    assert check["remedy"] == "mend the URL"
 
 
-@pytest.mark.parametrize("url", ["redis://host:99999999", f"redis://:{PASSWORD}@host?x=y"])
+@pytest.mark.parametrize(
+    "url",
+    ["redis://host:99999999", f"postgres://:{PASSWORD}@host", f"redis://:{PASSWORD}@host?x=y"],
+)
 def test_an_address_that_is_none_is_a_line_that_shows_no_password(run: Any, url: str) -> None:
     code, out, err = run("doctor", "--shared-log", url)
     assert (code, out) == (2, "")

@@ -76,6 +76,17 @@ def test_a_variable_that_is_not_used_is_said_once(monkeypatch, caplog, tmp_path)
     ]
 
 
+def test_a_misspelt_variable_is_named_once(monkeypatch, caplog):
+    monkeypatch.setenv("CTXREUSE_SHARD_LOG", "x")
+    monkeypatch.setenv("CTXREUSE_OF_THE_PROGRAM", "x")
+    for _ in range(2):
+        ReusePlanner()
+    assert [one.getMessage() for one in caplog.records] == [
+        "The environment variable CTXREUSE_SHARD_LOG is unknown and not used "
+        "(did you mean 'SHARED_LOG'?)."
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("MODE", "shadow"), ("SHARED_LOG", "{folder}/sent.sqlite")]
 )
@@ -113,6 +124,11 @@ def test_capacity_and_shared_log_are_read(monkeypatch, tmp_path):
             "SHARED_LOG",
             "redis://user:pass-word@cache.invalid/0",
             "CTXREUSE_SHARED_LOG_SECRET is not set; set that to the same secret in all processes",
+        ),
+        (
+            "SHARED_LOG",
+            "postgres://user:pass-word@h/0",
+            "url is 'postgres://h/0'; give one such as",
         ),
     ],
 )

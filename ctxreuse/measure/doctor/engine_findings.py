@@ -148,7 +148,8 @@ def _judged_log(
 ) -> tuple[Verdict, str, str]:
     share = _SHARE_IN_REDIS if log.is_in_redis else _SHARE
     if log.error is not None:
-        return _PROBLEM, log.error, share
+        failed, _, remedy = log.error.partition("; ")
+        return _PROBLEM, failed, remedy or share
     found = f"{log.writers} planners wrote the latest of {log.entries:,} entries of the log"
     if log.unreadable:
         return (

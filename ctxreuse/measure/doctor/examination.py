@@ -13,7 +13,7 @@ from ctxreuse.measure.doctor.engine_findings import (
     metrics_finding,
     processes_finding,
 )
-from ctxreuse.measure.doctor.findings import AN_ANSWER, Finding, Verdict
+from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.measure.doctor.probe import probe
 from ctxreuse.measure.traces.changing_documents import (
@@ -39,9 +39,8 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
 def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> Iterator[Finding]:
     if not (config.base_url or config.metrics_url or config.shared_log):
         return
-    log = None
-    if config.shared_log is not None:
-        log = LogWatch(config.shared_log, config.stream, config.timeout_s)
+    named_log, stream = config.shared_log, config.stream
+    log = None if named_log is None else LogWatch(named_log, stream, config.timeout_s)
     named = "--metrics" if config.base_url is None else "--base-url"
     try:
         readings = asyncio.run(probe(config, announce, log))
@@ -52,7 +51,7 @@ def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> 
         findings.append(metrics_finding(readings, is_asked_for=config.metrics_url is not None))
     for one in (*findings, processes_finding(readings, log, config.workers)):
         is_open = readings.is_silent and one.verdict is Verdict.UNKNOWN
-        yield replace(one, needs=AN_ANSWER) if is_open else one
+        yield replace(one, is_open=is_open)
 
 
 def check_fronts(trace: Sequence[TraceRequest]) -> Finding:

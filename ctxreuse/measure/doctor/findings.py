@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,9 +10,6 @@ from typing import Any, TypeAlias
 Figure: TypeAlias = int | float | str | None
 _INDENT = " " * 11
 _LONGEST = 2_000
-
-AN_ANSWER = "an engine that answers"
-"""What checks of an engine need before they can tell anything."""
 
 
 class Verdict(StrEnum):
@@ -33,23 +29,23 @@ class Finding:
     found: str
     remedy: str = ""
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    needs: str = ""
+    is_open: bool = False  # until an engine answers
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what a terminal shows of all checks: those that lack the same in one line."""
     for one in findings:
-        if not one.needs:
+        if not one.is_open:
             yield f"{one.verdict:<9}  {one.check}: {printable(one.found)}"
             if one.remedy:
                 yield f"{_INDENT}{printable(one.remedy)}"
-    for need in _needs(findings):
+    if need := _need(findings):
         yield f"{Verdict.UNKNOWN:<9}  {need}"
 
 
-def _needs(findings: Sequence[Finding]) -> Iterator[str]:
-    for need, number in Counter(one.needs for one in findings if one.needs).items():
-        yield f"{number} checks need {need}"
+def _need(findings: Sequence[Finding]) -> str:
+    number = sum(one.is_open for one in findings)
+    return f"{number} checks need an engine that answers" if number else ""
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
@@ -61,9 +57,9 @@ def verdict(findings: Sequence[Finding]) -> str:
     """Return what all checks come to, in one sentence, and what to do first."""
     problems = [one for one in findings if one.verdict is Verdict.PROBLEM]
     unknown = [one for one in findings if one.verdict is Verdict.UNKNOWN]
-    names = ", ".join(one.check for one in unknown if not one.needs)
+    names = ", ".join(one.check for one in unknown if not one.is_open)
     open_ = f"; not known from outside: {names}" if names else ""
-    open_ += "".join(f"; {need}" for need in _needs(findings))
+    open_ += f"; {need}" if (need := _need(findings)) else ""
     checks = counted(len(findings), "check")
     if problems or len(unknown) == len(findings):
         words = f"No verdict, since {checks} found nothing to judge"

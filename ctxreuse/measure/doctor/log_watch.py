@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import sqlite3
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ctxreuse.errors import CtxreuseError, InputFileError, InvalidRequestError
@@ -36,13 +37,16 @@ class LogWatch:
     def end(self) -> None:
         """Read what has come since."""
         self.appended = self.read()
-        writers = list(self._writers())
+        writers = list[bytes]()
+        for one in self._latest:
+            with suppress(UnreadableEntryError):
+                writers.append(decode(one).writer)
         self.writers = len(set(writers))
         self.unreadable = len(self._latest) - len(writers)
         if self._stream is not None:
             self.secrets = len(set(self._stream.fields) - {b""})
             if not self.entries and self.error is None:
-                self.error = f"{self._stream!r} holds no entries; no process has written to it"
+                self.error = f"{self._stream!r} holds no entries: no process has written to it"
 
     def read(self) -> int:
         """Read on; return how many entries there were."""
@@ -65,16 +69,9 @@ class LogWatch:
         path = self._path
         if not (path.is_file() and path.with_name(f"{path.name}.key").is_file()):
             raise InputFileError(
-                f"{path}: there is no such log, or not its key; no process has opened it"
+                f"{path}: there is no such log, or not its key: no process has opened it"
             )
         return SQLiteLog(path)
-
-    def _writers(self) -> Iterator[bytes]:
-        for one in self._latest:
-            try:
-                yield decode(one).writer
-            except UnreadableEntryError:
-                continue
 
 
 class _Stream(RedisLog):
@@ -84,7 +81,7 @@ class _Stream(RedisLog):
         super().__init__(
             url,
             secret=secrets.token_bytes(),
-            stream=DEFAULT_STREAM if stream is None else stream,
+            stream=stream or DEFAULT_STREAM,
             timeout_s=timeout_s,
         )
         self.fields: deque[bytes] = deque(maxlen=_LATEST)
