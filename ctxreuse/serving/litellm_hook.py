@@ -5,6 +5,7 @@ In the proxy's configuration: `litellm_settings: {callbacks: ctxreuse.serving.li
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from typing import Any
 
@@ -14,9 +15,11 @@ from litellm.integrations.custom_logger import CustomLogger
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.reported_usage import usage_in
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.engine_options import tenant_salt
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.serving.door.chat_bodies import OURS, ChatPlanner, PromptBody
+from ctxreuse.rules.answers import takes_salt
+from ctxreuse.serving.door.chat_bodies import OURS, ChatPlanner, PromptBody, json_words
 
 _MOST_IN_FLIGHT = 10_000
 
@@ -30,6 +33,7 @@ class ReuseHook(CustomLogger):  # type: ignore[misc]
     def __init__(self, planner: ReusePlanner | None = None) -> None:
         super().__init__()
         self.planner = ReusePlanner() if planner is None else planner
+        self._salt_key = takes_salt(self.planner.cache) and os.environ.get("CTXREUSE_KEYS_SECRET")
         self._chats = ChatPlanner(self.planner, "litellm_hook")
         self._sent: LRUMap[str, PlannedPrompt] = LRUMap(_MOST_IN_FLIGHT)
 
@@ -40,10 +44,12 @@ class ReuseHook(CustomLogger):  # type: ignore[misc]
         beside = data.get("metadata") or {}
         ours = {name: beside[name] for name in OURS if name in beside}
         tenant = user_api_key_dict.team_id or user_api_key_dict.token or ""
+        if self._salt_key and "messages" in data:  # a caller's own would open another's cache
+            data = {**data, "cache_salt": tenant_salt(tenant, self._salt_key)}
         try:
             body = PromptBody.of({**ours, **data}, {})
         except InvalidRequestError as error:
-            raise HTTPException(400, str(error)) from error
+            raise HTTPException(400, json_words(error)) from error
         if body is None:
             return data
         planned, written = await self._chats.planned(body, tenant)

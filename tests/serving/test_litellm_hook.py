@@ -49,7 +49,12 @@ async def proxy(folder, engine):
         port = free.getsockname()[1]
     options = ("--config", "config.yaml", "--port", str(port), "--host", "127.0.0.1")
     key = f"sk-{token_hex(32)}"
-    more = {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "*"}
+    more = {
+        "CTXREUSE_KEYS_SECRET": "s",
+        "LITELLM_MASTER_KEY": key,
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "NO_PROXY": "*",
+    }
     with open(folder / "log", "w") as log:
         running = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", PROXY, *options),
@@ -88,7 +93,8 @@ async def test_documents_are_planned_in_litellms_proxy(tmp_path):
         beside = {"documents": documents("cab"), "tag": "kept"}
         second = await client.post(chat, json=asking(metadata=beside))
         stream = await client.post(chat, json=asking("abc", stream=True))
-        plain = await client.post(chat, json=asking())
+        own = {"cache_salt": "another's", "extra_body": {"cache_salt": "another's"}}
+        plain = await client.post(chat, json=asking(**own))
         refused = await client.post(chat, json=asking("abc"))
         wrong = await client.post(chat, json=asking(documents=3))
         bodies = [json.loads(one.body) for one in engines[0].received if one.method == "POST"]
@@ -106,6 +112,8 @@ async def test_documents_are_planned_in_litellms_proxy(tmp_path):
     assert stream.text.endswith("data: [DONE]\n\n")
     assert shown[3] == "Which?"
     assert all("documents" not in one for one in bodies)
+    assert len({one["cache_salt"] for one in bodies}) == 1
+    assert "another's" not in str(bodies)
     assert (refused.status_code, wrong.status_code) == (400, 400)
     assert "documents must be a list" in wrong.text
     assert told == "3 3"
