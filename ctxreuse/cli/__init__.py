@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import Any
 
 from ctxreuse.cli.recorded_program import ProgramEnd
 from ctxreuse.context.files import file_errors
+from ctxreuse.context.fork_safety import on_demand
 from ctxreuse.errors import CtxreuseError, MissingExtraError
 
 __all__ = ["app", "main"]
@@ -84,10 +84,4 @@ def _write_out() -> None:
         raise
 
 
-def __getattr__(name: str) -> Any:
-    """Import the Typer application, which needs the extra, when it is asked for."""
-    if name != "app":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ctxreuse.cli.command_line import app
-
-    return app
+__getattr__, __dir__ = on_demand(__name__, {"app": "command_line"})

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from itertools import count
 from threading import RLock, local
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,19 @@ _log = logging.getLogger("ctxreuse")
 
 importing_late = RLock()
 """Hold it to import late; a fork waits for that, since the import would never end in the child."""
+
+
+def on_demand(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return a package's `__getattr__` and `__dir__`, which know names that are imported late."""
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{modules[name]}"), name)
+
+    return get, lambda: [*vars(sys.modules[package]), *modules]
 
 
 class _Method:

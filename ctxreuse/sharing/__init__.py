@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ctxreuse.context.fork_safety import on_demand
 from ctxreuse.sharing.exchange import LogRead, SharedLog, SharedLogs, SharingStatistics
 
 if TYPE_CHECKING:
@@ -12,15 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LogRead", "RedisLog", "SQLiteLog", "SharedLog", "SharedLogs", "SharingStatistics"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import a store when it is first asked for: planning alone needs none."""
-    if name == "SQLiteLog":
-        from ctxreuse.sharing.sqlite_log import SQLiteLog
-
-        return SQLiteLog
-    if name == "RedisLog":
-        from ctxreuse.sharing.redis_log import RedisLog
-
-        return RedisLog
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# planning alone needs no store
+_STORES = {"RedisLog": "redis_log", "SQLiteLog": "sqlite_log"}
+__getattr__, __dir__ = on_demand(__name__, _STORES)

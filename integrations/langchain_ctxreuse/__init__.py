@@ -8,9 +8,9 @@ check it, `ValueError`.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ctxreuse.context.fork_safety import on_demand
 from ctxreuse.errors import MissingExtraError
 
 try:
@@ -44,7 +44,7 @@ __all__ = [
     "format_context",
 ]
 
-_ON_DEMAND = {
+_LATE = {
     "LangChainLLM": "workflow.served_components",
     "SpeculativeRAGChain": "workflow.retrieval_chain",
     "RetrieverStage": "workflow.served_components",
@@ -54,10 +54,5 @@ _ON_DEMAND = {
     "WorkflowRetriever": "workflow.retrieval_chain",
     "WorkflowRunnable": "workflow.workflow_runnable",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Import on first use what needs more than langchain-core, or much of it."""
-    if name not in _ON_DEMAND:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
+# these need more than langchain-core, or much of it
+__getattr__, __dir__ = on_demand(__name__, _LATE)

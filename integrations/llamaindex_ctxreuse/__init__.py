@@ -9,9 +9,9 @@ goes through `contextvars.copy_context().run`. A `ctxreuse.workflow.WorkflowEngi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ctxreuse.context.fork_safety import on_demand
 from ctxreuse.errors import MissingExtraError
 
 try:
@@ -50,9 +50,5 @@ __all__ = [
     "reuse_memory",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    """Import what workflows need when it is asked for."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.workflow.engine_components"), name)
+_LATE = ("LlamaIndexLLM", "RetrieverStage", "SpeculativeRAGQueryEngine", "WorkflowRetriever")
+__getattr__, __dir__ = on_demand(__name__, dict.fromkeys(_LATE, "workflow.engine_components"))

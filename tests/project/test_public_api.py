@@ -34,7 +34,9 @@ EXPORTED = {
 
 @pytest.mark.parametrize("package", EXPORTED)
 def test_a_package_exports_these_names(package):
-    assert sorted(importlib.import_module(package).__all__) == EXPORTED[package].split()
+    module = importlib.import_module(package)
+    assert sorted(module.__all__) == EXPORTED[package].split()
+    assert {*module.__all__} <= {*dir(module)}
 
 
 def test_each_exported_name_is_described():
