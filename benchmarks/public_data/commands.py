@@ -13,8 +13,8 @@ import typer
 
 from ctxreuse.cli.command_options import PrintsJson, api_key, command_of
 from ctxreuse.cli.savings_commands import stamped
-from ctxreuse.cli.terminal import Command, CommandGroup, check_outputs, progress, put, say, show
-from ctxreuse.context.files import file_errors, make_folder, write_text
+from ctxreuse.cli.terminal import Command, CommandGroup, progress, put, say, show
+from ctxreuse.context.files import check_writable, file_errors, make_folder, write_text
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.measure.options import option
 from ctxreuse.measure.report import page
@@ -76,15 +76,15 @@ class Bench(PrintsJson, BenchConfig):
     def run(self) -> None:
         """Measure, show and write."""
         earlier = None if self.compare is None else read_results(self.compare)
-        check_outputs(self.html)
+        check_writable(self.html)
         _make_folder(self.output)
         kept = self.output / "unfinished.jsonl"
         config = replace(self, api_key=api_key())
         try:
-            measured = run(config, progress, kept, lambda words: say(f"ctxreuse: {words}"))
+            measured = run(config, progress, kept, say)
         except KeyboardInterrupt:
             say(
-                f"ctxreuse: stopped; what is complete is kept in {kept}: the same command goes on "
+                f"stopped; what is complete is kept in {kept}: the same command goes on "
                 "from there, and with --part NAME shows a part that is complete"
             )
             raise typer.Exit(_STOPPED) from None
@@ -97,11 +97,11 @@ class Bench(PrintsJson, BenchConfig):
             put(json.dumps(bench_json(results)))
         else:
             show(bench_output(measured, is_scored=is_scored))
-        say(f"ctxreuse: wrote {self.output / 'results.json'} and {self.output / 'results.csv'}")
+        say(f"wrote {self.output / 'results.json'} and {self.output / 'results.csv'}")
         if self.html is not None:
             more = list(more_tables(measured, is_scored=is_scored))
             write_text(self.html, page(results, more))
-            say(f"ctxreuse: wrote {self.html}")
+            say(f"wrote {self.html}")
         if earlier is not None and not self.as_json:
             show(comparison(earlier, results))
 
@@ -129,12 +129,12 @@ class Quality(QualityConfig):
             data = Path(os.environ["CTXREUSE_DATA"])
         sets = sets_to_ask(replace(self, data=data), self.question_set, progress)
         _make_folder(self.output)
-        say(f"ctxreuse: asking {', '.join(one.name for one in sets)}")
+        say(f"asking {', '.join(one.name for one in sets)}")
         answers = self.answers or self.output / "answers.jsonl"
         results = run_quality(replace(self, api_key=api_key(), answers=answers), sets, say)
         show(quality_output(results))
         results.write(self.output / "quality.json")
-        say(f"ctxreuse: wrote {self.output / 'quality.json'}")
+        say(f"wrote {self.output / 'quality.json'}")
         if results.exit_code:
             raise typer.Exit(results.exit_code)
 

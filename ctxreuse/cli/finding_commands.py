@@ -32,9 +32,7 @@ class DoctorCommand(PrintsJson, DoctorConfig):
 
     def run(self) -> None:
         """Look, and say what was found."""
-        findings = examine(
-            replace(self, api_key=api_key()), lambda words: say(f"ctxreuse: {words}")
-        )
+        findings = examine(replace(self, api_key=api_key()), say)
         if self.as_json:
             put(json.dumps(findings_json(findings)))
         else:

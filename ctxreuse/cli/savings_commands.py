@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ctxreuse.cli.command_options import PrintsJson, api_key
-from ctxreuse.cli.terminal import check_outputs, progress, put, say, show
+from ctxreuse.cli.terminal import progress, put, say, show
+from ctxreuse.context.files import check_writable
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.bench.judge import Judge, in_words
 from ctxreuse.measure.bench.recorded_bench import (
@@ -70,7 +71,7 @@ class EstimateCommand(PrintsJson, EstimateConfig):
 
     def run(self) -> None:
         """Show the estimate."""
-        check_outputs(self.html)
+        check_writable(self.html)
         measured = _measured(self, for_report=self.html is not None)
         if self.html is not None:
             write_page(measured, self.html)
@@ -89,12 +90,12 @@ class ReportCommand(EstimateConfig):
 
     def run(self) -> None:
         """Write the page."""
-        check_outputs(self.output)
+        check_writable(self.output)
         measured = _measured(self, for_report=True)
         write_page(measured, self.output)
         if self.pictures is not None:
             for path in write_pictures(measured, self.pictures):
-                say(f"ctxreuse: wrote {path}")
+                say(f"wrote {path}")
 
 
 def _measured(asked: EstimateConfig, *, for_report: bool) -> Results:
@@ -139,22 +140,22 @@ class BenchCommand(PrintsJson, BenchConfig):
         """Send the recording."""
         if self.judge is not None and self.answers is None:
             raise InvalidRequestError("--judge compares answers; give --answers FILE, too")
-        check_outputs(self.answers)
+        check_writable(self.answers)
         judge = None if self.judge is None else Judge(*self.judge, api_key())
         if judge is not None:
             judge.check()
-        measured = bench_recording(replace(self, api_key=api_key()), progress)
-        lines, judged = answers_of(measured), dict[str, Any]()
+        results, trace = bench_recording(replace(self, api_key=api_key()), progress)
+        lines, judged = answers_of(results, trace), dict[str, Any]()
         if self.answers is not None:
             write_lines(str(self.answers), lines)
-            say(f"ctxreuse: wrote {self.answers}")
+            say(f"wrote {self.answers}")
         if judge is not None:
             judged = {**judge.compare(lines, progress)}
             write_lines(str(self.answers), lines)
         if self.as_json:
-            put(json.dumps(results_json(measured.results) | {"judged": judged}))
+            put(json.dumps(results_json(results) | {"judged": judged}))
         else:
-            show(estimate_output(measured.results))
+            show(estimate_output(results))
             show(in_words(judged))
 
 
@@ -172,4 +173,4 @@ def stamped(results: Results) -> Results:
 def write_page(results: Results, path: str) -> None:
     """Write a report, and say so."""
     write_report(results, path)
-    say(f"ctxreuse: wrote {path}")
+    say(f"wrote {path}")

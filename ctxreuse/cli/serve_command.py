@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ctxreuse.cli.terminal import put
+from ctxreuse.cli.terminal import put, say
 from ctxreuse.context.fork_safety import importing_late
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.measure.options import CACHES, option
@@ -88,6 +88,8 @@ class ServeCommand:
         if self.shared_log:
             shared_log_at(self.shared_log)
             os.environ[SHARED_LOG] = self.shared_log
+        if not (self.keys or self.tenant_header or self.host in ("127.0.0.1", "::1", "localhost")):
+            say(f"all who reach {self.host} are served; --keys FILE asks for a key")
         states = asyncio.run(_states(self.engines))
         with ExitStack() as within:
             shares = self.workers > 1 and not os.environ.get(SHARED_LOG)

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
@@ -16,7 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from typer.core import TyperCommand, TyperGroup
 
-from ctxreuse.context.files import check_writable, file_errors
+from ctxreuse.context.files import file_errors
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.table import Bad, Good, Shown, Table
@@ -27,7 +26,7 @@ def say(text: str) -> None:
     """Print on standard error, where no output of a command goes; do without if nobody takes it."""
     with suppress(OSError, ValueError):  # ValueError: a program that is recorded has closed it
         if sys.stderr is not None:  # None would be standard output
-            print(text, file=sys.stderr)
+            print(f"ctxreuse: {text}", file=sys.stderr)
 
 
 def put(text: str) -> None:
@@ -88,12 +87,6 @@ def only_one_from_standard_input(*paths: str) -> None:
     """Check that at most one of some paths is standard input."""
     if paths.count(STANDARD_STREAM) > 1:
         raise InputFileError("only one file can be read from standard input ('-')")
-
-
-def check_outputs(path: str | Path | None) -> None:
-    """Check, before long work, that a file could be written."""
-    if path is not None:
-        check_writable(path)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from ctxreuse.cache import CacheUsage
 from ctxreuse.cli.command_options import PrintsJson
 from ctxreuse.cli.recorded_program import ProgramEnd, run_program
 from ctxreuse.cli.terminal import (
-    check_outputs,
     only_one_from_standard_input,
     progress,
     put,
@@ -24,7 +23,7 @@ from ctxreuse.cli.terminal import (
     show,
 )
 from ctxreuse.context.checks import checked_choice
-from ctxreuse.context.files import file_errors
+from ctxreuse.context.files import check_writable, file_errors
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, option
 from ctxreuse.measure.plugins import Recording, installed, registered
@@ -105,16 +104,16 @@ class RecordCommand:
 
     def _say_what_was_recorded(self, recorder: TraceRecorder, error: BaseException) -> None:
         if recorder.requests:
-            say(f"ctxreuse: recorded in {self.output}: {recorder.summary()}")
-            say(f"ctxreuse: next: ctxreuse estimate {shlex.quote(str(self.output))}")
+            say(f"recorded in {self.output}: {recorder.summary()}")
+            say(f"next: ctxreuse estimate {shlex.quote(str(self.output))}")
         if recorder.faults:
-            say(f"ctxreuse: {recorder.faults} lines could not be recorded; see the log")
+            say(f"{recorder.faults} lines could not be recorded; see the log")
         if recorder.requests:
             return
         nothing = self._nothing_recorded(recorder, error)
         if isinstance(error, SystemExit) and not error.code:
             raise InputFileError(nothing)
-        say(f"ctxreuse: {nothing}")
+        say(nothing)
 
     def _nothing_recorded(self, recorder: TraceRecorder, error: BaseException) -> str:
         """Return what to do where nothing of a program was recorded, which may have ended early."""
@@ -193,7 +192,7 @@ class PlanCommand:
                 "--keep-best is of the strategy reuse; leave it out with --strategy "
                 f"{self.strategy}"
             )
-        check_outputs(None if self.output == STANDARD_STREAM else self.output)
+        check_writable(None if self.output == STANDARD_STREAM else self.output)
         _, requests = read_requests(self.trace, self.corpus)
         planner = as_given(
             ReusePlanner,
@@ -365,11 +364,9 @@ class ExplainCommand:
         if wanted is not None:
             explained = [one for one in explained if str(one.request_id) == wanted]
         with_reason = self.cache is not None or self.answers is not None
-        if self.as_json:
-            for one in explained:
-                put(json.dumps(explanation_json(one, with_reason=with_reason)))
-        elif wanted is not None:
-            for one in explained:
-                put(in_words(one))
-        else:
-            show(explanation_output(explained, self.worst, with_reason=with_reason))
+        if wanted is None and not self.as_json:
+            return show(explanation_output(explained, self.worst, with_reason=with_reason))
+        for one in explained:
+            told = json.dumps(explanation_json(one, with_reason=with_reason))
+            put(told if self.as_json else in_words(one))
+        return None

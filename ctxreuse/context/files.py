@@ -103,8 +103,10 @@ def written_file(path: FilePath) -> Iterator[IO[bytes]]:
             raise
 
 
-def check_writable(path: FilePath) -> None:
-    """Check that `written_file` could write a file, without touching what stands there."""
+def check_writable(path: FilePath | None) -> None:
+    """Check that `written_file` could write a file, if any, without touching what is there."""
+    if path is None:
+        return
     checked_kind("path", path, (str, os.PathLike), "a path")
     with file_errors(path, "written"):
         if Path(path).is_dir():

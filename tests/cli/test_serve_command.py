@@ -148,7 +148,9 @@ def test_at_its_end_it_answers_what_it_has_begun(tmp_path):
         (["--engine", "http://h", "--keys", "no-file"], {"CTXREUSE_KEYS_SECRET": "s"}, "no-file"),
         (["--engine", "http://h", "--keys", "no-file"], {}, "CTXREUSE_KEYS_SECRET"),
         (["--engine", "http://h", "--shared-log", "redis://h"], {}, "CTXREUSE_SHARED_LOG_SECRET"),
+        (["--engine", "http://h", "--shared-log", "postgres://h"], {}, "such as 'redis://host"),
         (["--engine", "http://127.0.0.1:9", "--host", "256.1.1.1"], {}, "cannot listen"),
+        (["--engine", "http://127.0.0.1:9", "--host", "256.1.1.1"], {}, "all who reach 256.1.1.1"),
         (["--engine", "http://127.0.0.1:9", "--port", "99999"], {}, "--port"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.errors import InputFileError, InvalidRequestError
@@ -63,15 +63,10 @@ class BenchConfig:
     api_key: str = field(default="EMPTY", repr=False)
 
 
-class RecordedBench(NamedTuple):
-    """What came out, and the requests that were sent."""
-
-    results: Results
-    trace: Sequence[TraceRequest]
-
-
-def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> RecordedBench:
-    """Send a recording in each order, interleaved, and measure what the engine says."""
+def bench_recording(
+    config: BenchConfig, progress: Progress = no_progress
+) -> tuple[Results, Sequence[TraceRequest]]:
+    """Send a recording in each order; return what the engine says, and the requests."""
     rules = cache_profile(config.cache)
     if rules.lives:
         raise InvalidRequestError(
@@ -104,7 +99,7 @@ def bench_recording(config: BenchConfig, progress: Progress = no_progress) -> Re
         keep_best=config.keep_best,
         cache=rules,
     )
-    return RecordedBench(found, trace)
+    return found, trace
 
 
 def _check_texts(recording: str, trace: Sequence[TraceRequest]) -> None:
@@ -129,15 +124,15 @@ def _runs(config: BenchConfig, trace: Sequence[TraceRequest], rules: CacheRules)
             yield Run(policy, trace, deduplicate)
 
 
-def answers_of(bench: RecordedBench) -> list[dict[str, Any]]:
+def answers_of(results: Results, trace: Sequence[TraceRequest]) -> list[dict[str, Any]]:
     """Return the questions that were answered in all orders, with each answer under its order."""
     answers = {
         run.policy: dict(zip(run.request_ids, run.answers, strict=True))
-        for run in bench.results.runs
+        for run in results.runs
         if run.capacity_tokens is None  # not simulated; the de-duplicated run of two is the last
     }
     lines: list[dict[str, Any]] = []
-    for one in bench.trace:
+    for one in trace:
         said = {name: of_run.get(str(one.request_id)) for name, of_run in answers.items()}
         if None not in said.values():
             lines.append({"request_id": one.request_id, "query": one.query, "answers": said})
