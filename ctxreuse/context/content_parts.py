@@ -74,18 +74,6 @@ def turn_parts(
     ]
 
 
-def render_turn(
-    turn: Iterable[TurnPart],
-    order_annotation: str | None,
-    query: str,
-    templates: Templates,
-    *,
-    is_labelled: bool = True,
-) -> str:
-    """Return the content of one turn's user message."""
-    return joined(turn_parts(turn, order_annotation, query, templates, is_labelled=is_labelled))
-
-
 def without_blank_parts(parts: Iterable[ContentPart]) -> list[ContentPart]:
     """Return parts that add up to the same text, none of which is blank: providers refuse those."""
     kept: list[ContentPart] = []

@@ -16,13 +16,7 @@ from ctxreuse.context.blocks import (
     id_name,
 )
 from ctxreuse.context.checks import checked_integer, checked_kind
-from ctxreuse.context.content_parts import (
-    ContentPart,
-    joined,
-    render_turn,
-    turn_parts,
-    without_blank_parts,
-)
+from ctxreuse.context.content_parts import ContentPart, joined, turn_parts, without_blank_parts
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import (
@@ -193,7 +187,8 @@ class Plan:
         """
         checked_kind("query", query, str, "a string")
         order = self.order_annotation if with_order else None
-        return render_turn(self.parts, order, query, self.templates, is_labelled=self.is_labelled)
+        is_labelled = self.is_labelled
+        return joined(turn_parts(self.parts, order, query, self.templates, is_labelled=is_labelled))
 
     def affinity_id(self, key: str = "") -> str:
         """Return the id by which caches and routers keep requests with a common prefix together.

@@ -9,7 +9,7 @@ from langchain_core.documents import Document
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache.prompt_ends import character_ends
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.content_parts import render_turn
+from ctxreuse.context.content_parts import joined, turn_parts
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     Reference,
@@ -28,12 +28,16 @@ PARTS = (
 )
 
 
+def rendered(*turn):
+    return joined(turn_parts(*turn))
+
+
 def test_a_turn_is_blocks_and_references_then_annotation_and_question_in_either_order():
-    assert render_turn(PARTS, "Order.", "Why?", DEFAULT_TEMPLATES) == (
+    assert rendered(PARTS, "Order.", "Why?", DEFAULT_TEMPLATES) == (
         "[Doc_3] first\n\nSee [Doc_1].\n\n[Doc_4] second\n\nOrder.\n\nWhy?"
     )
     words = Templates(order_position="after_question", separator="\n---\n")
-    assert render_turn(PARTS, "Order.", "Why?", words) == (
+    assert rendered(PARTS, "Order.", "Why?", words) == (
         "[Doc_3] first\n---\nSee [Doc_1].\n---\n[Doc_4] second\n---\nWhy?\n---\nOrder."
     )
 
@@ -48,7 +52,7 @@ def test_a_turn_is_blocks_and_references_then_annotation_and_question_in_either_
     ],
 )
 def test_nothing_stands_for_what_is_not_there(parts, annotation, query, content):
-    assert render_turn(parts, annotation, query, DEFAULT_TEMPLATES) == content
+    assert rendered(parts, annotation, query, DEFAULT_TEMPLATES) == content
 
 
 @pytest.mark.parametrize("texts", [[""], ["", "one", "", "", "two", ""], ["one", ""]])

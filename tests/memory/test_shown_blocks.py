@@ -6,7 +6,7 @@ from steps import growth, steps
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.context.blocks import ContextBlock, id_size, text_digest
-from ctxreuse.context.content_parts import render_turn
+from ctxreuse.context.content_parts import joined, turn_parts
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     SentBlock,
@@ -37,7 +37,7 @@ def parts(*texts):
 def turn(*blocks, templates=DEFAULT_TEMPLATES):
     """Return the content of a message that shows blocks."""
     sent = [SentBlock(templates.label_of(block), block) for block in blocks]
-    return render_turn(sent, None, "Why?", templates)
+    return joined(turn_parts(sent, None, "Why?", templates))
 
 
 class Records(Conversations):

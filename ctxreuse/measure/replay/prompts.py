@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from ctxreuse.cache.provider_cache import PromptPiece
 from ctxreuse.cache.simulator import block_key
 from ctxreuse.context.blocks import BlockKey, ContextBlock
-from ctxreuse.context.content_parts import render_turn, turn_parts
+from ctxreuse.context.content_parts import ContentPart, joined, turn_parts
 from ctxreuse.context.rendering import (
     DEFAULT_TEMPLATES,
     Reference,
@@ -106,7 +106,7 @@ def prompt_tokens(
         front = [] if request.system is None else encode("system", request.system)
         if before is not None:
             front = before + encode("assistant", ANSWER)
-        return front + encode("user", _content(request, corpus))
+        return front + encode("user", joined(_turn(request, corpus)))
 
     opening = _token_ids(tokenizer, "<|im_start|>assistant\n")
     return (one + opening for one in _in_turns(planned, prompt))
@@ -123,10 +123,10 @@ def prime_ends(
     shown = _shown(request, corpus)
     system = "" if request.system is None else _said("system", request.system)
     for blocks in request.primes:
-        text = render_turn(
+        begun = turn_parts(
             shown[:blocks], None, "", DEFAULT_TEMPLATES, is_labelled=request.is_labelled
         )
-        front = _token_ids(tokenizer, f"{system}<|im_start|>user\n{text}")
+        front = _token_ids(tokenizer, f"{system}<|im_start|>user\n{joined(begun)}")
         pairs = zip(front, prompt, strict=False)
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         # one token more: of a prompt, an engine keeps the state before its last token
@@ -175,13 +175,7 @@ def prompt_pieces(
             said = _annotation_tokens(request)
             pieces.append(PromptPiece(f"question {request.query or number}", said))
         else:
-            for part in turn_parts(
-                _shown(request, corpus),
-                request.order_annotation,
-                request.query,
-                DEFAULT_TEMPLATES,
-                is_labelled=request.is_labelled,
-            ):
+            for part in _turn(request, corpus):
                 pieces.append(PromptPiece(part.text, count(part.text)))
                 if part.block is not None:
                     block_ends.append(len(pieces))
@@ -191,8 +185,8 @@ def prompt_pieces(
     return _in_turns(planned, prompt)
 
 
-def _content(request: PlannedRequest, corpus: Corpus) -> str:
-    return render_turn(
+def _turn(request: PlannedRequest, corpus: Corpus) -> list[ContentPart]:
+    return turn_parts(
         _shown(request, corpus),
         request.order_annotation,
         request.query,

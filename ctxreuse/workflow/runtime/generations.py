@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.context.content_parts import render_turn
+from ctxreuse.context.content_parts import joined, turn_parts
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages
 from ctxreuse.pipeline.clock import planning_time
@@ -106,8 +106,8 @@ class Generations:
             )
         if prompt is None:
             parts = [SentBlock("", block) for block in request.blocks]
-            content = render_turn(parts, None, request.query, DEFAULT_TEMPLATES, is_labelled=False)
-            prompt = render_messages(request.system, None, content)
+            turn = turn_parts(parts, None, request.query, DEFAULT_TEMPLATES, is_labelled=False)
+            prompt = render_messages(request.system, None, joined(turn))
         answer = GenerationAnswer(request, llm.stream(prompt, request.params))
         self.started += 1
         self._under_way.add(answer)
