@@ -23,6 +23,7 @@ from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError,
 from ctxreuse.rules.answers import streams_token_ids
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import TimeLimit
+from ctxreuse.serving.client.completion import without
 from ctxreuse.serving.client.guarded_http import claim, guarded, http_libraries
 from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json
 from ctxreuse.serving.client.status_rules import status_rule
@@ -166,11 +167,12 @@ class EngineConnection:
 
         Of an SGLang, which tokenizes no chats, those of a call with one token for an answer.
         """
+        asked = without(body, "cache_salt")
         if streams_token_ids(rules):
-            reply = await self.ask_json("POST", "/tokenize", body, headers)
+            reply = await self.ask_json("POST", "/tokenize", asked, headers)
             ids = field_of(reply, "tokens")
         else:
-            asked = {**body, "max_tokens": 1, "stream": False, "return_prompt_token_ids": True}
+            asked |= {"max_tokens": 1, "stream": False, "return_prompt_token_ids": True}
             reply = await self.ask_json("POST", "/v1/chat/completions", asked, headers)
             ids = field_of(reply, "choices", 0, "prompt_token_ids")
         if not isinstance(ids, list) or any(reported_count(one) is None for one in ids):

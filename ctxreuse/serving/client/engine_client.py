@@ -507,7 +507,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         fields |= {name: sent.get(name) for name in ("model", "messages", "tools")}
         headers = without(sent["extra_headers"], REQUEST_HEADER)
         try:
-            record(await self._connection.token_ids(without(fields), headers, rules))
+            record(await self._connection.token_ids(fields, headers, rules))
         except EngineError:
             self._note_no_ids()
         except Exception as error:

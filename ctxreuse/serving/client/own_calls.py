@@ -107,15 +107,12 @@ class OwnCalls:
         try:
             assert planned.wire is not None
             sent = planned.wire(planned)
-            asked = {name: one for name, one in sent.fields.items() if name != "cache_salt"}
-            body = {**asked, "messages": [*sent.messages]}
-            connection = self._connected().connection
-            ids = await connection.token_ids(body, sent.headers, self._rules)
+            body = {**sent.fields, "messages": [*sent.messages]}
+            ids = await self._connected().connection.token_ids(body, sent.headers, self._rules)
             for plan in planned.plans:
                 texts = [block.text for block in plan.blocks]
                 ends = ends_in_texts(texts, planned.texts, len(ids))
-                salt = sent.fields.get("cache_salt")
-                follower.record(plan, ids, ends, cache_salt=salt)
+                follower.record(plan, ids, ends, cache_salt=sent.fields.get("cache_salt"))
         except EngineError as error:
             if self._tells_ids:
                 self._tells_ids = False

@@ -90,8 +90,7 @@ class Primer:
         return await self._call(prime, "/v1/completions", {**body, "prompt": ids[: end + 1]})
 
     async def _ids(self, prime: PrimeCall, messages: Messages, **more: bool) -> list[int]:
-        asked = {name: one for name, one in prime.fields.items() if name != "cache_salt"}
-        body = {**asked, **more, "messages": [*messages]}
+        body = {**prime.fields, **more, "messages": [*messages]}
         return await self.connection.token_ids(body, prime.headers)
 
     async def _by_chat(self, prime: PrimeCall) -> CacheUsage | None:
