@@ -51,7 +51,7 @@ from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.results.measured_savings import EstimateConfig
 from ctxreuse.measure.results.results import Results
-from ctxreuse.measure.traces.recording import ConversationNames, PromptRecorder, TraceRecorder
+from ctxreuse.measure.traces.recording import PromptRecorder, TraceRecorder
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.pipeline.memory_planner import MemoryContext
@@ -237,7 +237,6 @@ OBJECTS: dict[type, Callable[[], Any]] = {
     BlockLevelCache: BlockLevelCache,
     ProviderCache: lambda: ProviderCache(cache_profile("anthropic")),
     CacheRules: lambda: cache_profile("openai"),
-    ConversationNames: ConversationNames,
     MemoryContext: lambda: MemoryContext("one", None, _request(), _planner().plan(_request())),
     CallableRetriever: _finder,
     CapacityTracker: lambda: CapacityTracker(_planner(), 1_000),

@@ -438,7 +438,6 @@ _LABEL = re.compile(
 
 def paragraphs(text: str) -> tuple[list[str], str]:
     """Return the documents and the question of a message, with empty lines between."""
-    checked_kind("text", text, str, "a text")
     parts = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
     blocks = [_LABEL.sub("", part, count=1) if _LABEL.match(part) else part for part in parts[:-1]]
     return [block for block in blocks if block], parts[-1] if parts else ""
@@ -453,8 +452,7 @@ class ConversationNames:
 
     def of(self, beginning: str, *, is_first: bool) -> str:
         """Return the name of the latest conversation that began so, or of a new one."""
-        digest = text_digest(checked_kind("beginning", beginning, str, "a string")).hex()
-        checked_kind("is_first", is_first, bool, "True or False")
+        digest = text_digest(beginning).hex()
         with self._lock:
             number = (self._numbers.peek(digest) or 0) + is_first
             self._numbers.put(digest, number)
@@ -467,7 +465,6 @@ _LONGEST_TITLE = 200
 
 def document_title(metadata: Mapping[str, Any]) -> str:
     """Return what people know a document by, as its metadata says; empty if it does not."""
-    checked_kind("metadata", metadata, Mapping, "a mapping")
     titles = (metadata.get(name) for name in _TITLES)
     title = next((one for one in titles if one and isinstance(one, str)), "")
     return title[:_LONGEST_TITLE]
