@@ -34,12 +34,16 @@ def explain_plan(
     reported: Mapping[str | int, ReportedMiss] | None = None,
 ) -> Iterator[Explanation]:
     """Yield an explanation for each request, compared with other tenants' requests, too."""
-    sent = _SentPrompts(_FRONTS if any(one.sent for one in planned) else _PLANNED_FRONTS)
+    sent = _SentPrompts()
     for request in planned:
         prompt = _sent_prompt(request, corpus, cache)
-        related = sent.related(prompt)
-        expected = request.expected_cached_tokens
-        explanation = explain(prompt, related, expected, across_tenants=True, cache=cache)
+        explanation = explain(
+            prompt,
+            sent.related(prompt),
+            request.expected_cached_tokens,
+            across_tenants=True,
+            cache=cache,
+        )
         if reported is not None:
             explanation = replace(explanation, reported=reported.get(request.request_id))
         sent.add(prompt)
@@ -49,8 +53,7 @@ def explain_plan(
 class _SentPrompts:
     """The prompts so far, indexed by beginnings and blocks, so that long traces stay fast."""
 
-    def __init__(self, fronts: Sequence[str]) -> None:
-        self._fronts = fronts
+    def __init__(self) -> None:
         self._prompts: list[SentEntry] = []
         self._with: dict[BlockId, deque[int]] = {}
         self._latest: dict[Hashable, int] = {}  # by beginning, and by conversation
@@ -63,12 +66,12 @@ class _SentPrompts:
         if prompt.conversation is not None:
             self._latest[prompt.tenant, prompt.conversation] = number
         if not prompt.is_later_turn:
-            self._latest |= dict.fromkeys(_beginnings(prompt, self._fronts), number)
+            self._latest |= dict.fromkeys(_beginnings(prompt), number)
 
     def related(self, prompt: SentEntry) -> list[SentEntry]:
         """Return, in order, the earlier prompts that can be closest to this one."""
         holding = {number for block_id in prompt.ids for number in self._with.get(block_id, ())}
-        names = list(_beginnings(prompt, self._fronts))
+        names = list(_beginnings(prompt))
         if prompt.is_later_turn:
             names.append((prompt.tenant, prompt.conversation))
         numbers = {self._latest[name] for name in names if name in self._latest}
@@ -76,14 +79,13 @@ class _SentPrompts:
         return [self._prompts[number] for number in sorted(numbers)]
 
 
-_PLANNED_FRONTS = ("tenant", "system", "is_labelled")
 _FRONTS = ("tenant", "model", "key", "tools", "system", "is_labelled")
-"""What stands in front of blocks: in plans, and in recorded requests."""
+"""What stands in front of blocks."""
 
 
-def _beginnings(prompt: SentEntry, fronts: Sequence[str]) -> Iterator[Hashable]:
+def _beginnings(prompt: SentEntry) -> Iterator[Hashable]:
     """Yield a name for each beginning of a prompt, the empty one included."""
-    own = tuple([getattr(prompt, name) for name in fronts])
+    own = tuple([getattr(prompt, name) for name in _FRONTS])
     for length in range(len(own), -1, -1):
         root = own[:length]
         digest = hashlib.blake2b(digest_size=16)

@@ -24,9 +24,10 @@ from ctxreuse.measure.traces.trace_files import TraceRequest, request_fields
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.answers import recorded_marks
 
+_OF_REQUEST = ("query", "system", "tenant", "conversation_id")
 _FIELDS = (
     *("request_id", "blocks", "references", "order_annotation", "parts", "is_labelled"),
-    *("query", "system", "tenant", "conversation_id", "turn", "after", "expected_cached_tokens"),
+    *(*_OF_REQUEST, "turn", "after", "expected_cached_tokens"),
 )
 MOST_TURNS = 10_000
 """Turns of a conversation in a file. Each repeats what stands before it, as engines are sent it."""
@@ -75,10 +76,7 @@ class PlannedRequest:
                 if not isinstance(part, Notice)
             ),
             order_annotation=plan.order_annotation,
-            query=plan.request.query,
-            system=plan.request.system,
-            tenant=plan.request.tenant,
-            conversation_id=plan.request.conversation_id,
+            **{name: getattr(plan.request, name) for name in _OF_REQUEST},
             turn=turn,
             after=after,
             expected_cached_tokens=plan.expected_cached_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner, Strategy
@@ -70,11 +70,11 @@ POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
 
 def own_policies(named: Sequence[str]) -> tuple[MeasuredPolicy, ...]:
     """Return the policies that `module:Class` names, each online and as one batch."""
-    own: list[MeasuredPolicy] = []
-    for policy in map(_loaded, named):
-        own.append(MeasuredPolicy(f"{policy.name}, online", policy, "online"))
-        own.append(MeasuredPolicy(f"{policy.name}, batch", policy, "offline"))
-    return tuple(own)
+    return tuple(
+        MeasuredPolicy(f"{policy.name}, {name}", policy, mode)
+        for policy in map(_loaded, named)
+        for name, mode in zip(("online", "batch"), get_args(TraceMode), strict=True)
+    )
 
 
 def _loaded(named: str) -> Policy:

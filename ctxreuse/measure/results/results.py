@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -119,18 +119,23 @@ def results_of(
         tree=sent_tree(shown, corpus, titles),
         misses=tuple(map(named.miss, (one for one in explained[:_WORST] if one.lost_tokens))),
         version=ctxreuse.__version__,
-        causes=_cause_totals(explained),
+        causes=tuple(
+            CauseTotal(cause, len(lost), sum(lost)) for (cause, _), lost in by_cause(explained)
+        ),
         cache=cache,
         **more,
     )
 
 
-def _cause_totals(explained: Sequence[Explanation]) -> tuple[CauseTotal, ...]:
-    by_cause: dict[str, list[int]] = {}
+def by_cause(
+    explained: Iterable[Explanation], *, with_reason: bool = False
+) -> list[tuple[tuple[str, str], list[int]]]:
+    """Return causes, maybe with reasons, the dearest first, with what each request lost."""
+    lost: dict[tuple[str, str], list[int]] = {}
     for one in explained:
-        by_cause.setdefault(one.cause.value, []).append(one.lost_tokens)
-    totals = [CauseTotal(cause, len(lost), sum(lost)) for cause, lost in by_cause.items()]
-    return tuple(sorted(totals, key=lambda one: (-one.lost_tokens, one.cause)))
+        key = one.cause.value, one.reason or "-" if with_reason else ""
+        lost.setdefault(key, []).append(one.lost_tokens)
+    return sorted(lost.items(), key=lambda row: (-sum(row[1]), row[0]))
 
 
 class _Names(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.replay.simulate import SizeResult
 from ctxreuse.measure.results.bill import Bill, Saving, price_lines
-from ctxreuse.measure.results.results import Results
+from ctxreuse.measure.results.results import Results, by_cause
 from ctxreuse.measure.results.verdict import amount, cache_words, verdict
 from ctxreuse.measure.table import Shown, Table
 from ctxreuse.memory.explanations import Explanation
@@ -126,18 +126,15 @@ def explanation_output(
 
 
 def _causes(explanations: Sequence[Explanation], with_reason: bool) -> Table:
-    by_cause: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for one in explanations:
-        by_cause[one.cause, one.reason or "-" if with_reason else ""].append(one.lost_tokens)
     columns: dict[str, Callable[[tuple[tuple[str, str], list[int]]], str]] = {
-        "cause": lambda row: str(row[0][0]),
+        "cause": lambda row: row[0][0],
         "reason": lambda row: row[0][1],
         "requests": lambda row: f"{len(row[1]):,}",
         "tokens computed again": lambda row: f"{sum(row[1]):,}",
     }
     if not with_reason:
         del columns["reason"]
-    rows = sorted(by_cause.items(), key=lambda row: (-sum(row[1]), row[0]))
+    rows = by_cause(explanations, with_reason=with_reason)
     return Table.of("Why requests hit or miss", rows, columns, is_text=True)
 
 
