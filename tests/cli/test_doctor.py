@@ -11,7 +11,6 @@ from itertools import cycle, takewhile
 from typing import Any
 
 import pytest
-from cli_helpers import words
 from example_counts import slow_unless
 from hostile_servers import BROKEN, DRIPPING, ENDLESS, HEAD, repeating
 from http_servers import Received, Script, engine_script, listening, response
@@ -243,19 +242,15 @@ def hosted() -> Callable[[dict[str, Any]], int]:
     return cached
 
 
-async def test_a_hosted_api_is_asked_with_prompts_that_are_long_enough(examine):
-    async with listening(replying(hosted())) as [server]:
-        code, checks, _ = await examine("--base-url", server.url, "--model", "m")
+async def test_a_hosted_api_is_asked_with_prompts_that_are_long_enough(examine_at):
+    code, checks, _ = await examine_at(replying(hosted()), "--model", "m")
     assert code == 0
     assert verdicts(checks) == {"metrics": "not known", "other processes": "not known"}
-
-    async with listening(replying(hosted(), prompt_tokens=600)) as [server]:
-        arguments = ("--base-url", server.url, "--model", "m", "--tokens", 600)
-        code, checks, _ = await examine(*arguments)
+    script = replying(hosted(), prompt_tokens=600)
+    code, checks, _ = await examine_at(script, "--model", "m", "--tokens", 600)
     assert code == 1
     assert "from 1,024 tokens on: --tokens 2800" in checks["prefix cache"]["remedy"]
-    async with listening(replying(lambda body: 2_000)) as [server]:
-        _, checks, _ = await examine("--base-url", server.url, "--model", "m")
+    _, checks, _ = await examine_at(replying(lambda body: 2_000), "--model", "m")
     assert checks["common half"]["verdict"] == "not known"
 
 
@@ -538,35 +533,6 @@ async def test_a_password_in_an_address_stands_in_no_line(examine):
         code, checks, err = await examine("--base-url", f"{url}/v1")
     assert code == 0
     assert "pass-word" not in err + json.dumps(checks)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mentioned"),
-    [
-        ((), "give --base-url, --metrics, --shared-log or a folder"),
-        (("--base-url", "nowhere"), "base_url must be the engine's address"),
-        (("--metrics", "http://[broken"), "must be the engine's address"),
-        (("--metrics", "http://host/metrics?key=secret"), "must have no query"),
-        (("no-such-recording",), "there is no such file or folder"),
-        (("--base-url", "http://h", "--tokens", "20001"), "--tokens"),
-        (("--base-url", "http://h", "--workers", "0"), "--workers"),
-    ],
-)
-def test_wrong_usage_exits_with_2_and_says_what_is_wrong(run, arguments, mentioned):
-    code, out, err = run("doctor", *arguments)
-    assert (code, out) == (2, "")
-    assert mentioned in err
-    assert "secret" not in err
-
-
-def test_its_help_says_what_is_sent_and_what_for(run):
-    code, out, _ = run("doctor", "--help")
-    assert code == 0
-    for mentioned in (
-        "--base-url", "--metrics", "--shared-log", "--workers", "--tokens", "--watch", "--timeout",
-        "--json", "four made-up prompts", "OPENAI_API_KEY", "exit code 1",
-    ):  # fmt: skip
-        assert mentioned in words(out)
 
 
 def recording(folder, systems, **fields):

@@ -23,6 +23,12 @@ LETTERS = "abcdef"
 TENANTS = ("", "A", "\ud800")
 
 
+def planned(**fields: Any) -> ReusePlanner:
+    planner = ReusePlanner()
+    planner.plan(asked("abc", **fields))
+    return planner
+
+
 def reloaded(planner: ReusePlanner, folder: Path, **options: Any) -> ReusePlanner:
     planner.save(folder / "sent")
     return ReusePlanner.load(folder / "sent", strict=True, **options)
@@ -91,9 +97,7 @@ def test_what_it_saves_is_counted_as_the_planner_before_would_have(tmp_path):
 
 
 def test_requests_that_a_loaded_planner_sends_can_be_evicted_by_their_ids(tmp_path):
-    before = ReusePlanner()
-    before.plan(asked("abc"))
-    after = reloaded(before, tmp_path)
+    after = reloaded(planned(), tmp_path)
     plan = after.plan(asked("xyz"))
     assert plan.request_id == "request-0", "ids count anew in each process"
     after.evict([plan.request_id])
@@ -107,8 +111,7 @@ def test_any_id_of_a_request_can_be_saved_and_evicted(tmp_path, request_id):
     for planner in (ReusePlanner(), ReusePlanner(shared_log=MemoryLog())):
         planner.plan(asked("abc", request_id=request_id))
         assert planner.evict([request_id]).requests == 1
-    planner = ReusePlanner()
-    planner.plan(asked("abc", request_id=request_id))
+    planner = planned(request_id=request_id)
     planner.evict([request_id])
     assert reloaded(planner, tmp_path).cached_tokens(asked("abc")) == 0
 
@@ -128,24 +131,19 @@ def test_a_file_that_is_not_there_is_an_error_unless_it_may_be_missing(tmp_path,
 
 
 def test_settings_are_those_of_the_new_process(tmp_path):
-    before = ReusePlanner()
-    before.plan(asked("abc"))
-    after = reloaded(before, tmp_path, annotate=False, capacity_tokens=10_000)
+    after = reloaded(planned(), tmp_path, annotate=False, capacity_tokens=10_000)
     plan = after.plan(asked("cab"))
     assert (order(plan), plan.order_annotation) == ("abc", None)
 
 
 def test_copies_and_siblings_of_a_loaded_planner_have_seen_nothing(tmp_path):
-    before = ReusePlanner()
-    before.plan(asked("abc"))
-    after = reloaded(before, tmp_path)
+    after = reloaded(planned(), tmp_path)
     for one in (copy.copy(after), after.sibling(), pickle.loads(pickle.dumps(after))):
         assert one.cached_tokens(asked("abc")) == 0
 
 
 def test_the_files_are_for_their_owner_and_hold_no_text(tmp_path):
-    planner = ReusePlanner()
-    planner.plan(asked("abc", tenant="a tenant", system="a system text", request_id="an id of it"))
+    planner = planned(tenant="a tenant", system="a system text", request_id="an id of it")
     planner.save(tmp_path / "sent")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sent", "sent.key"]
     for path in tmp_path.iterdir():
@@ -157,9 +155,7 @@ def test_the_files_are_for_their_owner_and_hold_no_text(tmp_path):
 
 
 def test_tenants_stay_apart(tmp_path):
-    before = ReusePlanner()
-    before.plan(asked("abc", tenant="A"))
-    after = reloaded(before, tmp_path)
+    after = reloaded(planned(tenant="A"), tmp_path)
     assert after.cached_tokens(asked("abc", tenant="B")) == 0
     assert order(after.plan(asked("cba", tenant="B"))) == "cba"
     assert order(after.plan(asked("cba", tenant="A"))) == "abc"
@@ -191,9 +187,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_file_is_an_error_in_the_log_and_an_empty_planner(tmp_path, caplog, how):
-    before, path = ReusePlanner(), tmp_path / "sent"
-    before.plan(asked("abc"))
-    before.save(path)
+    path = tmp_path / "sent"
+    planned().save(path)
     path.write_bytes(BROKEN[how](path.read_bytes()))
     planner = ReusePlanner.load(path)
     [record] = [one for one in caplog.records if one.levelno == logging.ERROR]
@@ -208,9 +203,8 @@ def test_a_broken_file_is_an_error_in_the_log_and_an_empty_planner(tmp_path, cap
 
 @pytest.mark.parametrize("how", ["missing", "another", "short", "empty", "a folder", "a link"])
 def test_a_key_that_does_not_fit_is_named(tmp_path, how):
-    before, path, key = ReusePlanner(), tmp_path / "sent", tmp_path / "sent.key"
-    before.plan(asked("abc"))
-    before.save(path)
+    path, key = tmp_path / "sent", tmp_path / "sent.key"
+    planned().save(path)
     key.unlink()
     if how == "a folder":
         key.mkdir()
@@ -225,9 +219,7 @@ def test_a_key_that_does_not_fit_is_named(tmp_path, how):
 
 
 def test_a_loaded_planner_is_saved_with_its_own_key(tmp_path):
-    before = ReusePlanner()
-    before.plan(asked("abc"))
-    after = reloaded(before, tmp_path)
+    after = reloaded(planned(), tmp_path)
     after.save(tmp_path / "elsewhere")
     assert (tmp_path / "elsewhere.key").read_bytes() == (tmp_path / "sent.key").read_bytes()
     assert ReusePlanner.load(tmp_path / "elsewhere").cached_tokens(asked("abc")) > 0
@@ -281,9 +273,8 @@ def written_with_the_key(path: Path, body: bytes) -> None:
 @examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300), st.integers(0, 400), st.integers(0, 60))
 def test_even_with_the_key_garbage_is_one_error(tmp_path, garbage, at, cut):
-    before, path = ReusePlanner(), tmp_path / "sent"
-    before.plan(asked("abc"))
-    before.save(path)
+    path = tmp_path / "sent"
+    planned().save(path)
     body = path.read_bytes()[:-32]
     at = 16 + at % (len(body) - 16)
     written_with_the_key(path, body[:at] + garbage + body[at + cut :])
