@@ -155,7 +155,7 @@ def main() -> None:
     try:
         app()
     except CtxreuseError as error:
-        say(f"public_data: {error}")
+        print(f"public_data: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
-        say(f"public_data: {error}; install it: pip install -e '.[all]' --group bench")
+        print(f"public_data: {error}; pip install -e '.[all]' --group bench", file=sys.stderr)
     sys.exit(2)
