@@ -44,12 +44,12 @@ def _command() -> None:
 
 
 def _replace_closed_streams() -> None:
-    """Replace closed standard streams (None), so that no file opened later gets their number."""
-    if sys.stdin is None:
+    """Replace closed standard streams, so that no file opened later gets their number."""
+    if getattr(sys.stdin, "closed", sys.stdin is None):
         sys.stdin = open(os.devnull)  # noqa: SIM115  # for as long as the process runs
-    if sys.stdout is None:
+    if getattr(sys.stdout, "closed", sys.stdout is None):
         sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
-    if sys.stderr is None:
+    if getattr(sys.stderr, "closed", sys.stderr is None):
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 

@@ -129,6 +129,7 @@ OPEN = {
     "a file where one was closed": ("", KEPT),
     "no output any more": ("", "os.close(1)"),
     "no error output any more": ("", "sys.stderr.close()"),
+    "nothing that it has closed": ("", "sys.stdin.close(); sys.stdout.close()"),
     "no output": (">&-", ""),
     "no error output": ("2>&-", ""),
     "no input": ("<&-", ""),
@@ -147,6 +148,7 @@ FEW = [
     ("fork", "raises from what a client raised", "all"),
     ("grandchild", "looks at handlers", "all"),
     ("process", "gets SIGINT", "no output"),
+    ("alone", "returns", "nothing that it has closed"),
 ]
 
 
