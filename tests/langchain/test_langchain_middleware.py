@@ -310,6 +310,21 @@ def test_a_process_that_starts_anew_points_to_the_history_and_sends_it_as_it_was
     assert seen[-1][-1]["content"] == f"{see('d')}\n\n{shown(F)}"
 
 
+@pytest.mark.parametrize("before", [None, "shadow"])
+def test_in_shadow_mode_the_model_gets_what_the_state_holds_and_it_is_counted(before):
+    shadow, saver = ReusePlanner(mode="shadow"), InMemorySaver()
+    for planner in (ReusePlanner(mode=before), shadow):  # what was planned before, too
+        middleware = ReuseMiddleware(planner=planner, retriever=LetterRetriever())
+        script = [calls("ab"), calls("bc"), done()]
+        agent, model = agent_with(middleware, script, search_tool(), checkpointer=saver)
+        messages = ask(agent, "ad")
+        assert middleware.faults == 0
+    assert model.seen[-1][1:] == convert_to_openai_messages(messages[:-1])
+    assert results(messages)[-2:] == [f"{A}\n\n{B}", f"{B}\n\n{C}"]
+    assert messages[6].content == f"{A}\n\n{D}\n\nad"
+    assert shadow.savings.left_out > 0
+
+
 def test_of_the_results_of_one_step_the_first_64_are_planned_and_the_log_says_so(caplog):
     middleware: Any = ReuseMiddleware(tools=["search"])
     _log_too_many.cache_clear()

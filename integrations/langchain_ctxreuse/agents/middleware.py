@@ -124,6 +124,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     ) -> None:
         super().__init__()
         self._planner = planner_for(planner)
+        self._is_shadow = self._planner.mode == "shadow"  # all is sent as given
         self._templates = self._planner.templates
         wanted = "a LangChain retriever; pass vector_store.as_retriever(), or leave it out"
         if retriever is not None:
@@ -235,7 +236,9 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         whole: list[str] = []
         end = 0
         for key, block in plan.request.unique_blocks.items():
-            whole.append(render_block(self._templates.label_of(block), block.text, self._templates))
+            label = self._templates.label_of(block)
+            labelled = render_block(label, block.text, self._templates)
+            whole.append(block.text if self._is_shadow else labelled)
             end += len(whole[-1])
             behind = end - len(self._templates.after_text)
             shown[key] = Slice(behind - len(block.text), behind)
@@ -342,6 +345,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         self, message: _Planned, key: bytes, text: TextPart, edit: Edit, **said: Any
     ) -> _Planned:
         """Return a message with its edit, which is known without it, too, from now on."""
+        edit = Edit() if self._is_shadow else edit
         self._planner.note_edit(tenant_from_config() or "", [key], edit.encoded())
         return with_edit(message, text, edit, **said)
 
@@ -362,7 +366,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             history=history,
             conversation_id=scope.conversation_id,
             tenant=scope.tenant or "",
-            labels=True,  # what is sent points to them
+            labels=None if self._is_shadow else True,  # what is sent points to them
         )
         return self._planner.plan(request, strategy, **planning_time(self._planner))
 
@@ -381,12 +385,12 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         sent, planned = sent_messages(
             request.messages, self._templates, way=self._way, edit_of=self._edit_of
         )
+        if not planned or self._is_shadow:  # what was planned before goes out as the state has it
+            return request
         tenant = tenant_from_config() or ""
         for number, one in planned.items():
             key = message_key(role_of(sent[number]), one.text.text)
             known_texts().add_planned(tenant, key, one.edit._replace(pieces=None))
-        if not planned:
-            return request
         if not self._planner.cache.marks:
             return request.override(messages=sent)  # type: ignore[arg-type]
         opening = [] if request.system_message is None else [request.system_message]
