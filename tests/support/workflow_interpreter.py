@@ -1,8 +1,7 @@
 """A workflow run plainly: one stage after the other, wavefront by wavefront.
 
 It shares nothing with the engine but the compiled graph and its templates, so that it can say what
-the engine must give. A graph that leads two writers of one key onto a wavefront is its caller's
-fault.
+the engine must give.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxreuse import ContextBlock
-from ctxreuse.workflow.errors import VisitLimitError
+from ctxreuse.workflow.errors import RouterError, VisitLimitError
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
 from ctxreuse.workflow.graph.state import Documents, RenderedPrompt, State
@@ -82,7 +81,6 @@ def steps(
         writes = {}
         for name in wavefront:
             node = graph.nodes[name]
-            assert node.output not in writes, f"two writers of one key in {wavefront}"
             writes[node.output] = _result(node, state, llm, retrieve, retrievers or {})
         state = state.commit(writes, wavefront)
         wavefront = _next_wavefront(graph, wavefront, state)
@@ -109,7 +107,10 @@ def _next_wavefront(graph: Graph, names: Iterable[str], state: State) -> tuple[s
             chosen = awaited(router.function(state))
             targets += [chosen] if isinstance(chosen, str) else chosen
         reached |= {_within_limit(graph, target, state) for target in targets}
-    return tuple(name for name in graph.nodes if name in reached)
+    wavefront = tuple(name for name in graph.nodes if name in reached)
+    if len({graph.nodes[name].output for name in wavefront}) < len(wavefront):
+        raise RouterError(f"two writers of one key in {wavefront}")
+    return wavefront
 
 
 def _within_limit(graph: Graph, target: str, state: State) -> str:

@@ -38,7 +38,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.serving.aio.concurrency import BackgroundTasks
 from ctxreuse.workflow.engine import WorkflowEngine
-from ctxreuse.workflow.errors import GraphError, VisitLimitError
+from ctxreuse.workflow.errors import GraphError, RouterError, VisitLimitError
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation
@@ -177,7 +177,7 @@ class Watched:
 
 
 def expected(job: Job, scenario: Scenario) -> Outcome | str:
-    """Return what plain execution gives; a node's name where its visit limit fails the run."""
+    """Return what plain execution gives; where it fails, the name of the node, maybe empty."""
 
     def llm(asked: Any) -> str:
         # the emulated model's answers know no parameters
@@ -188,7 +188,7 @@ def expected(job: Job, scenario: Scenario) -> Outcome | str:
 
     try:
         run = interpret(job.graph, job.question, llm, search, {"atomic": search})
-    except VisitLimitError as error:
+    except (RouterError, VisitLimitError) as error:
         return error.node
     return Outcome.of(job.graph, run.state, run.visits, run.answer)
 
@@ -204,7 +204,7 @@ async def outcome(engine: WorkflowEngine, job: Job) -> Outcome | str | None:
             events.extend([event async for event in stream])
     except TimeoutError:
         return None
-    except VisitLimitError as error:
+    except (RouterError, VisitLimitError) as error:
         return error.node
     *shown, last = events
     assert isinstance(last, RunFinished)

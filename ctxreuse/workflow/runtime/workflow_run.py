@@ -316,7 +316,7 @@ def next_wavefront(graph: Graph, targets: Iterable[str], state: State) -> tuple[
     writer_of: dict[str, str] = {}
     for name in filter(reached.__contains__, graph.nodes):
         output = graph.nodes[name].output
-        if output in writer_of:  # a router led there: other edges are checked with the graph
+        if output in writer_of:  # two edges of one node were checked with the graph
             raise RouterError(
                 f"nodes {quoted([writer_of[output], name])} would run side by side and both "
                 f"write {quoted([output])}; give them different output="
