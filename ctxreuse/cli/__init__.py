@@ -44,8 +44,8 @@ def _command() -> None:
 
 
 def _replace_closed_streams() -> None:
-    """Replace closed standard streams, so that no file opened later gets their number."""
-    if getattr(sys.stdin, "closed", sys.stdin is None):
+    """Replace closed standard streams: files opened later could get their number."""
+    if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115  # for as long as the process runs
     if getattr(sys.stdout, "closed", sys.stdout is None):
         sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: SIM115
