@@ -35,7 +35,7 @@ _NAMINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("input_tokens", "output_tokens", _BESIDE),
 )
 """A prompt's tokens, its answer's, and what is told beside the prompt's."""
-_USAGE = ("usage", "usage_metadata", "usageMetadata")
+_USAGE = ("usage", "usage_metadata", "usageMetadata", "token_usage")
 
 
 class ReportedTokens(NamedTuple):
@@ -48,7 +48,9 @@ class ReportedTokens(NamedTuple):
 
     def with_more(self, other: ReportedTokens, *, adds_up: bool) -> ReportedTokens:
         """Return what two parts of an answer say, each of itself alone or of all so far."""
-        join = sum if adds_up else max
+        # a part that tells the whole prompt again tells all so far, also where others add up
+        is_again = 0 < (self.prompt_tokens or 0) <= (other.prompt_tokens or 0)
+        join = sum if adds_up and not is_again else max
         own, more = self.written_tokens, other.written_tokens
         both = {**(own or {}), **(more or {})}
         if own and more:

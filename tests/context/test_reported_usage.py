@@ -133,6 +133,8 @@ def test_parts_of_an_answer_add_up_or_tell_all_so_far():
     one, other = ReportedTokens(90, 60, 3, {"": 5}), ReportedTokens(0, None, 4, {"": 2, "1h": 1})
     assert one.with_more(other, adds_up=True) == ReportedTokens(90, 60, 7, {"": 7, "1h": 1})
     assert one.with_more(other, adds_up=False) == ReportedTokens(90, 60, 4, {"": 5, "1h": 1})
+    again = ReportedTokens(90, 60, 9)  # a part that tells the prompt again
+    assert one.with_more(again, adds_up=True) == ReportedTokens(90, 60, 9, {"": 5})
     nothing = ReportedTokens(None)
     for adds_up in (True, False):
         assert one.with_more(nothing, adds_up=adds_up) == one

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_model_helpers import RecordingModel, configured, model, openai_model, question
 
 from ctxreuse import ReusePlanner
@@ -130,22 +130,44 @@ async def test_tenants_classes_streams_and_prompts_without_a_context_are_counted
     assert planner.savings.reported.prompt_tokens == engine.usage.prompt_tokens
 
 
-def test_what_pieces_of_a_stream_tell_adds_up_as_langchain_adds_it_up():
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param([(1_000, 3), (0, 4), (0, 5)], id="its own tokens, as Gemini does"),
+        pytest.param([(1_000, 3), (1_000, 7), (1_000, 12)], id="all tokens so far"),
+    ],
+)
+def test_what_pieces_of_a_stream_tell_counts_once(pieces):
     class Parted(Silent):
-        """Tells in each piece its own tokens, as Gemini does."""
+        """Tells usage in each piece."""
 
         def _stream(self, *_, **__):
-            for tokens, out in ((1_000, 3), (0, 4), (0, 5)):
+            for tokens, out in pieces:
                 usage = {"input_tokens": tokens, "output_tokens": out, "total_tokens": tokens + out}
                 piece = AIMessageChunk(content="O", usage_metadata=usage)
                 yield ChatGenerationChunk(message=piece)
 
     told = []
     planner = ReusePlanner(tracing=SimpleNamespace(planned=lambda *_: None, answered=told.append))
-    pieces = list(ReuseChatModel(inner=Parted(), planner=planner).stream("Where is Paris?"))
-    whole = sum(pieces[1:], pieces[0]).usage_metadata
+    assert list(ReuseChatModel(inner=Parted(), planner=planner).stream("Where is Paris?"))
     assert (told[0].prompt_tokens, told[0].completion_tokens) == (1_000, 12)
-    assert (whole["input_tokens"], whole["output_tokens"]) == (1_000, 12)
+
+
+def test_cached_tokens_in_a_providers_own_words_count():
+    class DeepSeek(Silent):
+        """Tells cached tokens where LangChain's usage has no name for them."""
+
+        def _generate(self, *_, **__):
+            usage = {"input_tokens": 1_000, "output_tokens": 3, "total_tokens": 1_003}
+            told = {"prompt_tokens": 1_000, "prompt_cache_hit_tokens": 640, "completion_tokens": 3}
+            message = AIMessage("So.", usage_metadata=usage)
+            generations = [ChatGeneration(message=message)]
+            return ChatResult(generations=generations, llm_output={"token_usage": told})
+
+    planner = ReusePlanner()
+    ReuseChatModel(inner=DeepSeek(), planner=planner).invoke("Where is Paris?")
+    reported = planner.savings.reported
+    assert (reported.answers, reported.prompt_tokens, reported.cached_tokens) == (1, 1_000, 640)
 
 
 def test_failures_of_planning_are_counted(monkeypatch):

@@ -265,9 +265,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
                 arguments["run_manager"] = run_manager
             answer = getattr(self.inner, method)(sent, stop=stop, **arguments)
             result: ChatResult = answer if blocks else await answer
-            for generation in result.generations[:1]:  # each has the usage of all
-                read(generation)
-            return result
+            return read(result) if result.generations else result
 
     # LangChain asks for the signatures at each call, and finding one out takes long
     _generate.__signature__ = signature(_generate)  # type: ignore[attr-defined]
