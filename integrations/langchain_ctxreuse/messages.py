@@ -19,7 +19,7 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 from ctxreuse.context.content_parts import ContentPart
-from ctxreuse.context.reported_usage import ReportedTokens, usage_in
+from ctxreuse.context.reported_usage import ReportedTokens, usage_in, usage_of
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.prompt_turn import PromptPart
 from ctxreuse.rules.cache_marks import MarkField, mark_field
@@ -192,8 +192,13 @@ def _on_the_wire(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def reported_usage(answer: object) -> ReportedTokens | None:
     """Return what the usage of an answer says, or of a piece of one; None if it has none."""
-    if isinstance(answer, ChatResult):  # each of its generations has the usage of all
-        told = reported_usage(answer.generations[0])
-        is_whole = told is not None and told.cached_tokens is not None
-        return told if is_whole else usage_in(answer.llm_output) or told  # in provider's words
-    return usage_in(answer.message if isinstance(answer, ChatGeneration) else answer)
+    whole = answer if isinstance(answer, ChatResult) else None
+    piece = answer if whole is None else whole.generations[0]  # each has the usage of all
+    if isinstance(piece, ChatGeneration):
+        usage: Any = getattr(piece.message, "usage_metadata", None)
+    else:
+        usage = piece.get("usage") if isinstance(piece, dict) else None
+    told = None if usage is None else usage_of(usage)
+    if whole is None or not whole.llm_output or (told and told.cached_tokens is not None):
+        return told
+    return usage_in(whole.llm_output) or told  # in the provider's own words
