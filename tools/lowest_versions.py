@@ -29,10 +29,8 @@ NOT_IN_ALL = ("gpu", "litellm")  # ray is not either, but in the development gro
 """Extras that are left out: what they need would raise the others' lowest versions."""
 
 # old versions use what their dependencies have deprecated since; that is no fault of ours
-_OPTIONS = (
-    *("-W", "default::DeprecationWarning", "-W", "default::PendingDeprecationWarning"),
-    "--ignore=tests/project/test_snippet_types.py",  # old libraries tell other types, or none
-)
+_WARNINGS = ("-W", "default::DeprecationWarning", "-W", "default::PendingDeprecationWarning")
+_TYPES = "--ignore=tests/project/test_snippet_types.py"  # old libraries tell other types, or none
 
 
 def lowest_versions(project: dict[str, Any]) -> list[str]:
@@ -80,7 +78,7 @@ def main(
                 chosen = ("--constraint", str(constraints), ".[all]", "--group", "dev")
                 environment.install(*chosen, folder=sources)
             console.print("lowest versions:", ", ".join(lowest_versions(project)))
-            command = [str(environment.python), "-m", "pytest", *_OPTIONS, *(arguments or [])]
+            command = [environment.python, "-m", "pytest", *_WARNINGS, _TYPES, *(arguments or [])]
             variables = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
             code = subprocess.run(command, cwd=sources, env=variables, check=False).returncode
     except ReleaseError as error:
