@@ -28,12 +28,7 @@ from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraErr
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, option
 from ctxreuse.measure.plugins import Recording, installed, registered
 from ctxreuse.measure.replay import simulate as simulation
-from ctxreuse.measure.replay.explain_plan import (
-    explain_plan,
-    explanation_json,
-    in_words,
-    read_reported,
-)
+from ctxreuse.measure.replay.explain_plan import explain_plan, explanation_json, in_words
 from ctxreuse.measure.replay.hashed_trace import (
     BLOCK_TOKENS,
     USUAL_SIZES,
@@ -321,9 +316,8 @@ class ExplainCommand:
     Each request is compared with those before it: the closest earlier prompt, the block at which
     they part, the tokens that are computed again, and the cause.
 
-    With --cache or --answers each cause has a reason in the words that providers' diagnostics are
-    told in, too: model, key, tools, system, messages, compacted, expired, below the minimum, never
-    written. With --answers the provider's own reason stands beside it, and whether the two agree.
+    With --cache each cause has a reason in the words that providers' diagnostics are told in, too:
+    model, key, tools, system, messages, compacted, expired, below the minimum, never written.
     """
 
     plan: str = option(
@@ -337,19 +331,12 @@ class ExplainCommand:
     request: str | None = option("Explain this request only, in words; its request_id.", None)
     worst: int = option("Number of requests to list, those that lost most.", 10, min=0)
     cache: str | None = option(f"{CACHES} Default: vllm.", None)
-    answers: str | None = option(
-        "What the provider says: JSON lines with request_id and the answer's "
-        "prompt_cache_diagnostics (OpenAI) or diagnostics (Anthropic); `ctxreuse record` writes "
-        "them as answers.jsonl.",
-        None,
-    )
     as_json: bool = option("Print a JSON object a request instead.", False, "--json")
 
     def run(self) -> None:
         """Show why."""
-        only_one_from_standard_input(self.plan, self.corpus or "", self.answers or "")
+        only_one_from_standard_input(self.plan, self.corpus or "")
         profile = cache_profile(self.cache or "vllm")
-        reported = None if self.answers is None else read_reported(self.answers)
         path = str(trace_path(self.plan))
         planned = read_plan(path)
         blocks = read_corpus(self.corpus or corpus_path(path))
@@ -359,11 +346,11 @@ class ExplainCommand:
                 f"{self.plan}: there is no request {wanted!r}; see its request_id fields"
             )
         with progress("comparing", len(planned)) as advance:
-            every = explain_plan(planned, blocks, cache=profile, reported=reported)
+            every = explain_plan(planned, blocks, cache=profile)
             explained = list(simulation.counted(every, advance))
         if wanted is not None:
             explained = [one for one in explained if str(one.request_id) == wanted]
-        with_reason = self.cache is not None or self.answers is not None
+        with_reason = self.cache is not None
         if wanted is None and not self.as_json:
             return show(explanation_output(explained, self.worst, with_reason=with_reason))
         for one in explained:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.errors import InputFileError
-from ctxreuse.measure.replay.explain_plan import read_reported
 from ctxreuse.measure.replay.plan_file import read_plan
 from ctxreuse.measure.traces.recording import (
     PromptRecorder,
@@ -54,8 +53,8 @@ def anthropic_call(client, **more):
     )
 
 
-def lines(folder, name="trace.jsonl"):
-    return [json.loads(line) for line in Path(folder, name).read_text().splitlines()]
+def lines(folder):
+    return [json.loads(line) for line in Path(folder, "trace.jsonl").read_text().splitlines()]
 
 
 def clocked():
@@ -106,9 +105,6 @@ def test_a_prompt_of_an_anthropic_client_is_recorded_with_tools_marks_and_time(t
         "blocks": line["blocks"],
     }
     assert len(line["blocks"]) == 2
-    (answered,) = lines(tmp_path, "answers.jsonl")
-    assert answered["request_id"] == 1
-    assert answered["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert recorder.sources == {"Anthropic clients": 1}
 
 
@@ -143,10 +139,9 @@ def test_prompts_of_openai_clients_are_recorded_alike_in_both_protocols(tmp_path
     assert one.sent == SentCall(model="gpt-x", key=one.sent.key, system_tokens=3, marks={"turn": 1})
     assert one.sent.key
     assert "Alice" not in Path(tmp_path, "trace.jsonl").read_text()
-    assert len(lines(tmp_path, "answers.jsonl")) == 1
 
 
-async def test_async_clients_answer_as_before_and_their_usage_is_recorded(tmp_path):
+async def test_async_clients_answer_as_before(tmp_path):
     anthropic = pytest.importorskip("anthropic")
     with (
         caching_server("anthropic") as server,
@@ -160,7 +155,6 @@ async def test_async_clients_answer_as_before_and_their_usage_is_recorded(tmp_pa
             assert [event.type for event in [one async for one in stream]]
     assert answer.content[0].text == server.answer
     assert len(recorded(tmp_path)) == 2
-    assert [one["request_id"] for one in lines(tmp_path, "answers.jsonl")] == [1]
     assert recorder.faults == 0
 
 
@@ -191,7 +185,6 @@ def test_an_error_of_the_api_is_the_programs_and_the_prompt_is_recorded(tmp_path
         client.messages.create(model="m", max_tokens=1, messages=turn)
     (one,) = recorded(tmp_path)
     assert one.sent.mark_count == 5
-    assert not Path(tmp_path, "answers.jsonl").exists()
 
 
 def test_without_texts_nothing_of_a_call_can_be_read(tmp_path):
@@ -264,21 +257,6 @@ def test_a_broken_line_is_named(tmp_path, sent, problem):
         with pytest.raises(InputFileError) as caught:
             read()
         assert problem in str(caught.value)
-
-
-def test_what_providers_said_is_read_from_recordings_and_from_whole_answers(tmp_path):
-    with TraceRecorder(tmp_path) as recorder:
-        for reason in ("system_changed", "input_changed"):
-            request_id = recorder.record(["a"], "?")
-            kind = {"type": "cache_miss", "reason": reason, "cache_missed_tokens": 9}
-            recorder.record_answer(request_id, {"prompt_cache_diagnostics": kind, "output": "text"})
-        recorder.record_answer(request_id, {"output": "nothing of caches"})
-    told = read_reported(str(tmp_path / "answers.jsonl"))
-    assert {name: str(one) for name, one in told.items()} == {1: "system", 2: "messages"}
-    raw = tmp_path / "raw.jsonl"
-    miss = {"cache_miss_reason": {"type": "tools_changed", "cache_missed_input_tokens": 1}}
-    raw.write_text(json.dumps({"request_id": "a", "diagnostics": miss}) + '\n{"request_id": "b"}')
-    assert {name: str(one) for name, one in read_reported(str(raw)).items()} == {"a": "tools"}
 
 
 _json = st.recursive(

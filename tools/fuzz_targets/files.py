@@ -139,20 +139,14 @@ def _linted(source: Random) -> dict[str, Any]:
         {**line, "sent": sent, "marks": [0, 1], "timestamp": 400_000 * number}
         for number, line in enumerate(_traces()[0][0])
     ]
-    told = [
-        {"request_id": line["request_id"], "diagnostics": {"cache_miss_reason": reason}}
-        for line, reason in zip(lines, (None, {"type": "system_changed"}), strict=False)
-    ]
     files = {
         "trace": as_json_lines(mutated(lines, source), source),
         "corpus": as_json_lines(mutated(_traces()[0][1], source, 1), source),
-        "answers": as_json_lines(mutated(told, source), source),
     }
     cache = source.choice(("vllm", "anthropic(minimum=1)", "openai(minimum=5)", "deepseek"))
     more = ["--cache", cache, *source.choice(([], ["--json"]))]
     if source.random() < 0.5:
         return {"files": files, "arguments": ["lint", "{}/trace", "--corpus", "{}/corpus", *more]}
-    more += ["--answers", "{}/answers"]
     return {
         "files": files,
         "arguments": ["explain", "--plan", "{}/trace", "--corpus", "{}/corpus", *more],

@@ -361,8 +361,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "PlanningTime.quantile_s.share": lambda: 0.99,
     "read_call.fields": lambda: {"system": "Help.", "tools": [{"name": "search"}], "model": "m"},
     "reported_miss.response": lambda: dict(_MISS),
-    "record_answer.response": lambda: {**_MISS, "usage": {"prompt_tokens": 9}},
-    "answered.response": lambda: {**_MISS, "usage": {"prompt_tokens": 9}},
     "Plan.explain.response": lambda: dict(_MISS),
     "lint.cache": lambda: cache_profile("anthropic"),
     "record.sent": lambda: SentCall(model="m", tools=("search#1",)),

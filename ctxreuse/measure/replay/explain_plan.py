@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, text_digest
-from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.tokens import estimate_tokens, well_formed
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompts import sent_blocks
 from ctxreuse.measure.table import shortened
-from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, Titles, block_tokens
 from ctxreuse.memory.explanations import Cause, Explanation, explain
@@ -31,21 +29,14 @@ def explain_plan(
     corpus: Corpus,
     *,
     cache: CacheRules = DEFAULT_CACHE,
-    reported: Mapping[str | int, ReportedMiss] | None = None,
 ) -> Iterator[Explanation]:
     """Yield an explanation for each request, compared with other tenants' requests, too."""
     sent = _SentPrompts()
     for request in planned:
         prompt = _sent_prompt(request, corpus, cache)
-        explanation = explain(
-            prompt,
-            sent.related(prompt),
-            request.expected_cached_tokens,
-            across_tenants=True,
-            cache=cache,
-        )
-        if reported is not None:
-            explanation = replace(explanation, reported=reported.get(request.request_id))
+        related = sent.related(prompt)
+        expected = request.expected_cached_tokens
+        explanation = explain(prompt, related, expected, across_tenants=True, cache=cache)
         sent.add(prompt)
         yield explanation
 
@@ -125,32 +116,14 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheRules) -> 
 def in_words(explanation: Explanation) -> str:
     """Return the explanation of one request as text."""
     name = well_formed(str(explanation.request_id))
-    lines = [f"{name}: {explanation.cause}", explanation.words, explanation.comparison]
-    return "\n".join(filter(None, lines))
+    return "\n".join(filter(None, [f"{name}: {explanation.cause}", explanation.words]))
 
 
 def explanation_json(explanation: Explanation, *, with_reason: bool = False) -> dict[str, Any]:
     """Return the explanation of one request as a JSON object."""
-    told, reported = asdict(explanation), explanation.reported
+    told = asdict(explanation)
     del told["reported"], told["why"]
-    if not with_reason:
-        return told
-    return told | {
-        "reason": explanation.reason,
-        "reported": None if reported is None else str(reported),
-        "reported_term": None if reported is None else reported.term,
-        "reported_tokens": None if reported is None else reported.missed_tokens,
-        "agrees": explanation.agrees,
-    }
-
-
-def read_reported(path: str) -> dict[str | int, ReportedMiss]:
-    """Read what providers say of requests."""
-    told = (
-        (line.get("request_id", (str, int)), reported_miss(line.fields))
-        for line in read_lines(path)
-    )
-    return {request_id: miss for request_id, miss in told if miss is not None}
+    return told | {"reason": explanation.reason} if with_reason else told
 
 
 def block_label(block: ContextBlock, titles: Titles) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -25,7 +24,6 @@ Runs: TypeAlias = Sequence[RunResult]
 Columns: TypeAlias = dict[str, Callable[[RunResult], str]]
 
 _DEDUPLICATED = "without what a chat shows"
-_AGREE = {True: "yes", False: "no", None: "-"}
 
 POLICY: Columns = {"order of the blocks": lambda run: run.policy}
 _RATIO: Columns = {"hit\nratio": lambda run: f"{run.total.hit_ratio:.3f}"}
@@ -90,23 +88,6 @@ def explanation_output(
 ) -> Iterator[Table]:
     """Yield the causes, and the requests that lost most, as tables."""
     yield _causes(explanations, with_reason)
-    told = Counter(
-        (one.reason or "-", str(one.reported), one.agrees)
-        for one in explanations
-        if one.reported is not None
-    )
-    if told:
-        yield Table.of(
-            "What the provider says of them",
-            told.most_common(),
-            {
-                "planner": lambda row: row[0][0],
-                "provider": lambda row: row[0][1],
-                "requests": lambda row: f"{row[1]:,}",
-                "agree": lambda row: _AGREE[row[0][2]],
-            },
-            is_text=True,
-        )
     losers = [one for one in explanations if one.lost_tokens]
     losers.sort(key=lambda one: -one.lost_tokens)
     if worst and losers:

@@ -2,8 +2,7 @@
 
 The files are those that `read_corpus` and `read_trace` take. In a recording
 without text, salted hashes name blocks, conversations and tenants; the salt is kept nowhere.
-Of requests to models, the usage and the cache diagnostics of their answers stand in a third file,
-and the prompts that a framework has made in a fourth one; see `recorded_prompts`.
+The prompts that a framework has made stand in a third file; see `recorded_prompts`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from hashlib import blake2b
@@ -36,9 +35,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.context.fork_safety import ForkSafeLock, process_name, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
-from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import message_texts
-from ctxreuse.context.reported_usage import usage_in
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError, MissingExtraError
@@ -48,9 +45,6 @@ from ctxreuse.pipeline.prompt_turn import PromptPart
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 """The files of a recording."""
-
-ANSWERS = "answers.jsonl"
-"""What providers say of recorded requests: a line for each answer, without its text."""
 
 PROMPTS = "prompts.jsonl"
 """The prompts that a framework has made, and the texts that stand in them."""
@@ -156,10 +150,6 @@ class TraceRecorder(OnePerProcess):
                 marks,
             )
         )
-
-    def record_answer(self, request_id: int, response: object) -> None:
-        """Write what the answer to a request says of tokens and caches, if anything."""
-        self._failing.attempt(lambda: self._write_answer(request_id, response))
 
     def record_prompt(
         self,
@@ -307,25 +297,6 @@ class TraceRecorder(OnePerProcess):
             request.tenant,
             [Form(text, name=(name, len(text))) for text, name in zip(texts, ids, strict=True)],
         )
-
-    def _write_answer(self, request_id: int, response: object) -> None:
-        usage, miss = usage_in(response), reported_miss(response)
-        if (usage is None and miss is None) or request_id > self.requests:
-            return  # it says nothing, or is of a request that the parent has recorded
-        line: dict[str, Any] = {"request_id": request_id}
-        if usage is not None:
-            written = usage.written_tokens
-            line["usage"] = {
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "prompt_tokens_details": {
-                    "cached_tokens": usage.cached_tokens,
-                    "cache_write_tokens": None if written is None else sum(written.values()),
-                },
-            }
-        if miss is not None:
-            line["prompt_cache_diagnostics"] = miss.as_json()
-        self._append_to(ANSWERS, line)
 
     def _append_to(self, name: str, line: Mapping[str, Any]) -> None:
         """Append to a file that is there only where something is known of requests later."""
@@ -483,11 +454,6 @@ class PromptRecorder:
         """Record a prompt, return its id in the trace; skip anything else."""
         return self._failing.attempt(lambda: self._record(messages, fields or {}))
 
-    def answered(self, request_id: int | None, response: object) -> None:
-        """Record what the answer to a noted prompt says of tokens and caches."""
-        if request_id is not None:
-            self._recorder.record_answer(request_id, response)
-
     def _record(self, messages: Any, fields: Mapping[str, Any]) -> int | None:
         call = self._recorder.read_call(messages, fields)
         if call is None:
@@ -552,7 +518,7 @@ def recording_anthropic(recorder: TraceRecorder) -> Iterator[None]:
 
 @contextmanager
 def _noted(kinds: Sequence[Any], prompts: PromptRecorder, *names: str) -> Iterator[None]:
-    """Have methods of some classes note what they are given, and what they answer."""
+    """Have methods of some classes note what they are given."""
     with ExitStack() as exits:
         for kind, name in product(kinds, names):
             method = getattr(kind, name)
@@ -562,18 +528,9 @@ def _noted(kinds: Sequence[Any], prompts: PromptRecorder, *names: str) -> Iterat
 
 
 def _noting(create: Callable[..., Any], prompts: PromptRecorder) -> Callable[..., Any]:
-    async def awaited(request_id: int | None, response: Coroutine[Any, Any, Any]) -> Any:
-        answer = await response
-        prompts.answered(request_id, answer)
-        return answer
-
     @wraps(create)
     def noting(*args: Any, **fields: Any) -> Any:
-        request_id = prompts.note(fields.get("messages", fields.get("input")), fields)
-        response = create(*args, **fields)
-        if isinstance(response, Coroutine):
-            return awaited(request_id, response)
-        prompts.answered(request_id, response)
-        return response
+        prompts.note(fields.get("messages", fields.get("input")), fields)
+        return create(*args, **fields)
 
     return noting
