@@ -318,13 +318,18 @@ def begins_block(label: re.Match[str], templates: Templates) -> bool:
     """
     if "{id}" in templates.label:
         return templates.inner_pattern is not None  # else any words may look like a label
+    return block_end(label, templates) is not None
+
+
+def block_end(label: re.Match[str], templates: Templates) -> int | None:
+    """Return where the text ends that makes a label's letters; None if it does not stand there."""
     text, hashed, end = label.string, text_hash(), label.end()
     for ending in islice(templates.ending_pattern.finditer(text, end), _MOST_ENDINGS):
         start, end = end, ending.start()
         hashed.update(encoded(text[start:end]))
         if templates.label.replace("{letters}", label_letters(hashed.digest())) == label[1]:
-            return True
-    return False
+            return end
+    return None
 
 
 def _id_text(block_id: BlockId) -> str:

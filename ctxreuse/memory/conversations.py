@@ -23,12 +23,13 @@ from ctxreuse.context.blocks import (
     id_size,
     text_digest,
 )
-from ctxreuse.context.rendering import Templates, message_texts, rewrite_texts
+from ctxreuse.context.rendering import Templates, block_end, message_texts, rewrite_texts
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.prefix_index import Root
 
 _LEAST_WORK = 1 << 20
 _WORK_A_CHARACTER = 16
+_WORK_A_GUESS = 1 << 16  # that a label's text was not to be found
 _LEAST_UNLABELLED = 20
 _READ_A_BLOCK = 4
 """So many numbers that a reading keeps take as much memory as a shown block."""
@@ -262,6 +263,8 @@ class Reading:
             digest = standing[label][0][3]
             same = [row[0] for row in places.own[label] if row[3] == digest]
             label_of |= dict.fromkeys(same, label)  # whichever of them was sent
+        if places.is_cut_short:  # any label may stand again in what was not reached
+            label_of = {}
         history = History(
             labels={label: row[1] for label, (row, _, _) in standing.items()},
             label_of=label_of,
@@ -291,6 +294,7 @@ class Reading:
                 or places.templates.notice_pattern.match(text, found.start(1))
             ):
                 self._unknown.setdefault(found[1], []).append((number, found.start()))
+                self._look_inside(found, places.unknown_end(found), places.templates)
         # nearly all histories have none, which is seen fast
         if any(one in text for one in places.templates.outdated_words):
             said = places.templates.outdated_pattern.finditer(text)
@@ -319,9 +323,13 @@ class Reading:
             self._foreign[label] = None
         self._places[label] = place
         self._label_of.setdefault(key, label)
-        if (pattern := places.templates.inner_pattern) is not None:
-            named = pattern.findall(places.texts[number], first, first + length)
-            self._foreign |= dict.fromkeys(one for one in named if one != label)
+        self._look_inside(found, first + length, places.templates)
+
+    def _look_inside(self, label: re.Match[str], end: int, templates: Templates) -> None:
+        """Note the labels that stand inside of a block, which ends there."""
+        if (pattern := templates.inner_pattern) is not None:
+            named = pattern.findall(label.string, label.end(), end)
+            self._foreign |= dict.fromkeys(one for one in named if one != label[1])
 
 
 def without_blocks(
@@ -480,6 +488,12 @@ class _Places:
             if found is not None or self.is_cut_short:
                 return found
         return None
+
+    def unknown_end(self, label: re.Match[str]) -> int:
+        """Return where a block ends that is not known, as far as its label tells."""
+        end = None if self.is_cut_short else block_end(label, self.templates)
+        self._work -= _WORK_A_GUESS if end is None else end - label.end()
+        return end or label.end()
 
     def _longest(
         self, text: str, first: int, ending: str, blocks: _ByLength, digests: dict[int, bytes]
