@@ -53,17 +53,23 @@ _NUMBERS = re.compile(
     rf"|remaining|next|previous|\d+(?:st|nd|rd|th)) {_NOUN}"
     rf"|{_NOUN} (?:{_PLACE}|\#)|{_NOUN}[ _]\d+|{_PLACE} of (?:the |each |every |all )?{_NOUN}"
     r"|(?:by|its|their|the) (?:numbers?|ind(?:ex|exes|ices)|positions?)"
-    r"|zitier\w*|quellen?|sourc\u00e9e?s?|citer|fuentes?|citar|fonti)\b"
-    r"|\[\d{1,3}\]",
+    rf"|(?:for|score|rate) (?:each|every) {_NOUN}|per {_NOUN}"
+    r"|zitier\w*|quellen?|sourc\u00e9e?s?|citer|fuentes?|citar?|fontes|fonti|bronnen"
+    r"|nummern?|num\u00e9ros?|n\u00fameros?|numer[ou]?)\b"
+    r"|\[\d{1,3}\]"
+    r"|\u043d\u043e\u043c\u0435\u0440|\u0438\u0441\u0442\u043e\u0447\u043d\u0438\u043a"
+    r"|\u7f16\u53f7|\u5f15\u7528|\u6765\u6e90|\u756a\u53f7|\u51fa\u5178|\ubc88\ud638|\ucd9c\ucc98",
     re.IGNORECASE | re.ASCII,
 )
-"""Words that may tell texts by their place, or ask an answer to do so."""
+"""Words that may tell texts by their place, or ask an answer to do so, in some languages."""
 _OF_A_SCHEMA = re.compile(r'(?i)"type": ?"(?:integer|number)"|ind(?:ex|ices)|position')
 _ORDER = re.compile(
     r"\b(?:sorted|chronolog\w*|oldest|newest|earliest|transcript|rank(?:ed|ing|s)"
     r"|order in which|ordered|(?:in|keep) (?:the|this|that|their|its) (?:\w+ )?order"
     r"|(?:in|by) (?:\w+ )?order of|(?:most|least) (?:relevant|recent|important)|best first"
-    r"|steps? (?:below|above|in)|(?:these|the|following) steps|conversation so far|key passage)\b",
+    r"|steps? (?:below|above|in)|(?:these|the|following) steps|conversation so far|key passage"
+    r"|supersed\w+|come first|sortiert|geordnet|reihenfolge|tri\u00e9e?s par|ordenad[ao]s"
+    r"|ordinat[ei]|cronol\w*)\b|\u65f6\u95f4\u987a\u5e8f|\u6642\u7cfb\u5217|\u0445\u0440\u043e\u043d\u043e\u043b\u043e\u0433",
     re.IGNORECASE,
 )
 """Words that may say what the order of texts means."""

@@ -51,6 +51,12 @@ def test_the_usual_templates_say_nothing(words):
         "Return the index of each chunk.",
         "Refer to them by their number.",
         "Give the answer, and the integers of the sources that you used, by their order.",
+        "For each document say whether it helps.",
+        "Nenne die Nummer des Dokuments.",
+        "Indique le num\u00e9ro du document.",
+        "Indica el n\u00famero del documento.",
+        "\u8bf7\u6ce8\u660e\u5f15\u7528\u6765\u6e90",
+        "\u0423\u043a\u0430\u0436\u0438 \u043d\u043e\u043c\u0435\u0440",
     ],
 )
 def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):
@@ -74,6 +80,10 @@ def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):
         "Ranked results:",
         "The most relevant ones come first.",
         "Follow these steps:",
+        "Newer entries come first.",
+        "Die Texte sind nach Datum sortiert.",
+        "Los documentos est\u00e1n ordenados por fecha.",
+        "\u6587\u6863\u6309\u65f6\u95f4\u987a\u5e8f\u6392\u5217",
     ],
 )
 def test_words_on_the_order_keep_it_whatever_the_texts_show(words):
