@@ -95,7 +95,7 @@ def test_runs_that_are_compared_take_turns(served, at_once):
 
 def test_a_slow_phase_of_the_machine_bends_no_ratio(served):
     """What is sent first takes ten times as long, whoever sends it."""
-    seconds = iter([0.001, 0.001] + [0.05] * 18 + [0.005] * 1_000)
+    seconds = iter([0.001, 0.001] + [0.15] * 18 + [0.015] * 1_000)
 
     def wait(_):
         time.sleep(next(seconds))
