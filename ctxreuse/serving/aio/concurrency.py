@@ -13,7 +13,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
 from ctxreuse.errors import EngineError
 
-_CANCELLED_AGAIN_S = 1.0
+_CANCELLED_AGAIN_S = 3.0  # what closes in order has ended by then
 
 _Result = TypeVar("_Result")
 
