@@ -49,9 +49,9 @@ from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
 from ctxreuse.planning.shadow_mode import ShadowPlanner
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
 from ctxreuse.planning.tracing import AnsweredCall, HearsAnswers, Tracing
-from ctxreuse.policy.ready import ready_policies
+from ctxreuse.policy.paper import Paper
 from ctxreuse.policy.reuse import REUSE
-from ctxreuse.policy.view import Policy
+from ctxreuse.policy.view import AS_RETRIEVED, Policy
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, cache_profile
 from ctxreuse.sharing.environment import as_given, settled
 from ctxreuse.sharing.exchange import Exchange, SharedLog, SharedLogs, SharingStatistics
@@ -164,13 +164,14 @@ class ReusePlanner(FixedSettings):
             cache=DEFAULT_CACHE if cache is None else cache_profile(cache),
             keep_best=keep_best,
         )
-        self._policies = ready_policies(self._settings.alpha)
+        policies = REUSE, Paper(self._settings.alpha), AS_RETRIEVED
+        self._policies = {one.name: one for one in policies}
         rate = self._settings.cache.key_rate
         self._rates = None if rate is None else GroupRates(rate)
         self._shared_log = shared_log
         self._exchange: Exchange | None = None
         if shared_log is not None:
-            self._exchange = _checked_exchange(shared_log, mode)
+            self._exchange = Exchange(_checked_log(shared_log, mode), self._take_in)
         self._joins = True
         self._tenant_class = tenant_class
         self._meter = SavingsMeter(mode, self._settings, tenant_class, is_alone=shared_log is None)
@@ -181,8 +182,6 @@ class ReusePlanner(FixedSettings):
             self._planning = ShadowPlanner(self._settings, self._meter)
         else:
             self._planning = TenantPlanner(self._settings, self._exchange)
-        if self._exchange is not None:
-            self._exchange.hand_over_to(self._take_in)
         if tracing is not None:
             wanted = "a ctxreuse.cache.telemetry.PlannerSpans, or an object with its methods"
             checked_kind("tracing", tracing, Tracing, wanted)
@@ -377,7 +376,7 @@ class ReusePlanner(FixedSettings):
     ) -> Plan:
         """Return what `plan` would, and record nothing; without request id and cached tokens."""
         checked_kind("a request", request, ContextRequest, _A_REQUEST)
-        _check_now(now)
+        checked_number("now", 0 if now is None else now)
         return self._planning.plan(request, REUSE, deduplicate, now, is_preview=True)
 
     def plan_batch(
@@ -405,7 +404,7 @@ class ReusePlanner(FixedSettings):
         for position, request in enumerate(batch):
             checked_kind(f"a request at position {position}", request, ContextRequest, _A_REQUEST)
         policy = self._policy(strategy)
-        _check_now(now)
+        checked_number("now", 0 if now is None else now)
         if primes is not False:
             self._check_primes(primes)
         began = time.perf_counter()
@@ -516,12 +515,12 @@ class ReusePlanner(FixedSettings):
 
     def note_failure(self) -> None:
         """Count a prompt that was sent as it came because planning failed; for adapters."""
-        self._counting.attempt(lambda: self._meter.failed())
+        self._counting.attempt(lambda: self._meter.besides(planning_failures=1))
 
     def note_without_context(self, prompts: int) -> None:
         """Count prompts in which no context was found; for wrappers around models."""
         checked_integer("prompts", prompts)
-        self._counting.attempt(lambda: self._meter.had_no_context(prompts))
+        self._counting.attempt(lambda: self._meter.besides(prompts_without_context=prompts))
 
     def evict(self, request_ids: Iterable[str | int], tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine dropped these requests from its cache.
@@ -551,7 +550,7 @@ class ReusePlanner(FixedSettings):
             tenant, sent = sent.request.tenant, sent.request_id
         gone = self._planning.evict([checked_id("a request id", sent)], _checked_tenant(tenant))
         if self._given_marks is not None:
-            self._meter.unseen(-gone.requests)
+            self._meter.besides(unseen=-gone.requests)
         else:
             self._note_evicted(gone)
         return gone.requests > 0
@@ -699,7 +698,7 @@ class ReusePlanner(FixedSettings):
         """Count requests that were just planned."""
         try:
             if self._given_marks is not None:
-                self._meter.unseen(len(plans))
+                self._meter.besides(unseen=len(plans))
             else:
                 self._meter.planned(plans, seconds)
             if self._tracing is not None:
@@ -755,20 +754,15 @@ def check_strategy(strategy: object) -> str:
     return checked_choice("strategy", strategy, _STRATEGIES, error=UnknownStrategyError)
 
 
-def _check_now(now: float | None) -> None:
-    if now is not None:
-        checked_number("now", now)
-
-
 def _checked_tenant(tenant: str | None) -> str | None:
     return None if tenant is None else checked_kind("tenant", tenant, str, "a string")
 
 
-def _checked_exchange(shared_log: object, mode: Mode) -> Exchange:
+def _checked_log(shared_log: object, mode: Mode) -> SharedLog:
     if mode == "shadow":
         raise InvalidRequestError(
             "a planner in shadow mode sends everything as retrieved, so it has nothing to "
             "share; leave shared_log out"
         )
     wanted = "a ctxreuse.sharing.SQLiteLog or RedisLog, or an object with their methods"
-    return Exchange(checked_kind("shared_log", shared_log, SharedLog, wanted))
+    return checked_kind("shared_log", shared_log, SharedLog, wanted)

@@ -20,7 +20,7 @@ OpenAIMessage: TypeAlias = Any
 BlockKey = NewType("BlockKey", bytes)
 """A block's identity: 16 bytes that stand for its id (type included) and its text."""
 
-_DIGEST_BYTES = 16
+DIGEST_BYTES = 16
 _ID_CHARACTERS = 64
 _NO_LISTS = str, bytes, Mapping
 
@@ -53,14 +53,9 @@ def id_name(name: BlockId) -> str:
     return "s" + name if isinstance(name, str) else f"i{int(name):x}"
 
 
-def text_hash(text: str = "") -> hashlib.blake2b:
-    """Return a hash of 16 bytes of a text, to go on with."""
-    return hashlib.blake2b(encoded(text), digest_size=_DIGEST_BYTES)
-
-
 def text_digest(text: str) -> bytes:
     """Return 16 bytes that identify a text in any process."""
-    return text_hash(text).digest()
+    return hashlib.blake2b(encoded(text), digest_size=DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +101,7 @@ class ContextBlock:
                 )
             object.__setattr__(self, "tokens", int(self.tokens))  # numpy's integers overflow
         name = encoded(id_name(self.id))
-        key = hashlib.blake2b(digest + name, digest_size=_DIGEST_BYTES).digest()
+        key = hashlib.blake2b(digest + name, digest_size=DIGEST_BYTES).digest()
         object.__setattr__(self, "digest", digest)
         object.__setattr__(self, "key", BlockKey(key))
 

@@ -21,11 +21,6 @@ class PartSize(NamedTuple):
     entries: int  # a long id counts once for every 64 characters
     bound: int
 
-    @property
-    def is_exceeded(self) -> bool:
-        """Whether it holds more."""
-        return self.entries > self.bound
-
 
 def _count_one(value: object) -> int:
     return 1
@@ -136,11 +131,6 @@ class TenantShares(Generic[Name]):
         self._largest: list[tuple[int, Name]] = []
 
     @property
-    def is_exceeded(self) -> bool:
-        """Whether all tenants together hold more than the bound."""
-        return self.total > self.bound
-
-    @property
     def size(self) -> PartSize:
         """How much all tenants hold together, and may hold."""
         return PartSize(self.total, int(self.bound))
@@ -239,7 +229,7 @@ class TenantLRUMap(Generic[Key, Value]):
         self._count += 1 - len(gone)
         self._note(tenant)
         for shares in (self._entries, self._weights):
-            while shares.is_exceeded and self._count > 1:
+            while shares.total > shares.bound and self._count > 1:
                 largest = shares.largest()
                 gone.append((largest, *self._maps[largest].pop_oldest()))
                 self._count -= 1

@@ -127,9 +127,5 @@ def reported_miss(response: object) -> ReportedMiss | None:
 
 
 def _reported(term: object, missed: int | None) -> ReportedMiss:
-    if not isinstance(term, str):
-        return ReportedMiss("unavailable", (), missed)
-    reasons = _TERMS.get(term)
-    if reasons is None:
-        return ReportedMiss(well_formed(term[:_LONGEST_TERM]), (), missed)
-    return ReportedMiss(term, reasons, missed)
+    known = well_formed(term[:_LONGEST_TERM]) if isinstance(term, str) else "unavailable"
+    return ReportedMiss(known, _TERMS.get(known, ()), missed)

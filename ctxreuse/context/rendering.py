@@ -6,6 +6,7 @@ annotations are from ContextPilot (sections 5.3 and 6); `PAPER_TEMPLATES` has it
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from string import ascii_uppercase
 from typing import Any, Literal, NamedTuple, get_args
 
 from ctxreuse.context.blocks import (
+    DIGEST_BYTES,
     BlockId,
     ContextBlock,
     Message,
     copied_message,
     encoded,
-    text_hash,
 )
 from ctxreuse.context.checks import (
     checked_choice,
@@ -123,11 +124,7 @@ class Templates:
 
     def before_text(self, label: str) -> str:
         """Return what stands in the message before a block's text."""
-        return _filled(self._before_text, "label", label)
-
-    @cached_property
-    def _before_text(self) -> str:
-        return self.block.partition("{text}")[0]
+        return _filled(self.block.partition("{text}")[0], "label", label)
 
     @cached_property
     def after_text(self) -> str:
@@ -164,7 +161,10 @@ class Templates:
         """Return whether one of the first labels of a text begins a block."""
         checked_kind("text", text, str, "a string")
         labels = islice(self.label_pattern.finditer(text), _MOST_LABELS)
-        return any(begins_block(found, self) for found in labels)
+        if "{id}" in self.label:  # any words may look like a label without words around the id
+            return self.inner_pattern is not None and any(labels)
+        # the text behind makes the letters: "[INST] " is no label
+        return any(block_end(found, self) is not None for found in labels)
 
     @cached_property
     def outdated_pattern(self) -> re.Pattern[str]:
@@ -311,19 +311,10 @@ def label_letters(digest: bytes) -> str:
     return "".join([ascii_uppercase[byte % 26] for byte in digest[:4]])
 
 
-def begins_block(label: re.Match[str], templates: Templates) -> bool:
-    """Return whether a block stands under a label that was found, as far as that can be told.
-
-    Letters tell, for the text behind makes them: "[INST] " is no label.
-    """
-    if "{id}" in templates.label:
-        return templates.inner_pattern is not None  # else any words may look like a label
-    return block_end(label, templates) is not None
-
-
 def block_end(label: re.Match[str], templates: Templates) -> int | None:
     """Return where the text ends that makes a label's letters; None if it does not stand there."""
-    text, hashed, end = label.string, text_hash(), label.end()
+    text, end = label.string, label.end()
+    hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for ending in islice(templates.ending_pattern.finditer(text, end), _MOST_ENDINGS):
         start, end = end, ending.start()
         hashed.update(encoded(text[start:end]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ctxreuse.context.checks import reported_count
@@ -78,22 +78,18 @@ def usage_of(usage: object) -> ReportedTokens | None:
         if (prompt := _first((usage,), named)) is None:
             continue
         read = _first(places, *_READ)
-        written = _written_by_life((reported_field(usage, "cache_creation"), *places))
+        places = (reported_field(usage, "cache_creation"), *places)
+        total = _first(places, *_WRITTEN)
+        written = {life: _first(places, name) or 0 for name, life in _LIFE_FIELDS.items()}
+        written[""] = max(0, (total or 0) - sum(written.values()))
         if any(reported_field(usage, name) is not None for name in beside):
-            prompt += (read or 0) + sum((written or {}).values())
-        return ReportedTokens(prompt, read, _first((usage,), completion), written)
+            prompt += (read or 0) + sum(written.values())
+        known = {life: tokens for life, tokens in written.items() if tokens}
+        is_told = known or total is not None
+        return ReportedTokens(
+            prompt, read, _first((usage,), completion), known if is_told else None
+        )
     return None
-
-
-def _written_by_life(places: Sequence[object]) -> dict[str, int] | None:
-    """Return written tokens by time to live, "" for those of none; None if nothing is told."""
-    total = _first(places, *_WRITTEN)
-    written = {life: _first(places, name) or 0 for name, life in _LIFE_FIELDS.items()}
-    of_some = sum(written.values())
-    if total is None and not of_some:
-        return None
-    written[""] = max(0, (total or 0) - of_some)
-    return {life: tokens for life, tokens in written.items() if tokens}
 
 
 def _first(places: Iterable[object], *names: str) -> int | None:

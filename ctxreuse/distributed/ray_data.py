@@ -169,7 +169,11 @@ class _Job:
             rows = table.filter(pc.equal(table[_PARTITION], number))
             requests = self._requests(rows)
             planned = planned_table(rows, requests, self.planner, number, self.batch_size)
-            yield from _chunks(planned, self.batch_size)
+            # cut into small tables, each of whole batches
+            batches = _CHUNK_BYTES * planned.num_rows // max(planned.nbytes, 1) // self.batch_size
+            step = max(1, batches) * self.batch_size
+            for start in range(0, max(planned.num_rows, 1), step):
+                yield planned.slice(start, step)
 
     def _requests(self, table: pa.Table) -> list[ContextRequest]:
         requests = [self.read(row) for row in table.to_pylist()]
@@ -184,10 +188,3 @@ class _Job:
 def _contexts_in(table: pa.Table) -> Contexts:
     lists = [table[one.name].combine_chunks().flatten() for one in fields(Contexts)]
     return Contexts(*(one.to_numpy(zero_copy_only=False) for one in lists))
-
-
-def _chunks(table: pa.Table, batch_size: int) -> Iterator[pa.Table]:
-    """Cut a table into small ones, each of whole batches."""
-    batches = max(1, _CHUNK_BYTES * table.num_rows // max(table.nbytes, 1) // batch_size)
-    for start in range(0, max(table.num_rows, 1), batches * batch_size):
-        yield table.slice(start, batches * batch_size)

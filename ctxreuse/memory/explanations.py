@@ -6,10 +6,9 @@ computed again. Counted in block tokens; labels, questions and annotations are l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.miss_reasons import MissReason, ReportedMiss
@@ -118,22 +117,24 @@ class Explanation:
 
 def explain(
     prompt: SentEntry,
-    earlier: Iterable[SentEntry],
+    earlier: Sequence[SentEntry],
     cached_tokens: int | None = None,  # of blocks; None takes all as still cached
     *,
     across_tenants: bool = False,  # reveals what other tenants sent
     cache: CacheRules = DEFAULT_CACHE,
 ) -> Explanation:
     """Return why a prompt hits or misses, compared with earlier ones, the latest last."""
-    before = list(earlier)
     if prompt.is_later_turn:
-        return _later_turn(prompt, before, cache)
+        return _later_turn(prompt, earlier, cache)
     if not prompt.keys:
-        return _explained(
-            prompt, Cause.empty, "The prompt has no blocks: there is nothing to reuse."
-        )
-    opening = [one for one in before if not one.is_later_turn]
-    *wider, (_, same_root) = _narrowed(prompt, opening, cache)
+        words = "The prompt has no blocks: there is nothing to reuse."
+        return _explained(prompt, Cause.empty, words)
+    same_root = [one for one in earlier if not one.is_later_turn]
+    wider: list[tuple[Cause, list[SentEntry]]] = []  # each with what parts it from the next
+    for name, cause in _IN_FRONT.items():
+        if name != "key" or cache.is_routed:
+            wider.append((cause, same_root))
+            same_root = [one for one in same_root if getattr(one, name) == getattr(prompt, name)]
     closest = _closest(prompt, same_root)
     shared = 0 if closest is None else _shared_tokens(prompt, closest)
     if cached_tokens is not None and cached_tokens > shared:
@@ -141,12 +142,10 @@ def explain(
     least = max(1, cache.least_tokens - prompt.front_tokens)
     compared = len(same_root)
     for cause, others in reversed(wider):
-        other = None
         if len(others) > compared and (cause is not Cause.other_tenant or across_tenants):
-            compared = len(others)
-            other = _closest(prompt, others)
-        if other is not None and _shared_tokens(prompt, other) >= least > shared:
-            return _apart(prompt, other, cause)
+            compared, other = len(others), _closest(prompt, others)
+            if other is not None and _shared_tokens(prompt, other) >= least > shared:
+                return _apart(prompt, other, cause)
     if closest is None:
         words = (
             "No earlier prompt with this tenant and system text is known: everything is computed."
@@ -166,31 +165,13 @@ _IN_FRONT = {
 """What stands in front of all blocks, and the cause where only that differs."""
 
 
-def _narrowed(
-    prompt: SentEntry, opening: list[SentEntry], cache: CacheRules
-) -> Iterator[tuple[Cause | None, list[SentEntry]]]:
-    """Yield fewer prompts, equal in more of what is in front, each with what parts the next."""
-    for name, cause in _IN_FRONT.items():
-        if name == "key" and not cache.is_routed:
-            continue
-        yield cause, opening
-        own = getattr(prompt, name)
-        opening = [one for one in opening if getattr(one, name) == own]
-    yield None, opening
-
-
-class _Kept(NamedTuple):
-    """How much of a common beginning can be read, in block tokens, and why no more."""
-
-    tokens: int
-    cause: Cause | None = None
-
-
-def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheRules) -> _Kept:
-    """Return how much can be read of a prompt's first blocks, which an earlier one began with."""
+def _kept(
+    prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheRules
+) -> tuple[int, Cause | None]:
+    """Return how many tokens can be read of first blocks that were sent before; why no more."""
     shared = sum(prompt.tokens[:blocks])
     if prompt.front_tokens + shared < cache.least_tokens:
-        return _Kept(0, Cause.below_minimum if cache.lives else Cause.too_short)
+        return 0, Cause.below_minimum if cache.lives else Cause.too_short
     kept, expired = 0, 0
     shares = [(one, common_blocks(prompt.keys, one.keys)) for one in before]
     parted = _parted(shares)
@@ -204,8 +185,8 @@ def _kept(prompt: SentEntry, blocks: int, before: list[SentEntry], cache: CacheR
         else:
             expired = max(expired, tokens)
     if kept == shared:
-        return _Kept(kept)
-    return _Kept(kept, Cause.expired if expired > kept else Cause.never_written)
+        return kept, None
+    return kept, Cause.expired if expired > kept else Cause.never_written
 
 
 def _parted(shares: Iterable[tuple[SentEntry, int]]) -> list[int]:
@@ -245,10 +226,10 @@ def _compared(
         for key, tokens in zip(prompt.keys[blocks:], prompt.tokens[blocks:], strict=True)
         if key in in_closest
     )
-    kept = _kept(prompt, blocks, before, cache)
-    unread = shared - kept.tokens
-    in_front = prompt.front_tokens if kept.cause is Cause.too_short else 0
-    evicted = 0 if cached_tokens is None else kept.tokens - cached_tokens
+    kept, unread_cause = _kept(prompt, blocks, before, cache)
+    unread = shared - kept
+    in_front = prompt.front_tokens if unread_cause is Cause.too_short else 0
+    evicted = 0 if cached_tokens is None else kept - cached_tokens
     if evicted < cache.step_tokens:  # engines serve whole blocks of theirs
         evicted = 0
     lost = moved + unread + evicted
@@ -269,8 +250,8 @@ def _compared(
     if evicted > max(moved, unread):
         cause = Cause.evicted
         begins += f", but {evicted:,} of these tokens have left the cache since"
-    elif kept.cause is not None and unread + in_front > moved:
-        cause = kept.cause
+    elif unread_cause is not None and unread + in_front > moved:
+        cause = unread_cause
         begins += f", but {_unread(cause, unread, cache)}"
     elif own is None:
         cause = Cause.hit
@@ -325,7 +306,7 @@ def _older(prompt: SentEntry, cached_tokens: int) -> Explanation:
     return _explained(prompt, cause, words, shared_blocks=blocks)
 
 
-def _later_turn(prompt: SentEntry, before: list[SentEntry], cache: CacheRules) -> Explanation:
+def _later_turn(prompt: SentEntry, before: Sequence[SentEntry], cache: CacheRules) -> Explanation:
     turns = (
         one
         for one in reversed(before)
@@ -375,8 +356,7 @@ _STANDS_BEFORE = {
 }
 
 
-def _apart(prompt: SentEntry, other: SentEntry, cause: Cause | None) -> Explanation:
-    assert cause is not None, "only the last of the narrowed ones has none"
+def _apart(prompt: SentEntry, other: SentEntry, cause: Cause) -> Explanation:
     blocks = common_blocks(prompt.keys, other.keys)
     lost = sum(prompt.tokens[:blocks])
     name = other_block = None
@@ -416,16 +396,14 @@ def _explained(
     )
 
 
-def _closest(prompt: SentEntry, others: Iterable[SentEntry]) -> SentEntry | None:
+def _closest(prompt: SentEntry, others: Sequence[SentEntry]) -> SentEntry | None:
     """Return the prompt of the longest common beginning, among equals of most common tokens."""
     weight = dict(zip(prompt.keys, prompt.tokens, strict=True))
-
-    def closeness(numbered: tuple[int, SentEntry]) -> tuple[int, int, int]:
-        number, other = numbered
-        common = sum(weight.get(key, 0) for key in set(other.keys))
-        return (_shared_tokens(prompt, other), common, number)
-
-    return max(enumerate(others), key=closeness, default=(0, None))[1]
+    closeness = [
+        (_shared_tokens(prompt, one), sum(weight.get(key, 0) for key in set(one.keys)), number)
+        for number, one in enumerate(others)
+    ]
+    return others[max(closeness)[-1]] if closeness else None
 
 
 def _shared_tokens(prompt: SentEntry, other: SentEntry) -> int:

@@ -48,17 +48,12 @@ class Sharing(KeyedDigests, ABC):
     """What a planner tells others through, and names things by."""
 
     @abstractmethod
-    def own(self, name: bytes) -> bytes:
-        """Return 16 bytes that stand for a name of this planner in all that share."""
-
-    @abstractmethod
     def tell(self, entry: ToldEntry) -> None:
         """Tell the others; takes no time, and waits for nobody."""
 
+    @abstractmethod
     def tell_own(self, entry: Entry) -> None:
         """Tell the others of a request, under the name that it has in all planners that share."""
-        assert not isinstance(entry.request_id, bytes), "it is another planner's"
-        self.tell(named_by(entry, self.own(_named(entry.tenant, entry.request_id))))
 
 
 class IndexNames:
@@ -103,7 +98,7 @@ class IndexNames:
         """Return 16 bytes that name a request in a file; ids are counted anew in each process."""
         if isinstance(request_id, bytes):
             return request_id
-        named = _named(tenant, request_id)
+        named = request_name(tenant, request_id)
         return hashlib.blake2b(named, digest_size=16, key=begun_behind).digest()
 
     def renamed(self, entry: SavedEntry) -> SavedEntry:
@@ -131,7 +126,8 @@ def named_by(entry: Entry, uid: bytes) -> Entry:
     return replace(entry, request_id=uid, ids=())
 
 
-def _named(tenant: str, request_id: str | int) -> bytes:
+def request_name(tenant: str, request_id: str | int) -> bytes:
+    """Return a name of a request that no other one of this planner has."""
     # an integer may have more digits than Python writes in decimal
     shown = f"{request_id:x}" if isinstance(request_id, int) else request_id
     return encoded(f"{tenant} {type(request_id).__name__} {shown}")

@@ -7,7 +7,7 @@ papers' descent (ContextPilot Algorithm 1) is `policy.paper.paper_order`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -134,15 +134,7 @@ class Match(NamedTuple):
     path: tuple[BlockKey, ...] = ()
     weight: int = 0
     worth: float = 0
-    is_cut_short: bool = False
-    is_greedy: bool = False
-
-    def note_limits(self, note_limit: Callable[[str], object]) -> None:
-        """Call a function with the name of each bound that was reached."""
-        if self.is_cut_short:
-            note_limit("cached_paths")
-        if self.is_greedy:
-            note_limit("greedy_paths")
+    limits: tuple[str, ...] = ()  # the names of the bounds that were reached
 
 
 class Worth(Protocol):
@@ -346,8 +338,8 @@ class PrefixIndex:
                     stack += complete  # the heaviest on top: depth first, greedy first
         if budget is not None:
             budget.left = max(0, budget.left + own - (most - steps))
-        path = () if best is None else _path_to(*best)
-        return Match(path, best_weight, most_worth, steps < 0, is_greedy)
+        limits = ("cached_paths",) * (steps < 0) + ("greedy_paths",) * is_greedy
+        return Match(() if best is None else _path_to(*best), best_weight, most_worth, limits)
 
     def sent_prefix(self, root: Hashable, path: Sequence[BlockKey]) -> int:
         """Return how many leading blocks of a path were sent before, in this order."""

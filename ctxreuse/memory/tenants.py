@@ -31,9 +31,10 @@ from ctxreuse.memory.sent_log import (
     Cooccurrence,
     EditEntry,
     Logged,
+    RatioEntry,
+    SavedEntry,
     SentEntry,
     SentLog,
-    ToldEntry,
 )
 from ctxreuse.memory.token_ratio import TokenRatio
 from ctxreuse.rules.cache_rules import CacheRules
@@ -158,8 +159,8 @@ class Hold:
             self._tenants.measure(self._state)
         finally:
             self._state.lock.__exit__(*error)
-        if self._tenants.are_over:
-            self._tenants.enforce_bounds()
+        while self._tenants.are_over and self._tenants.shrink():
+            pass
 
 
 class Tenants:
@@ -268,12 +269,7 @@ class Tenants:
         self._senders += 1
         state.name_in_order = self._senders, state.name
 
-    def enforce_bounds(self) -> None:
-        """Bring all parts back within their bounds."""
-        while self.are_over and self._shrink_all():
-            pass
-
-    def _shrink_all(self) -> bool:
+    def shrink(self) -> bool:
         """Shrink each part that is over its bound; return whether a state was held for that."""
         has_held = False
         for part, bound in enumerate(self._bounds):
@@ -371,24 +367,17 @@ class Tenants:
                 heapq.heappush(heap, (oldest, number, state))
         return Evicted(0, gone, ())
 
-    def replay(self) -> list[ToldEntry]:
-        """Return what all tenants' logs hold, by time, without later turns."""
-        logged, edits = list[Logged](), list[EditEntry]()
+    def replay(self) -> list[SavedEntry]:
+        """Return what all tenants' logs hold, by time, without later turns, and what was learnt."""
+        logged, others = list[Logged](), list[SavedEntry]()
         for state in self._asked(None):
             with Hold(self, state):
+                name, ratios = state.name, () if state.ratios is None else state.ratios.items()
                 logged += state.log.replay()
-                edits += [EditEntry(key, state.name, one) for key, one in state.log.edits.items()]
+                others += [EditEntry(key, name, edit) for key, edit in state.log.edits.items()]
+                others += [RatioEntry(name, system, ratio.learnt) for system, ratio in ratios]
         logged.sort(key=attrgetter("time"))
-        return [*(one.entry for one in logged), *edits]
-
-    def ratios(self) -> list[tuple[str, bytes | None, tuple[float, ...]]]:
-        """Return each ratio that was learnt, with its tenant's name and its system text's."""
-        learnt: list[tuple[str, bytes | None, tuple[float, ...]]] = []
-        for state in self._asked(None):
-            with Hold(self, state):
-                for system, ratio in () if state.ratios is None else state.ratios.items():
-                    learnt.append((state.name, system, ratio.learnt))
-        return learnt
+        return [*(one.entry for one in logged), *others]
 
     def statistics(self) -> IndexStatistics:
         """Return the size of all indexes together, and of every part that is bounded."""

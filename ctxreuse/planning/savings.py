@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
 from math import inf
@@ -243,12 +243,22 @@ class Savings:
 
     def __str__(self) -> str:
         """Return the numbers as at most two sentences: what was measured, and what is estimated."""
-        said, reported = "; ".join((self._estimate(), *self._besides())), self.reported
+        reported, said, measured = self.reported, [self._estimate()], ""
+        if reported.primes:
+            primes = _counted(reported.primes, "prime")
+            said.append(f"{primes} computed {reported.prime_tokens:,} tokens, taken off")
+        if reported.unreported:
+            said.append(f"{_counted(reported.unreported, 'answer')} came without usage")
+        if self.planning_failures:
+            said.append(f"planning failed {_counted(self.planning_failures, 'time')}")
+        if self.prompts_without_context:
+            prompts = _counted(self.prompts_without_context, "prompt")
+            said.append(f"no context found in {prompts}")
         if reported.answers:
-            measured = f"{reported.hit_ratio:.1%} of their prompt tokens from its cache"
             answers = _counted(reported.answers, "answer")
-            said = f"As reported by the engine: {answers}, {measured}.\n{said}"
-        return f"{said}."
+            share = f"{reported.hit_ratio:.1%} of their prompt tokens from its cache"
+            measured = f"As reported by the engine: {answers}, {share}.\n"
+        return f"{measured}{'; '.join(said)}."
 
     def _estimate(self) -> str:
         if self.requests:
@@ -266,17 +276,6 @@ class Savings:
             ordered = f"{_counted(self.unseen, 'context')} ordered where nobody sees the prompt"
             return f"What is saved is unknown{until}: {ordered}"
         return "No request has been planned"
-
-    def _besides(self) -> Iterator[str]:
-        if self.reported.primes:
-            tokens = self.reported.prime_tokens
-            yield f"{_counted(self.reported.primes, 'prime')} computed {tokens:,} tokens, taken off"
-        if self.reported.unreported:
-            yield f"{_counted(self.reported.unreported, 'answer')} came without usage"
-        if self.planning_failures:
-            yield f"planning failed {_counted(self.planning_failures, 'time')}"
-        if self.prompts_without_context:
-            yield f"no context found in {_counted(self.prompts_without_context, 'prompt')}"
 
     def as_json(self) -> dict[str, Any]:
         """Return all numbers as JSON-compatible values: no text, no name of a tenant."""

@@ -12,12 +12,13 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey
+from ctxreuse.context.checks import check_function
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
-from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.memory.sent_log import SentEntry
+from ctxreuse.errors import InvalidRequestError
+from ctxreuse.memory.sent_log import LoggedPrompt, SentEntry
 from ctxreuse.planning.expectations import CacheExpectations, confirmed_tokens
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.retrieved_order import OTHERS, WHOLE, RetrievedOrder
@@ -80,7 +81,8 @@ class SavingsMeter:
         self._expectations.forget()
         self._tallies: dict[str, _ClassTotals] = {}
         self._buckets = [0] * (len(PLANNING_BOUNDS_S) + 1)
-        self._planned = self._failures = self._without_context = self._unseen = 0
+        self._planned = 0
+        self._besides: Counter[str] = Counter()  # by the fields of `Savings`
         self.changed_texts = 0
         self._total_s = self._max_s = 0.0
 
@@ -96,15 +98,12 @@ class SavingsMeter:
                 for name, tally in sorted(self._tallies.items())
                 if self._class_of is not None
             }
+            took = PlanningTime(self._planned, self._total_s, self._max_s, tuple(self._buckets))
             savings = total.savings(
                 self._mode,
                 self._cache,
-                planning=PlanningTime(
-                    self._planned, self._total_s, self._max_s, tuple(self._buckets)
-                ),
-                planning_failures=self._failures,
-                prompts_without_context=self._without_context,
-                unseen=self._unseen,
+                planning=took,
+                **self._besides,
                 changed_texts=self.changed_texts,
                 by_class=by_class,
                 parts={
@@ -132,8 +131,7 @@ class SavingsMeter:
                 said = sum(map(word_tokens, filter(None, plan.location_annotations)))
             references = len(turn.tokens) - len(plan.logged.prompt.keys)
             cached = plan.expected_cached_tokens
-            entry, _, _, counted = plan.logged
-            sent = _Sent(entry, name, cached, gone, references, said, each, counted)
+            sent = _Sent(plan.logged, name, cached, gone, references, said, each)
             self._queued.append(sent)
         if len(self._queued) > _MOST_QUEUED:
             self._catch_up()
@@ -142,7 +140,7 @@ class SavingsMeter:
         """Count what is queued, in order."""
         with self._lock:
             queued = [self._queued.popleft() for _ in range(len(self._queued))]
-            entries = [one.entry if isinstance(one, _Sent) else one for one in queued]
+            entries = [one.logged.prompt if isinstance(one, _Sent) else one for one in queued]
             self._differs |= any(isinstance(one, SentEntry) and one.is_reordered for one in entries)
             texts = set[tuple[str, BlockId, BlockKey]]()
             for sent in entries:
@@ -168,7 +166,7 @@ class SavingsMeter:
 
     def _count(self, sent: _Sent) -> None:
         self._took(sent.seconds)
-        entry, cached, left_out = sent.entry, sent.expected_tokens, sent.left_out_tokens
+        entry, cached, left_out = sent.logged.prompt, sent.expected_tokens, sent.left_out_tokens
         as_retrieved, group = cached, WHOLE  # of a later turn: it depends on the history only
         if not entry.is_later_turn:
             followed = self._retrieved.follow(entry)
@@ -180,7 +178,7 @@ class SavingsMeter:
         counts = _Counts(numbers, group, tokens, cached - as_retrieved)
         tally = self._tally(sent.tenant_class)
         tally.count(counts)
-        sent.counted.append((tally, counts))
+        sent.logged.counted.append((tally, counts))
 
     def taken_back(self, counted: list[tuple[_ClassTotals, _Counts]]) -> None:
         """Take a request out of all numbers, once: it never reached the engine."""
@@ -207,10 +205,10 @@ class SavingsMeter:
         if self._mode == "active":
             self._queued.append(entry)
 
-    def unseen(self, plans: int) -> None:
-        """Count plans of which nobody knows what becomes; below 0, those that are taken back."""
+    def besides(self, **numbers: int) -> None:
+        """Count what is no request, by fields of `Savings`; below 0, what is taken back."""
         with self._lock:
-            self._unseen += plans
+            self._besides.update(numbers)
 
     def evicted(self, tokens: int) -> None:
         """Take note that the engine dropped tokens."""
@@ -261,16 +259,6 @@ class SavingsMeter:
         with self._lock:
             self._tally(name).reported.update(primes=calls, prime_tokens=tokens)
 
-    def failed(self) -> None:
-        """Count that planning has failed."""
-        with self._lock:
-            self._failures += 1
-
-    def had_no_context(self, prompts: int) -> None:
-        """Count prompts in which no context was found."""
-        with self._lock:
-            self._without_context += prompts
-
     def _tally(self, name: str) -> _ClassTotals:
         """Return the tally of a class; the lock is held."""
         tally = self._tallies.get(name)
@@ -305,14 +293,13 @@ class SavingsMeter:
 class _Sent(NamedTuple):
     """A request that is to be counted."""
 
-    entry: SentEntry
+    logged: LoggedPrompt
     tenant_class: str
     expected_tokens: int
     left_out_tokens: int
     references: int
     said_tokens: int  # of words on what is left out
     seconds: float
-    counted: list[tuple[_ClassTotals, _Counts]]  # what is counted, and where
 
 
 class _Counts(NamedTuple):
@@ -382,18 +369,13 @@ class _ClassTotals:
         )
 
 
-def _class_function(tenant_class: object) -> Callable[[str], object] | None:
-    if tenant_class is None:
-        return None
+def _class_function(tenant_class: TenantClasses | None) -> Callable[[str], str] | None:
     if isinstance(tenant_class, Mapping):
         known = dict(tenant_class)
         return lambda tenant: known.get(tenant, OTHER_CLASS)
-    if callable(tenant_class):
-        return tenant_class
-    raise InvalidRequestError(
-        "tenant_class must be a function from a tenant to its class, a mapping or None, not "
-        f"{describe(tenant_class)}"
-    )
+    words = "a function from a tenant to its class, a mapping or None"
+    check_function("tenant_class", tenant_class, words)
+    return tenant_class
 
 
 def _checked_class(name: object) -> str:

@@ -12,8 +12,7 @@ from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.planning.savings_meter import SavingsMeter
 from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
-from ctxreuse.policy.as_retrieved import AS_RETRIEVED
-from ctxreuse.policy.view import Policy
+from ctxreuse.policy.view import AS_RETRIEVED, Policy
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE
 
@@ -132,35 +131,26 @@ class ShadowPlanner(TenantPlanner):
 
     def _send(self, request: ContextRequest, deduplicate: bool | None, now: float | None) -> Plan:
         """Send a request as retrieved; count a later turn, of which blocks may be left out."""
-        shown = self._shown_tokens(request, deduplicate) if request.history else []
         as_given = replace(request, outdated=()) if request.outdated else request
-        plan = super().plan(as_given, AS_RETRIEVED, deduplicate=False, now=now)
-        if request.history:
-            tokens, left_out = sum(plan.turn.weights.values()), sum(shown)
-            cached = min(plan.expected_cached_tokens, tokens - left_out)
-            words = self._added_words(request, len(shown), deduplicate)
-            self._meter.compared(
-                request.tenant, None, left_out > 0, tokens, plan.expected_cached_tokens, cached,
-                left_out, len(shown), words,
-            )  # fmt: skip
-        return plan
-
-    def _shown_tokens(self, request: ContextRequest, deduplicate: bool | None) -> list[int]:
-        """Return the tokens of each block of a turn that its history shows already."""
+        if not request.history:
+            return super().plan(as_given, AS_RETRIEVED, deduplicate=False, now=now)
+        counted, templates = self._counted(request, deduplicate), self._settings.templates
         # also what stands there without a label: planned, it would have had one
-        counted = self._counted(request, deduplicate)
-        root = counted.root[0], False
-        turn = self._open_turn(counted._replace(root=root), deduplicate)
-        return [weight for key, weight in turn.weights.items() if key in turn.shown]
-
-    def _added_words(self, request: ContextRequest, left_out: int, deduplicate: bool | None) -> int:
-        """Return about how many tokens planning would have added to a later turn."""
-        templates = self._settings.templates
+        unlabelled = counted._replace(root=(counted.root[0], False))
+        turn = self._open_turn(unlabelled, deduplicate)
+        shown = [weight for key, weight in turn.weights.items() if key in turn.shown]
+        plan = super().plan(as_given, AS_RETRIEVED, deduplicate=False, now=now)
+        tokens, left_out = sum(plan.turn.weights.values()), sum(shown)
+        cached = min(plan.expected_cached_tokens, tokens - left_out)
         label = templates.label_of(ContextBlock(text=""))
-        words = sum(map(word_tokens, templates.location_annotations([label] * left_out)))
-        if not self._planned._counted(request, deduplicate).root[1]:
-            return words
-        return words + templates.label_tokens * (len(request.unique_blocks) - left_out)
+        words = sum(map(word_tokens, templates.location_annotations([label] * len(shown))))
+        if counted.root[1]:
+            words += templates.label_tokens * (len(counted.blocks) - len(shown))
+        self._meter.compared(
+            request.tenant, None, left_out > 0, tokens, plan.expected_cached_tokens, cached,
+            left_out, len(shown), words,
+        )  # fmt: skip
+        return plan
 
     def _compare(self, sent: Plan, planned: Plan) -> None:
         """Count a first turn."""

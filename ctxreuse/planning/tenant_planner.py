@@ -148,7 +148,10 @@ class TenantPlanner:
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`. Without marks, they are chosen."""
         turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
-        ranks = self._order(turn, policy, now)
+        if request.history:  # behind it there is nothing to gain
+            ranks: Ranks = tuple(range(len(turn.weights)))
+        else:
+            ranks = checked_ranks(policy, policy.order(self._view(turn, now)), turn)
         with self._tenants.holding(turn.tenant) as state:
             if is_preview:
                 return self._plan(turn, ranks, _marks(turn, state, _sent(turn, ranks), now))
@@ -257,7 +260,8 @@ class TenantPlanner:
         with self._tenants.holding(tenant):
             if not in_order:
                 match = index.search(counted.root, weights)
-                match.note_limits(self._tenants.note_limit)
+                for name in match.limits:
+                    self._tenants.note_limit(name)
                 return match.weight
             sent = index.sent_prefix(counted.root, list(weights))
         return sum(list(weights.values())[:sent])
@@ -307,8 +311,8 @@ class TenantPlanner:
         return tokens
 
     def _counted(self, request: ContextRequest, deduplicate: bool | None) -> PreparedRequest:
-        """Return a request with its blocks counted."""
-        tenant = request.tenant
+        """Return a request with its blocks counted; labels stand where something needs them."""
+        tenant, settings = request.tenant, self._settings
         system = None if request.system is None else text_digest(request.system)
         if self._is_keyed:
             tenant, system = self._names.tenant(tenant), self._names.system(request.system)
@@ -321,7 +325,14 @@ class TenantPlanner:
         if request.system and self._has_minimum:
             front = [ContextBlock(text=request.system)]
             [front_tokens] = self._tokens(front, tenant, system).values()
-        root = system, self._shows_labels(request, tokens, deduplicate)
+        labels = settings.labels if request.labels is None else request.labels
+        if labels is None:
+            labels = not settings.templates.is_plain or (
+                (request.history is not None or request.conversation_id is not None)
+                and (settings.deduplicate if deduplicate is None else deduplicate)
+                and sum(tokens.values()) >= _LABELLED_TOKENS * len(tokens)
+            )
+        root = system, labels
         return PreparedRequest(request, tenant, tokens, weights, named, front_tokens, root, blocks)
 
     def _view(
@@ -414,12 +425,6 @@ class TenantPlanner:
             one for one in digests.keys() - others if not any(one in block.text for block in sent)
         }
         return {key: one for key, one in shown.items() if not one or one in labels}
-
-    def _order(self, turn: PreparedRequest, policy: Policy, now: float | None) -> Ranks:
-        """Return the order of an arriving turn; behind a history there is nothing to gain."""
-        if turn.request.history:
-            return tuple(range(len(turn.weights)))
-        return checked_ranks(policy, policy.order(self._view(turn, now)), turn)
 
     def _marks_together(
         self,
@@ -535,33 +540,15 @@ class TenantPlanner:
             logged=logged,
         )
 
-    def _shows_labels(
-        self, request: ContextRequest, tokens: Mapping[BlockKey, int], deduplicate: bool | None
-    ) -> bool:
-        """Return whether a turn shows its blocks under labels: something may refer to them."""
-        settings = self._settings
-        if request.labels is not None:
-            return request.labels
-        if settings.labels is not None:
-            return settings.labels
-        if not settings.templates.is_plain:
-            return True
-        is_conversation = request.history is not None or request.conversation_id is not None
-        leaves_out = settings.deduplicate if deduplicate is None else deduplicate
-        if not (is_conversation and leaves_out):
-            return False
-        return sum(tokens.values()) >= _LABELLED_TOKENS * len(tokens)
-
     def replay(self, keyed: KeyedDigests) -> list[SavedEntry]:
         """Return what was sent of late, as keyed digests, oldest first, and what was learnt."""
         names = IndexNames(keyed)
         entries: list[SavedEntry] = [
             entry
-            if isinstance(entry, EditEntry)
+            if isinstance(entry, (EditEntry, RatioEntry))
             else named_by(entry, names.uid(entry.tenant, entry.request_id, self._begun_behind))
             for entry in self._tenants.replay()
         ]
-        entries += [RatioEntry(*one) for one in self._tenants.ratios()]
         return entries if self._is_keyed else [*map(names.renamed, entries)]
 
     def restore(self, entries: Iterable[SavedEntry]) -> None:

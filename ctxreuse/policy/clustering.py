@@ -85,8 +85,12 @@ class _Clusters:
 
     def partners(self, *whose: int) -> _Partners:
         """Return the living clusters that share most with a cluster, or with what two share."""
-        known = self._partners.get(whose)
-        if known is None or not self._still_hold(known):
+        known, parent = self._partners.get(whose), self.parent
+        if (
+            known is None
+            or (known.weight and parent[known.best] != _NOBODY)
+            or (known.second_weight and parent[known.second] != _NOBODY)
+        ):
             known = self._partners[whose] = self._find(whose, known)
         return known
 
@@ -132,12 +136,6 @@ class _Clusters:
                 found = np.frombuffer(holders, dtype=np.int64)
                 self._holders[block] = array("q", found[self._nothing[found] >= 0].tobytes())
                 self._dead[block] = 0
-
-    def _still_hold(self, partners: _Partners) -> bool:
-        parent = self.parent
-        return (partners.weight == 0 or parent[partners.best] == _NOBODY) and (
-            partners.second_weight == 0 or parent[partners.second] == _NOBODY
-        )
 
     def _find(self, whose: _Numbers, known: _Partners | None) -> _Partners:
         """Find the living clusters that share most and enough, the newest among equals."""

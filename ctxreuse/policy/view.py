@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, TypeVar
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.memory.points import A_TOKEN_SEEN
@@ -14,13 +14,6 @@ from ctxreuse.memory.tenants import TenantState
 from ctxreuse.rules.cache_rules import CacheRules
 
 Answer = TypeVar("Answer")
-
-
-class Beginning(NamedTuple):
-    """How an arriving context may begin."""
-
-    path: tuple[BlockKey, ...]
-    gain: float
 
 
 @dataclass(slots=True, eq=False)
@@ -64,21 +57,21 @@ class View:
         """The blocks, by the keys of `weights`."""
         return dict(zip(self.weights, self.request.unique_blocks.values(), strict=True))
 
-    def beginning(self) -> Beginning:
+    def beginning(self) -> tuple[tuple[BlockKey, ...], float]:
         """Return the path that is worth most in front, and what it saves there, in tokens."""
         with self._state.lock:
             points, index = self._state.points, self._state.index
             worth = None if points is None else points.gain(self.front_tokens, self.now)
             match = index.search(self.root, self.weights, self._budget, self.first, worth)
-            if match.is_cut_short or match.is_greedy:
-                match.note_limits(self.note_limit)
+            for name in match.limits:
+                self.note_limit(name)
             if worth is not None:
                 seen = A_TOKEN_SEEN * (self.front_tokens + match.weight)
-                return Beginning(match.path, match.worth - seen if match.path else 0.0)
+                return match.path, match.worth - seen if match.path else 0.0
             if match.weight < self._least:
-                return Beginning((), 0.0)
+                return (), 0.0
             sent = index.sent_prefix(self.root, list(self.weights))
-            return Beginning(match.path, match.weight - sum(list(self.weights.values())[:sent]))
+            return match.path, match.weight - sum(list(self.weights.values())[:sent])
 
     def readable(self) -> tuple[BlockKey, ...]:
         """Return the longest path that can be read now, if that saves more than the words cost."""
@@ -146,6 +139,20 @@ class Policy(ABC):
         """Order requests behind one root that are known together: each alone, run depth first."""
         orders = [list(self.order(view)) for view in views]
         return Arrangement(orders, depth_first_order(orders))
+
+
+class AsRetrieved(Policy):
+    """Everything as it was retrieved, and batches as they were given: `strategy="none"`."""
+
+    name = "none"
+    keeps_schedule = True
+
+    def order(self, view: View) -> Sequence[BlockKey]:
+        """Return the retriever's order."""
+        return list(view.weights)
+
+
+AS_RETRIEVED = AsRetrieved()
 
 
 def depth_first_order(

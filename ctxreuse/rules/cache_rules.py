@@ -194,7 +194,7 @@ class CacheRules:
     @property
     def premium(self) -> float:
         """What a written token costs beyond an uncached one, as a multiple of that."""
-        return self.write_factor - 1
+        return self.time_to_live.write_factor - 1
 
     @property
     def saving(self) -> float:

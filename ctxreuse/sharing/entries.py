@@ -43,7 +43,17 @@ def encode(writer: bytes, number: int, entry: SavedEntry) -> bytes:
     """Return an entry as bytes: about 80, and 24 for each block that was sent."""
     uid = _NO_UID if isinstance(entry, RatioEntry) else entry.request_id
     if isinstance(entry, SentEntry):
-        kind, parts = _SENT, _sent_parts(entry)
+        size, marks = len(entry.keys), entry.marks or ()
+        told = entry.is_labelled, entry.system is not None, entry.time_s is not None, entry.is_alone
+        front = entry.time_s or 0.0, entry.system or b"", min(entry.front_tokens, _MOST)
+        kind = _SENT
+        parts = [
+            _SENT_HEAD.pack(*told, *front, len(marks), size),
+            *entry.keys,
+            struct.pack(f"<{size}I", *(min(one or 1, _MOST) for one in entry.tokens)),
+            struct.pack(f"<{size}I", *entry.ranks),
+            struct.pack(f"<{len(marks)}I", *marks),
+        ]
     elif isinstance(entry, LostEntry):
         kind = _LOST
         parts = [_BLOCKS.pack(-1 if entry.blocks is None else entry.blocks)]
@@ -55,19 +65,6 @@ def encode(writer: bytes, number: int, entry: SavedEntry) -> bytes:
     header = _HEADER.pack(VERSION, kind, writer, number, uid, bytes.fromhex(entry.tenant))
     body = b"".join([header, *parts])
     return body + _CHECK.pack(zlib.crc32(body))
-
-
-def _sent_parts(entry: SentEntry) -> list[bytes]:
-    size, marks = len(entry.keys), entry.marks or ()
-    told = entry.is_labelled, entry.system is not None, entry.time_s is not None, entry.is_alone
-    front = entry.time_s or 0.0, entry.system or b"", min(entry.front_tokens, _MOST)
-    return [
-        _SENT_HEAD.pack(*told, *front, len(marks), size),
-        *entry.keys,
-        struct.pack(f"<{size}I", *(min(one or 1, _MOST) for one in entry.tokens)),
-        struct.pack(f"<{size}I", *entry.ranks),
-        struct.pack(f"<{len(marks)}I", *marks),
-    ]
 
 
 def decode(written: bytes) -> ReadEntry:

@@ -20,8 +20,8 @@ from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
-from ctxreuse.memory.names import Sharing
-from ctxreuse.memory.sent_log import RatioEntry, ToldEntry
+from ctxreuse.memory.names import Sharing, named_by, request_name
+from ctxreuse.memory.sent_log import Entry, RatioEntry, ToldEntry
 from ctxreuse.sharing.entries import CHECK_BYTES, UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")
@@ -136,10 +136,11 @@ class Exchange(Sharing):
     The thread keeps it until the planner is gone and what waits is told.
     """
 
-    def __init__(self, log: SharedLog) -> None:
+    def __init__(self, log: SharedLog, take_in: Callable[[ToldEntry], object]) -> None:
+        """Hand each entry of another planner to a method, as long as its object lives."""
         super().__init__(bytes(log.secret))
         self._log = log
-        self._take_in: Callable[[], Callable[[ToldEntry], object] | None] = lambda: None
+        self._take_in = WeakMethod(take_in)
         self._lock = ForkSafeLock()
         self._position = ""
         self._latest_of: LRUMap[bytes, int] = LRUMap(_WRITERS)  # numbers of entries, by writer
@@ -168,13 +169,11 @@ class Exchange(Sharing):
         """Return what has become of entries so far."""
         return SharingStatistics(**self._counts, untold=len(self._waiting) + len(self._appending))
 
-    def hand_over_to(self, take_in: Callable[[ToldEntry], object]) -> None:
-        """Have a method called with each entry of another planner, as long as its object lives."""
-        self._take_in = WeakMethod(take_in)
-
-    def own(self, name: bytes) -> bytes:
-        """Return 16 bytes that stand for a name of this planner in all that share."""
-        return self.keyed(self._writer + name)
+    def tell_own(self, entry: Entry) -> None:
+        """Have an entry appended, under the name that its request has in all planners."""
+        assert not isinstance(entry.request_id, bytes), "it is another planner's"
+        name = self._writer + request_name(entry.tenant, entry.request_id)
+        self.tell(named_by(entry, self.keyed(name)))
 
     def tell(self, entry: ToldEntry) -> None:
         """Have an entry appended."""

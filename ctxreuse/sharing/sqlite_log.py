@@ -103,12 +103,6 @@ class SQLiteLog(FixedSettings):
             if connection is not None:
                 connection.close()
 
-    def _leave_to_parent(self) -> None:
-        """Leave alone what a child has inherited, because its parent could not close it."""
-        if self._connection is not None:
-            leave_to_parent(self._connection)
-            self._connection, self._is_inherited = None, True
-
     def of_engine(self, name: str) -> SQLiteLog:
         """Return the log of one engine of a pool, by its name, in a file beside this one.
 
@@ -239,7 +233,9 @@ def _begin_child() -> None:
         leave_to_parent(*_dropped)
         _dropped.clear()
         for log in list(_logs):
-            log._leave_to_parent()
+            if log._connection is not None:  # its parent could not close it
+                leave_to_parent(log._connection)
+                log._connection, log._is_inherited = None, True
     _end_fork()
 
 

@@ -430,10 +430,10 @@ def test_a_search_that_reaches_its_bound_says_so_and_returns_a_cached_path(monke
     everything = ["".join(order) for order in permutations("abcdef")]
     sender = Sender(*everything)
     exact = sender.index.search(None, context("abcdefg"))
-    assert not exact.is_cut_short
+    assert "cached_paths" not in exact.limits
     monkeypatch.setattr(prefix_index, "_STEPS", -90)
     match = sender.index.search(None, context("abcdefg"))
-    assert match.is_cut_short
+    assert match.limits == ("cached_paths",)
     path = word(match.path)
     assert 0 < len(path) == match.weight
     assert any(one.startswith(path) for one in everything)
@@ -449,8 +449,8 @@ def test_searches_that_share_a_budget_take_few_steps_for_each_block_once_it_is_s
 
     matches = []
     taken = [steps(search) for _ in range(20)]
-    assert not matches[0].is_cut_short
-    assert all(match.is_cut_short for match in matches[10:])
+    assert not matches[0].limits
+    assert all("cached_paths" in match.limits for match in matches[10:])
     assert all(match.weight for match in matches)
     assert max(taken[10:]) < taken[0] / 4
 
@@ -461,9 +461,9 @@ def test_what_a_search_leaves_of_a_shared_budget_is_for_the_next_and_no_more_tha
     monkeypatch.setattr(prefix_index, "_STEPS_A_BATCH", 0)
     sender = Sender(*("".join(letters) for letters in permutations("abcde")))
     budget = SearchBudget()
-    assert sender.index.search(None, context("abcde"), budget).is_cut_short
+    assert sender.index.search(None, context("abcde"), budget).limits
     for _ in range(50):
-        assert not sender.index.search(None, context("xyz"), budget).is_cut_short
-    assert not sender.index.search(None, context("abcde"), budget).is_cut_short
+        assert not sender.index.search(None, context("xyz"), budget).limits
+    assert not sender.index.search(None, context("abcde"), budget).limits
     monkeypatch.setattr(prefix_index, "_STEPS", 0)
-    assert sender.index.search(None, context("abcde"), budget).is_cut_short
+    assert sender.index.search(None, context("abcde"), budget).limits

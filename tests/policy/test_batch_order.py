@@ -9,7 +9,9 @@ from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.errors import BatchTooLargeError
 from ctxreuse.policy import paper
 from ctxreuse.policy.batch import arrange
-from ctxreuse.policy.ready import ready_policies
+from ctxreuse.policy.paper import Paper
+from ctxreuse.policy.reuse import REUSE
+from ctxreuse.policy.view import AS_RETRIEVED
 
 STRATEGIES = [strategy for strategy in planning_helpers.STRATEGIES if strategy != "none"]
 LATER = ({"role": "user", "content": "Before?"},)
@@ -32,7 +34,8 @@ def arranged(batch, strategy="reuse", words=no_words):
         view.words = words(len(view.weights))
     views = {number: view for number, view in enumerate(batch) if not view.request.history}
     requests = [view.request for view in batch]
-    arrangement = arrange(requests, views, ready_policies(0.001)[strategy])
+    policies = {one.name: one for one in (REUSE, Paper(), AS_RETRIEVED)}
+    arrangement = arrange(requests, views, policies[strategy])
     orders = [word(order) for order in arrangement.orders]
     for number, view in enumerate(batch):
         orders[number] = orders[number] if number in views else word(view.weights)
