@@ -47,7 +47,7 @@ from ctxreuse.planning.prompt_records import PromptRecords
 from ctxreuse.planning.savings import Mode, Savings
 from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
 from ctxreuse.planning.shadow_mode import ShadowPlanner
-from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
+from ctxreuse.planning.tenant_planner import PlannerSettings, PlanOptions, TenantPlanner
 from ctxreuse.planning.tracing import AnsweredCall, HearsAnswers, Tracing
 from ctxreuse.policy.paper import Paper
 from ctxreuse.policy.reuse import REUSE
@@ -265,7 +265,7 @@ class ReusePlanner(FixedSettings):
         planning.restore(entries)
         for entry in entries:
             if isinstance(entry, SentEntry):
-                self._meter.sent_elsewhere(entry)
+                self._meter.note(entry)
         self._planning, self._secret = planning, secret
 
     def _savable(self) -> TenantPlanner | None:
@@ -359,9 +359,8 @@ class ReusePlanner(FixedSettings):
         began = time.perf_counter()
         if primes is not False:
             self._check_primes(primes)
-        plan = self._planning.plan(
-            request, policy, deduplicate, now, self._given_marks, primes=primes
-        )
+        options = PlanOptions(deduplicate, now, self._given_marks, primes)
+        plan = self._planning.plan(request, policy, options)
         if self._rates is not None:
             plan = self._sharded(plan, now)
         self._note_planned((plan,), time.perf_counter() - began)
@@ -377,7 +376,7 @@ class ReusePlanner(FixedSettings):
         """Return what `plan` would, and record nothing; without request id and cached tokens."""
         checked_kind("a request", request, ContextRequest, _A_REQUEST)
         checked_number("now", 0 if now is None else now)
-        return self._planning.plan(request, REUSE, deduplicate, now, is_preview=True)
+        return self._planning.plan(request, REUSE, PlanOptions(deduplicate, now), is_preview=True)
 
     def plan_batch(
         self,
@@ -408,9 +407,8 @@ class ReusePlanner(FixedSettings):
         if primes is not False:
             self._check_primes(primes)
         began = time.perf_counter()
-        planned = self._planning.plan_batch(
-            batch, policy, deduplicate, now, self._given_marks, primes=primes
-        )
+        options = PlanOptions(deduplicate, now, self._given_marks, primes)
+        planned = self._planning.plan_batch(batch, policy, options)
         if self._rates is not None:
             plans = tuple([self._sharded(plan, now) for plan in planned.plans])
             planned = BatchPlan(plans, planned.order)
@@ -424,7 +422,6 @@ class ReusePlanner(FixedSettings):
             )
 
     def _policy(self, strategy: Strategy | Policy) -> Policy:
-        """Return the policy of a name, or the one that is given."""
         if isinstance(strategy, Policy):
             return strategy
         if strategy not in _STRATEGIES:
@@ -695,7 +692,6 @@ class ReusePlanner(FixedSettings):
         return self._planning.statistics()
 
     def _note_planned(self, plans: Sequence[Plan], seconds: float) -> None:
-        """Count requests that were just planned."""
         try:
             if self._given_marks is not None:
                 self._meter.besides(unseen=len(plans))
@@ -709,16 +705,11 @@ class ReusePlanner(FixedSettings):
             self._counting.note(error)
 
     def _note_evicted(self, evicted: Evicted) -> Evicted:
-        self._counting.attempt(lambda: self._meter.evicted(evicted.tokens))
+        self._counting.attempt(lambda: self._meter.note(evicted.tokens))
         return evicted
 
     def _count_answer(
-        self,
-        answered: AnsweredCall,
-        tenant: str,
-        written_tokens: Mapping[str, int],
-        *,
-        is_told: bool,
+        self, answered: AnsweredCall, tenant: str, written: Mapping[str, int], *, is_told: bool
     ) -> None:
         before, plans = 0, answered.plans
         system = plans[0].request.system if answered.expected_cached_tokens else None
@@ -726,7 +717,7 @@ class ReusePlanner(FixedSettings):
             before = self._planning.block_tokens([ContextBlock(text=system)], tenant, system)
         if len(answered.plans) == 1 and answered.prompt_tokens:
             self._planning.note_length(answered.plans[0], answered.prompt_tokens)
-        warning = self._meter.answered(answered, tenant, before, written_tokens, is_told=is_told)
+        warning = self._meter.answered(answered, tenant, before, written, is_told=is_told)
         if warning is not None:
             _log.warning("%s", warning)
         for one in (self.capacity_tracker, self._tracing):
@@ -737,7 +728,7 @@ class ReusePlanner(FixedSettings):
         """Learn what another planner of the same engine tells."""
         self._planning.take_in(entry)
         if isinstance(entry, SentEntry):
-            self._meter.sent_elsewhere(entry)
+            self._meter.note(entry)
 
 
 @cache

@@ -99,8 +99,8 @@ class ProviderCache:
         profile, marks = self._profile, [n for n, one in enumerate(prompt, 1) if one.is_marked]
         known = [self._entries.get(prefix) for prefix in prefixes]
         met = max((n for n, one in enumerate(known) if one is not None), default=0)
-        looked_at = places(profile, marks, len(prompt), met, marks_end=self._marks_end)
-        looked_up = chain.from_iterable(looked_at.read)
+        ranges, kept_at = places(profile, marks, len(prompt), met, marks_end=self._marks_end)
+        looked_up = chain.from_iterable(ranges)
         hit = max((n for n in looked_up if (kept := known[n]) and kept.ends_at > now), default=0)
         for entry in filter(None, known[1 : hit + 1]):
             self.never_read -= entry.unread
@@ -109,7 +109,7 @@ class ProviderCache:
             last.ends_at = now + last.life_s
         reached = read = profile.readable(ends[hit])
         written: dict[str, int] = {}
-        for place in looked_at.kept:
+        for place in kept_at:
             if ends[place] < profile.least_tokens:
                 continue
             life, end = self._life(prompt[place - 1]), profile.readable(ends[place])

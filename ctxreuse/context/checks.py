@@ -23,11 +23,12 @@ def refuse_wrapped(name: str, value: object, wrappers: type | tuple[type, ...]) 
         raise InvalidRequestError(f"{name} is a {kind} already; pass what it wraps: once is enough")
 
 
-def checked_integer(name: str, value: Any, at_least: int = 0) -> int:
+def checked_integer(
+    name: str, value: Any, at_least: int = 0, *, error: type[CtxreuseError] = InvalidRequestError
+) -> int:
     """Return the value if it is an integer from `at_least`."""
     if not _is_integer(value, at_least):
-        words = f"an integer from {at_least}"
-        raise InvalidRequestError(_other_than(name, value, words))
+        raise error(f"{name} must be an integer from {at_least}, not {describe(value)}")
     return value
 
 

@@ -23,7 +23,6 @@ class OnePerProcess:
     """Holds connections, threads or open files, so it is neither copied nor pickled."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse."""
         name = type(self).__name__
         raise InvalidRequestError(
             f"{name} cannot be copied or pickled, because it holds connections, threads or open "

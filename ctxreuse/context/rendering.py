@@ -113,8 +113,12 @@ class Templates:
         """Return a block's label: the same in every prompt, turn and process."""
         checked_kind("block", block, ContextBlock, "a ContextBlock")
         before, field, after = self._label
-        name = _id_text(block.id) if field == "{id}" else label_letters(block.digest)
-        return f"{before}{name}{after}"
+        if field != "{id}":
+            return f"{before}{label_letters(block.digest)}{after}"
+        try:
+            return f"{before}{block.id!s}{after}"
+        except ValueError:  # an integer past Python's limit of digits
+            return f"{before}{int(block.id):#x}{after}"
 
     @cached_property
     def _label(self) -> tuple[str, str, str]:
@@ -323,15 +327,7 @@ def block_end(label: re.Match[str], templates: Templates) -> int | None:
     return None
 
 
-def _id_text(block_id: BlockId) -> str:
-    try:
-        return str(block_id)
-    except ValueError:  # an integer past Python's limit of digits
-        return hex(int(block_id))
-
-
 def _filled(template: str, field: str, text: str) -> str:
-    """Return a template with a text in place of its field."""
     checked_kind(field, text, str, "a string")
     return template.replace(f"{{{field}}}", text)
 

@@ -172,7 +172,6 @@ class _Groups:
 
 
 def _summed(groups: Integers, numbers: Integers | Booleans, count: int) -> Integers:
-    """Return the sum of the numbers of each group."""
     return np.bincount(groups, numbers, count).astype(np.int64)
 
 

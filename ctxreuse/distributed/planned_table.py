@@ -32,8 +32,6 @@ _fail_open = FailOpen("plan_dataset", "the requests of a partition go out as ret
 
 
 class _Planned(NamedTuple):
-    """A planned row."""
-
     row: int
     plan: Plan
     group: int
@@ -134,7 +132,11 @@ def _labels(plan: Plan) -> list[str]:
 
 def _column(name: str, values: list[Any]) -> pa.Array:
     plain = PLANNED[name]
-    if name == "messages" and any(not _is_plain(one) for messages in values for one in messages):
+    if name == "messages" and any(
+        one.keys() != {"role", "content"} or not isinstance(one["content"], str)
+        for messages in values
+        for one in messages
+    ):
         plain = None  # such as calls of tools, in a history
     try:
         return pa.array(values, plain)
@@ -143,7 +145,3 @@ def _column(name: str, values: list[Any]) -> pa.Array:
             "Arrow cannot hold the messages of these requests in one column; let the messages of "
             "all histories have contents of one kind, and texts that are valid Unicode"
         ) from error
-
-
-def _is_plain(message: Any) -> bool:
-    return message.keys() == {"role", "content"} and isinstance(message["content"], str)

@@ -129,8 +129,6 @@ def _checked_planner(planner: ReusePlanner | None) -> ReusePlanner:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What workers do with batches of rows."""
-
     read: RequestReader
     planner: ReusePlanner
     batch_size: int

@@ -50,7 +50,13 @@ class ColumnReader:
             if name in fields and fields[name] is None:  # Arrow's null
                 del fields[name]
         if isinstance(fields.get("history"), list):
-            fields["history"] = [_message(message) for message in fields["history"]]
+            # without the keys that only other messages of the column have
+            fields["history"] = [
+                {name: part for name, part in one.items() if part is not None or name == "content"}
+                if isinstance(one, Mapping)
+                else one
+                for one in fields["history"]
+            ]
         return ContextRequest(_blocks(fields.pop("blocks")), **fields)
 
 
@@ -69,10 +75,3 @@ def _blocks(values: Any) -> Iterator[ContextBlock | str]:
             yield ContextBlock(**{name: value[name] for name in _BLOCK_FIELDS if name in value})
         else:
             yield value
-
-
-def _message(value: Any) -> Any:
-    """Return a message without the keys that only other messages of its column have."""
-    if not isinstance(value, Mapping):
-        return value
-    return {key: part for key, part in value.items() if part is not None or key == "content"}

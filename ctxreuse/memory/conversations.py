@@ -284,7 +284,6 @@ class Reading:
         return history
 
     def _read_on(self, text: str, number: int, places: _Places) -> None:
-        """Read a text that is new."""
         for found in places.templates.label_pattern.finditer(text):
             block = places.block_at(text, found)
             if block is not None:
@@ -315,7 +314,6 @@ class Reading:
                 self._unknown[label] = left
 
     def _stand(self, found: re.Match[str], block: _Row, number: int, places: _Places) -> None:
-        """Note where a block stands under its label."""
         label, first = found[1], found.end()
         key, _, length, digest = block
         place = block, number, first

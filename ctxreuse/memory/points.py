@@ -160,14 +160,6 @@ def most_gainful(
     return tuple(reversed(marks))
 
 
-class Marked(NamedTuple):
-    """What a prompt marks, and the tokens that it reads and writes so."""
-
-    marks: tuple[int, ...]
-    read: int
-    written: int
-
-
 class Looked(NamedTuple):
     """What is known of the prefixes of what is about to be sent; each by the blocks in it."""
 
@@ -283,14 +275,19 @@ class Points:
         self._primes_a_request += (len(primes) - self._primes_a_request) / _LATEST_REQUESTS
         return primes
 
-    def choose(self, looked: Looked, *, is_limited: bool = True) -> Marked:
-        """Return what a prompt marks; or what it would if nothing had ever limited writing."""
+    def choose(
+        self, looked: Looked, *, is_limited: bool = True
+    ) -> tuple[tuple[int, ...], int, int]:
+        """Return what a prompt marks, and the tokens that it so reads and writes.
+
+        Not limited, that is what it would mark if nothing had ever limited writing.
+        """
         end, most = looked.could, math.inf
         if is_limited:
             end, most = looked.readable[-1], self._ledger.most(looked.tokens[-1])
         read = looked.tokens[end] if end >= 0 else 0
         if not self.most_marks:
-            return Marked((), read, 0)
+            return (), read, 0
         places = [
             MarkPlace(blocks, tokens, self._again.probability(came + 1, blocks))
             for blocks, came in looked.sightings
@@ -298,7 +295,7 @@ class Points:
         ]
         marks = most_gainful(places, read, self.most_marks - (read > 0), self.saving, self._premium)
         written = looked.tokens[marks[-1]] - read if marks else 0
-        return Marked((end,) * (read > 0) + marks, read, written)
+        return (end,) * (read > 0) + marks, read, written
 
     def note(self, index: PrefixIndex, at: Inserted, sent: SentEntry, looked: Looked) -> int:
         """Note what a sent prompt keeps; return after how many blocks it reads, -1 for nothing."""
@@ -313,8 +310,7 @@ class Points:
         gained = paid = 0
         could = marks  # a batch knows what is read again: nothing limits it
         if sent.is_alone:
-            unlimited = self.choose(looked, is_limited=False)
-            could, gained, paid = unlimited
+            could, gained, paid = self.choose(looked, is_limited=False)
             for blocks, came in looked.sightings:
                 if came:
                     self._again.note(came, blocks, came_again=True)

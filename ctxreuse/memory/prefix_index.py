@@ -179,7 +179,6 @@ class PrefixIndex:
         return len(self._ends)
 
     def __contains__(self, request_id: RequestId) -> bool:
-        """Return whether a request of this id is remembered."""
         return request_id in self._ends
 
     def insert(

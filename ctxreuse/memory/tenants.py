@@ -189,7 +189,6 @@ class Tenants:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget all tenants."""
         self._states: OrderedDict[str, TenantState] = OrderedDict()
         self._names = 0  # the sizes of the tenants' names
         self._senders = 0  # how many tenants have sent something, forgotten ones included
@@ -277,7 +276,11 @@ class Tenants:
                 with self._lock:
                     if self._totals[part] <= bound:  # somebody else has seen to it
                         break
-                    shares = self._shares_of(part)
+                    shares = self._shares.get(part)
+                    if shares is None:
+                        shares = self._shares[part] = TenantShares(bound)
+                        for state in self._states.values():
+                            shares.note(state.name_in_order, state.sizes[part])
                     _, name = shares.largest()
                     most = self._states[name]
                 if not most.lock.acquire(blocking=False):
@@ -288,15 +291,6 @@ class Tenants:
                 finally:
                     most.lock.release()
         return has_held
-
-    def _shares_of(self, part: int) -> TenantShares[tuple[int, str]]:
-        """Return how much of a part each tenant holds; the common lock is held."""
-        shares = self._shares.get(part)
-        if shares is None:
-            shares = self._shares[part] = TenantShares(self._bounds[part])
-            for state in self._states.values():
-                shares.note(state.name_in_order, state.sizes[part])
-        return shares
 
     def _shrink(self, part: int, state: TenantState, share: float) -> None:
         """Drop a few of the oldest entries of a part of a state that is held."""

@@ -51,10 +51,8 @@ def marked_contents(
     ]
     if marks_end:
         messages.append({"content": (), "cache_control": mark_value("cache_control")})
-    marked = marked_prompt(messages, profile, field, tools)
-    return MarkedContents(
-        [one["content"] for one in marked.messages[: len(contents)]], marked.tools
-    )
+    marked, own_tools = marked_prompt(messages, profile, field, tools)
+    return MarkedContents([one["content"] for one in marked[: len(contents)]], own_tools)
 
 
 def with_breakpoints(

@@ -110,10 +110,13 @@ class Conversation:
                     "answer; call plan() first"
                 )
             turn, self._unanswered = self._unanswered, None
+            # as it was sent: cut into parts where the cache keeps prefixes up to marks
+            parts = turn.content_parts() if turn.cache.marks else ()
+            content = [{"type": "text", "text": part.text} for part in parts] or turn.content
             self._history = OwnMessages(
                 (
                     *self._history,
-                    {"role": "user", "content": _as_sent(turn)},
+                    {"role": "user", "content": content},
                     {"role": "assistant", "content": without_thoughts(answer)},
                 )
             )
@@ -145,9 +148,3 @@ class Conversation:
             self._unanswered = None
             said = without_thoughts(summary)
             self._history = OwnMessages(({"role": "user", "content": said},))
-
-
-def _as_sent(turn: Plan) -> Any:
-    """Return a turn's content: cut into parts where the cache keeps prefixes up to marks."""
-    parts = turn.content_parts() if turn.cache.marks else ()
-    return [{"type": "text", "text": part.text} for part in parts] or turn.content

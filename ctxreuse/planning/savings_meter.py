@@ -200,20 +200,15 @@ class SavingsMeter:
                 tally.bill_as_retrieved += bills[0]
                 tally.bill_if_planned += bills[1]
 
-    def sent_elsewhere(self, entry: SentEntry) -> None:
-        """Take note of what another planner has sent to the same engine."""
-        if self._mode == "active":
-            self._queued.append(entry)
-
     def besides(self, **numbers: int) -> None:
         """Count what is no request, by fields of `Savings`; below 0, what is taken back."""
         with self._lock:
             self._besides.update(numbers)
 
-    def evicted(self, tokens: int) -> None:
-        """Take note that the engine dropped tokens."""
-        if tokens and self._mode == "active":
-            self._queued.append(tokens)
+    def note(self, event: SentEntry | int) -> None:
+        """Take note of what another planner has sent, or of the tokens that the engine dropped."""
+        if event and self._mode == "active":
+            self._queued.append(event)
 
     def answered(
         self,
@@ -379,7 +374,6 @@ def _class_function(tenant_class: TenantClasses | None) -> Callable[[str], str] 
 
 
 def _checked_class(name: object) -> str:
-    """Return the name of a class."""
     if isinstance(name, str) and 0 < len(name) <= _LONGEST_CLASS and name.isprintable():
         return name
     raise InvalidRequestError(

@@ -11,7 +11,7 @@ from ctxreuse.context.rendering import word_tokens
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.planning.savings_meter import SavingsMeter
-from ctxreuse.planning.tenant_planner import PlannerSettings, TenantPlanner
+from ctxreuse.planning.tenant_planner import PlannerSettings, PlanOptions, TenantPlanner
 from ctxreuse.policy.view import AS_RETRIEVED, Policy
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE
@@ -29,32 +29,23 @@ class ShadowPlanner(TenantPlanner):
         self,
         request: ContextRequest,
         policy: Policy,
-        deduplicate: bool | None = None,
-        now: float | None = None,
-        marks: tuple[int, ...] | None = None,
+        options: PlanOptions,
         *,
-        primes: bool = False,
         is_preview: bool = False,
     ) -> Plan:
         """Return a plan that sends the request as retrieved, without primes."""
         if is_preview:
-            return _unmarked(super().plan(request, AS_RETRIEVED, False, is_preview=True))
-        return self._send_all([request], policy, deduplicate, now)[0]
+            as_given = PlanOptions(deduplicate=False)
+            return _unmarked(super().plan(request, AS_RETRIEVED, as_given, is_preview=True))
+        return self._send_all([request], policy, options)[0]
 
     def plan_batch(
-        self,
-        requests: Sequence[ContextRequest],
-        policy: Policy,
-        deduplicate: bool | None = None,
-        now: float | None = None,
-        given_marks: tuple[int, ...] | None = None,
-        *,
-        primes: bool = False,
+        self, requests: Sequence[ContextRequest], policy: Policy, options: PlanOptions
     ) -> BatchPlan:
         """Return plans that send the requests as retrieved, in the order given, without primes."""
         for request in requests:  # counts all tokens, before anything is recorded
             self.block_tokens(request.blocks, request.tenant, request.system)
-        plans = self._send_all(requests, policy, deduplicate, now)
+        plans = self._send_all(requests, policy, options)
         return BatchPlan(tuple(plans), tuple(range(len(plans))))
 
     def evict(
@@ -110,36 +101,34 @@ class ShadowPlanner(TenantPlanner):
         return replace(sent, parts=parts, limits_reached=limits)
 
     def _send_all(
-        self,
-        requests: Sequence[ContextRequest],
-        policy: Policy,
-        deduplicate: bool | None,
-        now: float | None,
+        self, requests: Sequence[ContextRequest], policy: Policy, options: PlanOptions
     ) -> list[Plan]:
         """Send requests as retrieved, plan them as they would have been planned; count both."""
-        sent = [self._send(one, deduplicate, now) for one in requests]
+        sent = [self._send(one, options) for one in requests]
+        as_planned = PlanOptions(now=options.now)
         first_turns = [one for one in sent if not one.request.history]
         # evictions name the id that a request was sent under
         same = [replace(one.request, request_id=one.request_id) for one in first_turns]
         if len(requests) == 1:
-            planned = [self._planned.plan(one, policy, now=now) for one in same]
+            planned = [self._planned.plan(one, policy, as_planned) for one in same]
         else:
-            planned = [*self._planned.plan_batch(same, policy, now=now).in_input_order()]
+            planned = [*self._planned.plan_batch(same, policy, as_planned).in_input_order()]
         for one, plan in zip(first_turns, planned, strict=True):
             self._compare(one, plan)
         return [_unmarked(one) for one in sent]
 
-    def _send(self, request: ContextRequest, deduplicate: bool | None, now: float | None) -> Plan:
+    def _send(self, request: ContextRequest, options: PlanOptions) -> Plan:
         """Send a request as retrieved; count a later turn, of which blocks may be left out."""
         as_given = replace(request, outdated=()) if request.outdated else request
+        deduplicate, whole = options.deduplicate, PlanOptions(deduplicate=False, now=options.now)
         if not request.history:
-            return super().plan(as_given, AS_RETRIEVED, deduplicate=False, now=now)
+            return super().plan(as_given, AS_RETRIEVED, whole)
         counted, templates = self._counted(request, deduplicate), self._settings.templates
         # also what stands there without a label: planned, it would have had one
         unlabelled = counted._replace(root=(counted.root[0], False))
         turn = self._open_turn(unlabelled, deduplicate)
         shown = [weight for key, weight in turn.weights.items() if key in turn.shown]
-        plan = super().plan(as_given, AS_RETRIEVED, deduplicate=False, now=now)
+        plan = super().plan(as_given, AS_RETRIEVED, whole)
         tokens, left_out = sum(plan.turn.weights.values()), sum(shown)
         cached = min(plan.expected_cached_tokens, tokens - left_out)
         label = templates.label_of(ContextBlock(text=""))
@@ -153,7 +142,6 @@ class ShadowPlanner(TenantPlanner):
         return plan
 
     def _compare(self, sent: Plan, planned: Plan) -> None:
-        """Count a first turn."""
         assert planned.logged is not None, "it was planned just now"
         tokens, cached = sum(sent.turn.weights.values()), planned.expected_cached_tokens
         words = self._meter.added_words(planned.logged.prompt, cached)

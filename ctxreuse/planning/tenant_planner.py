@@ -85,6 +85,15 @@ class PlannerSettings:
         return self.templates.order_tokens(number, is_labelled=is_labelled)
 
 
+class PlanOptions(NamedTuple):
+    """How requests are planned; see `ReusePlanner.plan`."""
+
+    deduplicate: bool | None = None
+    now: float | None = None
+    marks: tuple[int, ...] | None = None  # of first turns; None has them chosen
+    primes: bool = False
+
+
 class _TurnMarks(NamedTuple):
     """Where a turn is marked, where its conversation's first turn was, and what it reads so."""
 
@@ -139,39 +148,31 @@ class TenantPlanner:
         self,
         request: ContextRequest,
         policy: Policy,
-        deduplicate: bool | None = None,
-        now: float | None = None,
-        marks: tuple[int, ...] | None = None,
+        options: PlanOptions,
         *,
-        primes: bool = False,
         is_preview: bool = False,
     ) -> Plan:
-        """Plan one request; see `ReusePlanner.plan`. Without marks, they are chosen."""
+        """Plan one request; see `ReusePlanner.plan`."""
+        deduplicate = options.deduplicate
         turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
         if request.history:  # behind it there is nothing to gain
             ranks: Ranks = tuple(range(len(turn.weights)))
         else:
-            ranks = checked_ranks(policy, policy.order(self._view(turn, now)), turn)
+            ranks = checked_ranks(policy, policy.order(self._view(turn, options.now)), turn)
         with self._tenants.holding(turn.tenant) as state:
             if is_preview:
-                return self._plan(turn, ranks, _marks(turn, state, _sent(turn, ranks), now))
-            return self._record(turn, state, ranks, now=now, marks=marks, primes=primes)
+                return self._plan(turn, ranks, _marks(turn, state, _sent(turn, ranks), options))
+            return self._record(turn, state, ranks, options)
 
     def plan_batch(
-        self,
-        requests: Sequence[ContextRequest],
-        policy: Policy,
-        deduplicate: bool | None = None,
-        now: float | None = None,
-        given_marks: tuple[int, ...] | None = None,
-        *,
-        primes: bool = False,
+        self, requests: Sequence[ContextRequest], policy: Policy, options: PlanOptions
     ) -> BatchPlan:
         """Plan requests that are known together; see `ReusePlanner.plan_batch`."""
+        deduplicate, now, given_marks, primes = options
         # all tokens are counted before anything is recorded
         counted = [self._counted(one, deduplicate) for one in requests]
         if not primes and not self._settings.cache.worth(1, 2):  # most forks have no third use
-            plans = [self.plan(one, policy, deduplicate, now, given_marks) for one in requests]
+            plans = [self.plan(one, policy, options) for one in requests]
             return BatchPlan(tuple(plans), tuple(range(len(plans))))
         # one for each tenant: what others send with it changes nothing for a request
         budgets: defaultdict[str, SearchBudget] = defaultdict(SearchBudget)
@@ -186,14 +187,13 @@ class TenantPlanner:
             ranks[position] = checked_ranks(policy, arranged.orders[position], counted[position])
         marks: Mapping[int, tuple[int, ...]] = dict.fromkeys(views, given_marks or ())
         if given_marks is None:
-            marks = self._marks_together(counted, ranks, arranged.execution, now, primes=primes)
+            marks = self._marks_together(counted, ranks, arranged.execution, options)
         plans = []
         for position in arranged.execution:
             turn = self._open_turn(counted[position], deduplicate)
+            recorded = PlanOptions(deduplicate, now, marks.get(position))
             with self._tenants.holding(turn.tenant) as state:
-                plans.append(
-                    self._record(turn, state, ranks[position], now=now, marks=marks.get(position))
-                )
+                plans.append(self._record(turn, state, ranks[position], recorded))
         return BatchPlan(tuple(plans), tuple(arranged.execution))
 
     def evict(
@@ -431,9 +431,7 @@ class TenantPlanner:
         counted: Sequence[PreparedRequest],
         ranks: Sequence[Ranks],
         execution: Sequence[int],
-        now: float | None,
-        *,
-        primes: bool,
+        options: PlanOptions,
     ) -> dict[int, tuple[int, ...]]:
         """Return the marks or primes of a batch's first turns, by their positions."""
         groups: dict[tuple[str, Root], list[int]] = {}
@@ -447,29 +445,22 @@ class TenantPlanner:
             keys, weights = [one.named for one in sent], [one.weights for one in sent]
             front = counted[positions[0]].front_tokens
             with self._tenants.holding(tenant) as state:
-                if state.points is None or not (state.points.most_marks or primes):
+                if state.points is None or not (state.points.most_marks or options.primes):
                     return {}
-                looks = partial(state.points.look, state.index, root, front, now=now)
+                looks = partial(state.points.look, state.index, root, front, now=options.now)
                 readable = [looks(*one).readable[-1] for one in zip(keys, weights, strict=True)]
             chosen = marks_of_batch(keys, weights, front, readable, self._settings.cache)
             marks.update(zip(positions, chosen, strict=True))
         return marks
 
     def _record(
-        self,
-        turn: PreparedRequest,
-        state: TenantState,
-        ranks: Ranks,
-        *,
-        now: float | None = None,
-        marks: tuple[int, ...] | None = None,
-        primes: bool = False,
+        self, turn: PreparedRequest, state: TenantState, ranks: Ranks, options: PlanOptions
     ) -> Plan:
         """Record what a turn sends, and return its plan; without marks, they are chosen here."""
         request, index, conversations = turn.request, state.index, state.conversations
         tick = next(self._clock)
         sent = _sent(turn, ranks)
-        chosen = _marks(turn, state, sent, now, marks, primes=primes)
+        chosen = _marks(turn, state, sent, options)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
             request_id = f"request-{self._process}{state.unnamed_requests}"
@@ -487,8 +478,8 @@ class TenantPlanner:
             is_later_turn=bool(request.history),
             front_tokens=turn.front_tokens,
             marks=chosen.marks,
-            time_s=now,
-            is_alone=marks is None,
+            time_s=options.now,
+            is_alone=options.marks is None,
             conversation=None if conversation is None else text_digest(repr(conversation)),
             history=len(request.history or ()),
         )
@@ -630,13 +621,7 @@ def _sent(turn: PreparedRequest, ranks: Ranks) -> _SentTurn:
 
 
 def _marks(
-    turn: PreparedRequest,
-    state: TenantState,
-    sent: _SentTurn,
-    now: float | None,
-    given: tuple[int, ...] | None = None,
-    *,
-    primes: bool = False,
+    turn: PreparedRequest, state: TenantState, sent: _SentTurn, options: PlanOptions
 ) -> _TurnMarks:
     """Return the marks of a turn: of a first one where it is read, or written for others."""
     points = state.points
@@ -647,10 +632,12 @@ def _marks(
         # the whole turn is written for the next one, so this mark costs nothing
         ends = (len(sent.keys),) if sent.keys and points.most_marks else ()
         return _TurnMarks(ends, opening)
-    looked = points.look(state.index, turn.root, turn.front_tokens, sent.named, sent.weights, now)
-    if given is None:
-        given = points.primes(looked) if primes else points.choose(looked).marks
-    return _TurnMarks(given, None, looked)
+    path, now = (sent.named, sent.weights), options.now
+    looked = points.look(state.index, turn.root, turn.front_tokens, *path, now)
+    marks = options.marks
+    if marks is None:
+        marks = points.primes(looked) if options.primes else points.choose(looked)[0]
+    return _TurnMarks(marks, None, looked)
 
 
 def checked_ranks(policy: Policy, order: Sequence[BlockKey], counted: PreparedRequest) -> Ranks:

@@ -38,11 +38,6 @@ class AnsweredCall:
         return sum(plan.expected_cached_tokens for plan in self.plans)
 
 
-def classes_of(model: object) -> str:
-    """Return the names of a model's class and of its bases."""
-    return " ".join(f"{one.__module__}.{one.__qualname__}" for one in type(model).__mro__)
-
-
 class HearsAnswers(Protocol):
     """Is told of answered calls."""
 

@@ -175,7 +175,6 @@ class _Clusters:
         near += sorted(found)
 
     def _search_few(self, content: _Numbers, besides: _Numbers) -> tuple[list[int], int]:
-        """Return what is near, and the bound."""
         shared = dict.fromkeys(besides, _NEVER)
         for block in content:
             weight = self._weights[block] * self._capacity

@@ -164,21 +164,16 @@ def paper_orders(
             f"strategy 'paper' compares all pairs and takes at most {MAX_CONTEXTS} distinct "
             f"contexts, not {len(leaves)}; split the batch or use strategy 'reuse'"
         )
-    orders, paths = _aligned(leaves, _linkage_tree(leaves, alpha))
+    orders, paths = _aligned(leaves, alpha)
     return [list(orders[leaf]) for leaf in positions], [paths[leaf] for leaf in positions]
 
 
-class _Tree(NamedTuple):
-    """Nodes by number: leaves first, the root last (its content empty)."""
-
-    content: list[frozenset[int]]
-    children: dict[int, list[int]]  # those without content replaced by what is below them (line 16)
-    first_leaf: list[int]
-
-
-def _linkage_tree(leaves: list[Sequence[int]], alpha: float) -> _Tree:
-    tree = _Tree([frozenset(leaf) for leaf in leaves], {}, list(range(len(leaves))))
-    content, children, first_leaf = tree
+def _linkage_tree(
+    leaves: list[Sequence[int]], alpha: float
+) -> tuple[list[frozenset[int]], dict[int, list[int]], list[int]]:
+    """Return content, children and first leaf of nodes by number: leaves first, the root last."""
+    content, first_leaf = [frozenset(leaf) for leaf in leaves], list(range(len(leaves)))
+    children: dict[int, list[int]] = {}  # what is below those without content in their place
 
     def standing(node: int) -> list[int]:
         return [node] if node < len(leaves) or content[node] else children.pop(node)
@@ -195,26 +190,27 @@ def _linkage_tree(leaves: list[Sequence[int]], alpha: float) -> _Tree:
             first_leaf.append(min(first_leaf[one], first_leaf[two]))
     children[len(content)] = standing(len(content) - 1) if leaves else []
     content.append(frozenset())
-    return tree
+    return content, children, first_leaf
 
 
 def _aligned(
-    leaves: list[Sequence[int]], tree: _Tree
+    leaves: list[Sequence[int]], alpha: float
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     """Align every node with its parent from the top down (lines 16 to 23)."""
+    content, children, first_leaf = _linkage_tree(leaves, alpha)
     ranks: dict[int, dict[int, int]] = {}  # of each leaf that gives nodes their order
     orders: dict[int, list[int]] = {}
     paths: dict[int, list[int]] = {}
-    stack: list[tuple[int, list[int], list[int]]] = [(len(tree.content) - 1, [], [])]
+    stack: list[tuple[int, list[int], list[int]]] = [(len(content) - 1, [], [])]
     while stack:
         node, order, path = stack.pop()
-        for position, child in enumerate(tree.children[node]):
-            leaf = tree.first_leaf[child]
+        for position, child in enumerate(children[node]):
+            leaf = first_leaf[child]
             if leaf not in ranks:
                 ranks[leaf] = {block: rank for rank, block in enumerate(leaves[leaf])}
             # in the order of the first context; the paper sorts, which is the same to a cache
             # the content, not the leaf, is walked: a long leaf may give many nodes their order
-            own = tree.content[child].difference(order)
+            own = content[child].difference(order)
             aligned = order + sorted(own, key=ranks[leaf].__getitem__)
             if child < len(leaves):
                 orders[child], paths[child] = aligned, [*path, position]

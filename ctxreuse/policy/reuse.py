@@ -65,21 +65,11 @@ def continuation(
     for _, first, both in known[:_FIRST_CHOICES]:
         if steps < 0:
             break
-        tried = _chain(members, first, both, candidates, rest, missing, steps)
-        steps = tried.steps
-        if tried.value > most and tried.tokens >= missing:
-            best, most, tokens = tried.order, tried.value, tried.tokens
+        order, value, depth, steps = _chain(members, first, both, candidates, rest, missing, steps)
+        if value > most and depth >= missing:
+            best, most, tokens = order, value, depth
     chosen = set(best)
     return Continuation([*best, *(key for key in rest if key not in chosen)], tokens, steps < 0)
-
-
-class _Chain(NamedTuple):
-    """Blocks in order, what earlier requests could have shared of them, and the steps left."""
-
-    order: list[BlockKey]
-    value: float
-    tokens: int
-    steps: int
 
 
 def _chain(
@@ -90,8 +80,11 @@ def _chain(
     weights: Mapping[BlockKey, int],
     missing: int,
     steps: int,
-) -> _Chain:
-    """Continue from a first block with what most of the requests hold that hold all so far."""
+) -> tuple[list[BlockKey], float, int, int]:
+    """Continue from a first block with what most of the requests hold that hold all so far.
+
+    Return the order, what earlier requests could have shared of it, its tokens, the steps left.
+    """
     order: list[BlockKey] = []
     value, depth = 0.0, 0
     chosen, requests = [first], together.bit_count()
@@ -129,7 +122,7 @@ def _chain(
             break
         left.remove(best)
         chosen, together, requests = [best], best_both, most
-    return _Chain(order, value, depth, steps)
+    return order, value, depth, steps
 
 
 class Reuse(Policy):

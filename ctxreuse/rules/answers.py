@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
@@ -34,25 +33,18 @@ _NO_STATE = (
 )
 
 
-class KeptPlaces(NamedTuple):
-    """Where a prompt is looked up and kept, each as the number of parts before it."""
-
-    read: Sequence[range]
-    kept: Sequence[int]
-
-
 def places(
     profile: CacheRules, marks: Sequence[int], parts: int, met: int, *, marks_end: bool = False
-) -> KeptPlaces:
-    """Return where a prompt is looked up and kept; the provider may mark its end, too."""
+) -> tuple[Sequence[range], Sequence[int]]:
+    """Return after how many parts a prompt is looked up and kept; the provider may mark its end."""
     if not profile.has_marks:
-        return KeptPlaces([range(parts, 0, -1)], profile.points((), met, parts))
+        return [range(parts, 0, -1)], profile.points((), met, parts)
     end = [parts] if marks_end and parts else []
     latest = marks if profile.marks_read is None else marks[-profile.marks_read :]
     # the mark's own place is the first of those that are looked at
     seen = max(1, profile.look_back)
     read = [range(mark, max(0, mark - seen), -1) for mark in (*latest, *end)]
-    return KeptPlaces(read, [*marks, *end][-profile.marks :])
+    return read, [*marks, *end][-profile.marks :]
 
 
 def kept_lengths(

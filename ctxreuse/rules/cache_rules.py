@@ -478,7 +478,7 @@ def planner_setting(profile: CacheRules) -> tuple[str, ...]:
     return () if profile == DEFAULT_CACHE else (f'cache="{profile_spec(profile)}"',)
 
 
-def _arguments(name: str, make: Callable[..., CacheRules], given: str) -> dict[str, Any]:
+def _arguments(profile: str, make: Callable[..., CacheRules], given: str) -> dict[str, Any]:
     """Return the arguments that stand between the parentheses behind a profile's name."""
     parameters = signature(make).parameters
     arguments: dict[str, Any] = {}
@@ -487,18 +487,16 @@ def _arguments(name: str, make: Callable[..., CacheRules], given: str) -> dict[s
         if pair is None or pair[1] not in parameters or pair[1] in arguments:
             known = ", ".join(parameters) or "none"
             raise InvalidRequestError(
-                f"the cache profile {name!r} cannot take {describe(text.strip())}; write "
+                f"the cache profile {profile!r} cannot take {describe(text.strip())}; write "
                 f"argument=value, each once; its arguments: {known}"
             )
-        arguments[pair[1]] = _value(pair[2], parameters[pair[1]].default)
+        name, value = pair.groups()
+        number = type(parameters[name].default)
+        if number is str:
+            arguments[name] = value.strip("'\"")
+            continue
+        try:
+            arguments[name] = number(value.replace("_", ""))
+        except ValueError:
+            arguments[name] = value  # the profile's own check names it
     return arguments
-
-
-def _value(text: str, default: object) -> object:
-    """Return what a text says: a number where the default is one, else the text without quotes."""
-    if isinstance(default, str):
-        return text.strip("'\"")
-    try:
-        return type(default)(text.replace("_", ""))  # type: ignore[call-arg]
-    except ValueError:
-        return text  # the profile's own check names it

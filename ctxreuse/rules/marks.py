@@ -108,10 +108,6 @@ class _Chosen:
         self._least = rules.least_tokens
         self._known: dict[tuple[int, int, int], tuple[float, bool]] = {}
 
-    def _fresh(self, read: int) -> int:
-        """Return how many marks a request has left that reads this much."""
-        return self._rules.marks - (read > 0)
-
     def _best(self, fork: _Fork, read: int, left: int) -> tuple[float, bool]:
         """Return the gain at and below a fork, and whether it is written."""
         if len(fork.members) == 1:
@@ -136,11 +132,11 @@ class _Chosen:
 
     def _left(self, fork: _Fork, number: int, read: int, left: int) -> int:
         """Return the marks left of the first request of a child: the fork's own, or another."""
-        return left if number == 0 and not fork.ends_first else self._fresh(read)
+        return left if number == 0 and not fork.ends_first else self._rules.marks - (read > 0)
 
     def mark(self, fork: _Fork, read: int, is_written: bool, marks: list[list[int]]) -> None:
         """Add the chosen marks of all requests below the top fork."""
-        left = self._fresh(read) if is_written else self._rules.marks
+        left = self._rules.marks - (is_written and read > 0)
         # what a request reads, and what it writes as the first
         stack = [(fork, read, fork.depth if is_written else -1, left, is_written)]
         while stack:

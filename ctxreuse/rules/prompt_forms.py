@@ -6,7 +6,7 @@ Content parts are written in OpenAI's form and translated; what a form has no wo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from ctxreuse.context.checks import checked_choice, checked_kind, checked_list
 from ctxreuse.context.content_parts import ContentPart
@@ -38,13 +38,6 @@ _INPUTS = {"image_url": "input_image", "file": "input_file"}
 """How OpenAI's Responses API calls content parts that hold more than a text."""
 
 
-class MarkedPrompt(NamedTuple):
-    """A prompt with as many marks as a provider takes."""
-
-    messages: list[Json]
-    tools: list[Any]
-
-
 def marked_prompt(
     messages: Sequence[Mapping[str, Any]],
     profile: CacheRules,
@@ -52,8 +45,8 @@ def marked_prompt(
     tools: Sequence[Any] = (),
     *,
     cites: bool = False,
-) -> MarkedPrompt:
-    """Return a prompt in OpenAI's form with as many marks as a provider takes.
+) -> tuple[list[Json], list[Any]]:
+    """Return messages and tools in OpenAI's form with as many marks as a provider takes.
 
     The user's marks come first, but for those at ends of turns that later ones have left behind. Of
     ours, spare ones are left out first, then those behind the first: the first may be read, and the
@@ -108,7 +101,7 @@ def marked_prompt(
             own_tools = without_mark(own_tools, path)
         else:
             written[number] = without_mark(written[number], path)
-    return MarkedPrompt(written, own_tools)
+    return written, own_tools
 
 
 def prompt_body(
@@ -133,12 +126,12 @@ def prompt_body(
     elif form == "bedrock":
         field = "cachePoint"
     tools = checked_list("tools", tools, "a list of tools")
-    written = marked_prompt(messages, profile, field, tools, cites=citations)
-    body = as_form(written.messages, form)
+    written, own_tools = marked_prompt(messages, profile, field, tools, cites=citations)
+    body = as_form(written, form)
     if tools and form == "bedrock":
-        body["toolConfig"] = {"tools": written.tools}
+        body["toolConfig"] = {"tools": own_tools}
     elif tools:
-        body["tools"] = written.tools
+        body["tools"] = own_tools
     if form in ("openai", "responses"):
         body |= cache_fields(profile, field, key)
     return body
@@ -251,23 +244,20 @@ def _as_parts(
     part: ContentPart, is_marked: bool, field: MarkField, life: str, cites: bool
 ) -> list[Json]:
     mark: Json = {field: mark_value(field, life)} if is_marked else {}
-    if field == "cachePoint":
-        return [_as_part(part, {}, cites), *([mark] if mark else [])]
-    return [_as_part(part, mark, cites)]
-
-
-def _as_part(part: ContentPart, mark: Json, cites: bool) -> Json:
     block = part.block
     if not cites or block is None or not block.text.strip():
-        return {"type": "text", **(part.beside or {}), "text": part.text, **mark}
-    return {
-        "type": "search_result",
-        "source": str(block.id),
-        "title": part.label or str(block.id),
-        "content": [{"type": "text", "text": block.text}],
-        "citations": {"enabled": True},
-        **mark,
-    }
+        written = {"type": "text", **(part.beside or {}), "text": part.text}
+    else:
+        written = {
+            "type": "search_result",
+            "source": str(block.id),
+            "title": part.label or str(block.id),
+            "content": [{"type": "text", "text": block.text}],
+            "citations": {"enabled": True},
+        }
+    if mark and field == "cachePoint":  # a block of its own
+        return [written, mark]
+    return [{**written, **mark}]
 
 
 def _response_items(message: Json) -> list[Json]:

@@ -24,7 +24,6 @@ from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S, checked_window
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import PromptStatistics
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
-from ctxreuse.planning.tracing import classes_of
 from ctxreuse.serving.client.own_calls import OwnCalls
 
 
@@ -144,7 +143,7 @@ class PlansPrompts(PlanningFields):
             self.strategy,
             checked_window(self.window_s),
             type(self).__name__,
-            classes_of(inner),
+            " ".join(f"{one.__module__}.{one.__qualname__}" for one in type(inner).__mro__),
             usage_of,
             OwnCalls.beside(inner, planner.cache, primes=self.prime),
             self.prime,

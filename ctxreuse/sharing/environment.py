@@ -64,7 +64,6 @@ def _text(name: str) -> str:
 
 
 def _read(name: str, read: Callable[[str], _Value], missing: _Value, wrong: _Value) -> _Value:
-    """Return a variable's value."""
     if not (text := _text(name)):
         return missing
     try:

@@ -223,7 +223,6 @@ class Exchange(Sharing):
                 _flush_at_exit(os.getpid())
 
     def _run(self) -> None:
-        """Exchange until the planner is gone."""
         pause = _SHORTEST_POLL_S
         while self._take_in() is not None:
             pause = self._work(pause)
@@ -267,7 +266,6 @@ class Exchange(Sharing):
         return True
 
     def _append_some(self) -> None:
-        """Append the oldest, some hundreds at a time."""
         with self._lock:
             number = min(len(self._waiting), _AT_ONCE)
             self._appending = [self._waiting.popleft() for _ in range(number)]

@@ -211,18 +211,15 @@ class RedisLog(FixedSettings):
         try:
             yield
         except self._redis.RedisError as error:
-            raise SharedLogError(f"{self!r} cannot be {done}: {_reason(error)}") from error
+            names = [kind.__name__ for kind in type(error).__mro__]
+            told = " ".join([str(error)[-1_000:], *names])
+            reason = next((one for name, one in _REMEDIES.items() if name in told), names[0])
+            raise SharedLogError(f"{self!r} cannot be {done}: {reason}") from error
 
 
 def is_redis_url(text: str) -> bool:
     """Return whether a text is a server's URL, and no path."""
     return "://" in text
-
-
-def _reason(error: Exception) -> str:
-    names = [kind.__name__ for kind in type(error).__mro__]
-    told = " ".join([str(error)[-1_000:], *names])
-    return next((remedy for name, remedy in _REMEDIES.items() if name in told), names[0])
 
 
 def checked_url(url: Any) -> str:

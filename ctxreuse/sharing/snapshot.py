@@ -25,12 +25,14 @@ _WRITER = bytes(8)
 
 def write_snapshot(path: Path, secret: bytes, entries: Sequence[SavedEntry]) -> None:
     """Write entries into a file that is there as a whole or not at all, with mode 0600."""
-    check = _checksum(secret)
+    pieces = [_MARK + _VERSION.pack(VERSION)]
+    for number, entry in enumerate(entries, 1):
+        written = encode(_WRITER, number, entry)
+        pieces += [_LENGTH.pack(len(written)), written]
+    data = b"".join(pieces)
     with written_file(path) as file:
-        for piece in _pieces(entries):
-            check.update(piece)
-            file.write(piece)
-        file.write(check.digest())
+        file.write(data)
+        file.write(_checksum(data, secret))
 
 
 def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
@@ -57,21 +59,12 @@ def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
     check_own(key, key.lstat())
     secret = read_whole(key)[: hashlib.blake2b.MAX_KEY_SIZE]
     end = len(data) - _CHECK
-    check = _checksum(secret)
-    check.update(memoryview(data)[:end])
-    if not hmac.compare_digest(check.digest(), data[end:]):
+    if not hmac.compare_digest(_checksum(memoryview(data)[:end], secret), data[end:]):
         raise InputFileError(f"{path}: is damaged, or was written with another key; {remedy}")
     try:
         return secret, [decode(one).entry for one in _entries(data, end)]
     except (UnreadableEntryError, struct.error) as error:
         raise InputFileError(f"{path}: is damaged; {remedy}") from error
-
-
-def _pieces(entries: Sequence[SavedEntry]) -> Iterator[bytes]:
-    yield _MARK + _VERSION.pack(VERSION)
-    for number, entry in enumerate(entries, 1):
-        written = encode(_WRITER, number, entry)
-        yield _LENGTH.pack(len(written)) + written
 
 
 def _entries(data: bytes, end: int) -> Iterator[bytes]:
@@ -83,5 +76,5 @@ def _entries(data: bytes, end: int) -> Iterator[bytes]:
         at += length
 
 
-def _checksum(secret: bytes) -> hashlib.blake2b:
-    return hashlib.blake2b(digest_size=_CHECK, key=secret, person=b"ctxreuse sent")
+def _checksum(data: bytes | memoryview, secret: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_CHECK, key=secret, person=b"ctxreuse sent").digest()

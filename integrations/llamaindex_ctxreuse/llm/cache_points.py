@@ -71,7 +71,7 @@ def with_cache_points(
         prompt.append(one)
     is_bedrock = any(one.__name__ == "BedrockConverse" for one in type(model).__mro__)
     kind = "default" if is_bedrock else "ephemeral"
-    marked = marked_prompt(prompt, profile, "cache_control").messages
+    marked, _ = marked_prompt(prompt, profile, "cache_control")
     return [
         _rebuilt(message, one["content"], kind)
         if any(
