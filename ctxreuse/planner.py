@@ -320,7 +320,7 @@ class ReusePlanner(FixedSettings):
     @property
     def counts_tokens(self) -> bool:
         """Whether a token counter was given, so that tokens are not estimated."""
-        return not self._settings.estimates
+        return self._settings.token_counter is not None
 
     def plan(
         self,

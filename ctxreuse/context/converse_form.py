@@ -24,24 +24,20 @@ def converse_form(messages: Iterable[Mapping[str, Any]]) -> Json:
         if role in _SYSTEM:
             system += _blocks(message.get("content"))
             continue
-        turn = _turn(message, "assistant" if role == "assistant" else "user")
+        rest = {name: value for name, value in message.items() if name not in _CONSUMED}
+        blocks = _blocks(message.get("content"))
+        if role == "tool":
+            points = [one for one in blocks if "cachePoint" in one]
+            said = [one for one in blocks if "cachePoint" not in one]
+            result = {"toolUseId": message.get("tool_call_id", ""), "content": said}
+            blocks = [{"toolResult": result}, *points[-1:]]  # a result holds none
+        blocks += [_tool_use(call) for call in message.get("tool_calls") or ()]
+        turn = {"role": "assistant" if role == "assistant" else "user", "content": blocks, **rest}
         if turns and turns[-1]["role"] == turn["role"]:
             turns[-1] = {**turns[-1], **turn, "content": turns[-1]["content"] + turn["content"]}
         else:
             turns.append(turn)
     return {"system": system, "messages": turns} if system else {"messages": turns}
-
-
-def _turn(message: Mapping[str, Any], role: str) -> Json:
-    rest = {name: value for name, value in message.items() if name not in _CONSUMED}
-    blocks = _blocks(message.get("content"))
-    if message.get("role") == "tool":
-        points = [one for one in blocks if "cachePoint" in one]
-        said = [one for one in blocks if "cachePoint" not in one]
-        result = {"toolUseId": message.get("tool_call_id", ""), "content": said}
-        blocks = [{"toolResult": result}, *points[-1:]]  # a result holds none
-    calls = [_tool_use(call) for call in message.get("tool_calls") or ()]
-    return {"role": role, "content": [*blocks, *calls], **rest}
 
 
 def _blocks(content: Any) -> list[Any]:

@@ -28,16 +28,11 @@ class FailOpen:
         self._instead = instead
         self._work = work
         self._tell = tell
-        self._faults = 0
+        self.faults = 0  # how often the work has failed
         self._lock = ForkSafeLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FailOpen, (self._component, self._instead, self._work, self._tell)
-
-    @property
-    def faults(self) -> int:
-        """How often the work has failed."""
-        return self._faults
 
     def attempt(
         self,
@@ -54,8 +49,8 @@ class FailOpen:
     def note(self, error: Exception) -> None:
         """Count an error. Log the first one without its message, which may hold a text."""
         with self._lock:
-            self._faults += 1
-            first = self._faults == 1
+            self.faults += 1
+            first = self.faults == 1
         if self._tell is not None:
             self._tell()
         if first:

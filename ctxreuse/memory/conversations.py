@@ -215,7 +215,9 @@ class Reading:
     @property
     def size(self) -> int:
         """How much is kept."""
-        return (len(self._read) + len(self._places) + self._paragraphs.size) // _READ_A_BLOCK
+        return (
+            len(self._read) + len(self._places) + len(self._paragraphs.places) // 3
+        ) // _READ_A_BLOCK
 
     def read(
         self,
@@ -381,13 +383,8 @@ class _Paragraphs:
 
     def __init__(self) -> None:
         self._starts: dict[int, int] = {}  # the last, by a hash of the first characters
-        self._places = array("q")  # of each start: text, character, and the one that began alike
+        self.places = array("q")  # of each start: text, character, and the one that began alike
         self._short: dict[int, int] = {}  # by a hash of what stands there, where it stands last
-
-    @property
-    def size(self) -> int:
-        """How many starts are kept."""
-        return len(self._places) // 3
 
     def begin(self, texts: Sequence[str], templates: Templates) -> None:
         """Have more texts read, and blocks looked for."""
@@ -404,8 +401,8 @@ class _Paragraphs:
         text, longest = self._texts[number], _LEAST_UNLABELLED - 1
         for start in paragraph_starts(text, self._separator) if self._separator else ():
             beginning = hash(text[start : start + _LEAST_UNLABELLED])
-            self._places.extend((number, start, self._starts.get(beginning, -1)))
-            self._starts[beginning] = len(self._places) - 3
+            self.places.extend((number, start, self._starts.get(beginning, -1)))
+            self._starts[beginning] = len(self.places) - 3
             end = start
             while 0 <= end <= start + longest:
                 end = text.find(self._separator, end, start + longest + len(self._separator))
@@ -425,7 +422,7 @@ class _Paragraphs:
             return self._short.get(hash(block), -1) if block else -1
         at = self._starts.get(hash(block[:_LEAST_UNLABELLED]), -1)
         while at >= 0:
-            number, start, at = self._places[at : at + 3]
+            number, start, at = self.places[at : at + 3]
             self._work -= len(block)
             if self.is_cut_short:
                 return -1

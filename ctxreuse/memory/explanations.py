@@ -190,10 +190,7 @@ def _kept(
 
 
 def _parted(shares: Iterable[tuple[SentEntry, int]]) -> list[int]:
-    """Return after how many of a prompt's first blocks earlier ones part from each other.
-
-    Each comes with how many of these it begins with.
-    """
+    """Return after how many common blocks earlier prompts part, each with how many it has."""
     going_on: dict[int, set[object]] = {}
     for one, common in shares:
         behind = one.keys[common] if common < len(one.keys) else one.request_id

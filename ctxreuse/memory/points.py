@@ -278,10 +278,7 @@ class Points:
     def choose(
         self, looked: Looked, *, is_limited: bool = True
     ) -> tuple[tuple[int, ...], int, int]:
-        """Return what a prompt marks, and the tokens that it so reads and writes.
-
-        Not limited, that is what it would mark if nothing had ever limited writing.
-        """
+        """Return what a prompt marks, or would if nothing limited writing; reads and writes."""
         end, most = looked.could, math.inf
         if is_limited:
             end, most = looked.readable[-1], self._ledger.most(looked.tokens[-1])

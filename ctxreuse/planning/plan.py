@@ -20,7 +20,9 @@ from ctxreuse.context.content_parts import ContentPart, joined, turn_parts, with
 from ctxreuse.context.fork_safety import cached_property
 from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import (
+    Notice,
     Reference,
+    SentBlock,
     Templates,
     TurnPart,
     render_messages,
@@ -31,7 +33,7 @@ from ctxreuse.memory.explanations import Explanation, explain
 from ctxreuse.memory.names import Ranks
 from ctxreuse.memory.sent_log import LoggedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
-from ctxreuse.planning.shown_turn import PreparedRequest, shown_parts
+from ctxreuse.planning.shown_turn import PreparedRequest
 from ctxreuse.rules.billed_tokens import BilledTokens, billed_if_sent
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.rules.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
@@ -103,7 +105,42 @@ class Plan:
 
     @cached_property
     def _shown(self) -> tuple[tuple[TurnPart, ...], dict[str, BlockId]]:
-        return shown_parts(self.turn, self.ranks, self.templates)
+        """The parts of its turn in order, and the labels in its prompt."""
+        turn, templates = self.turn, self.templates
+        shown, order = turn.shown, turn.order(self.ranks)
+        label_of = {key: templates.label_of(turn.blocks[key]) for key in order if key not in shown}
+        parts: list[TurnPart] = [Notice("", words) for words in turn.withdrawn]
+        labels = dict(turn.history.labels)
+        replaced: dict[BlockId, list[str]] = {}
+        if turn.outdated:
+            replaced = {block.id: [] for block in turn.blocks.values()}
+            for old in turn.outdated:
+                if labels[old] in replaced:
+                    replaced[labels[old]].append(old)
+                else:
+                    parts.append(Notice(old, templates.outdated_annotation(old, None)))
+        left_out = [key for key in order if key in shown]
+        first = {shown[key]: key for key in reversed(left_out) if shown[key]}
+        named = [key for key in left_out if first.get(shown[key]) == key]  # each label once
+        locations = templates.location_annotations([shown[key] for key in named])
+        words_of = dict(zip(named, locations, strict=True))
+        if templates.has_location_line:  # it stands behind the blocks
+            order = [*label_of, *left_out]
+        for key in order:
+            block, label = turn.blocks[key], label_of.get(key)
+            earlier = replaced.pop(block.id, ())
+            if label is not None and label in earlier:  # it is named after its id
+                parts.append(Notice(label, templates.outdated_annotation(label)))
+            if label is None:
+                parts.append(Reference(shown[key], block.id, words_of.get(key, "")))
+            else:
+                parts.append(SentBlock(label, block))
+                labels[label] = block.id
+            for old in earlier:
+                new = label or shown[key] if turn.root[1] else shown.get(key)
+                if old != label:
+                    parts.append(Notice(old, templates.outdated_annotation(old, new or None)))
+        return tuple(parts), labels
 
     @property
     def parts(self) -> tuple[TurnPart, ...]:

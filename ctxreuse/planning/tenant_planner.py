@@ -73,11 +73,6 @@ class PlannerSettings:
     cache: CacheRules
     keep_best: bool
 
-    @property
-    def estimates(self) -> bool:
-        """Whether tokens are estimated, not counted."""
-        return self.token_counter is None
-
     def words(self, number: int, is_labelled: bool) -> int:
         """Return about how many tokens it takes to say how a number of moved blocks rank."""
         if not self.annotate:
@@ -223,7 +218,7 @@ class TenantPlanner:
         """Learn how long a prompt is in the engine's tokens, where they are estimated."""
         request = plan.request
         # what stands before a later turn is no part of its plan
-        if request.history or not self._settings.estimates:
+        if request.history or self._settings.token_counter is not None:
             return
         estimated = sum(estimate_tokens(one.text) for one in plan.blocks if one.tokens is None)
         prompt_tokens -= sum(one.tokens or 0 for one in plan.blocks)

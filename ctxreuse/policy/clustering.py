@@ -258,10 +258,7 @@ class _HeavyPairs:
 def merge_heaviest(
     contents: list[tuple[int, ...]], weights: Sequence[int], least: int = 0
 ) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Merge clusters by the score above until nothing of `least` tokens is shared.
-
-    Returns contents and parents.
-    """
+    """Merge clusters until nothing of `least` tokens is shared; return contents and parents."""
     clusters = _Clusters(list(contents), weights, least)
     # where a look-up is slow (long contexts, nearly all alike), fewer pairs are compared
     cost = max(clusters.lookup_cost, _AFFORDABLE_LOOKUP)

@@ -81,10 +81,7 @@ def _chain(
     missing: int,
     steps: int,
 ) -> tuple[list[BlockKey], float, int, int]:
-    """Continue from a first block with what most of the requests hold that hold all so far.
-
-    Return the order, what earlier requests could have shared of it, its tokens, the steps left.
-    """
+    """Continue from a block with what most requests hold; return order, value, tokens and steps."""
     order: list[BlockKey] = []
     value, depth = 0.0, 0
     chosen, requests = [first], together.bit_count()

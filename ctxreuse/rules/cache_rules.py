@@ -401,14 +401,8 @@ def deepseek(read_factor: float = 0.1) -> CacheRules:
 
 READY_PROFILES: Final[Mapping[str, Callable[..., CacheRules]]] = MappingProxyType(
     {
-        "vllm": vllm,
-        "sglang": sglang,
-        "openai": openai,
-        "openai-before-5.6": openai_before_5_6,
-        "anthropic": anthropic,
-        "bedrock": bedrock,
-        "gemini": gemini,
-        "deepseek": deepseek,
+        make().name: make
+        for make in (vllm, sglang, openai, openai_before_5_6, anthropic, bedrock, gemini, deepseek)
     }
 )
 """The ready profiles by name, as `cache_profile` reads them."""
