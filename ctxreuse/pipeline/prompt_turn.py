@@ -450,8 +450,8 @@ def _turn_groups(
             yield _Group((joint if number else "", *own[key]), is_block=True)
         return
     left_out = [part for part in plan.parts if isinstance(part, Reference)]
-    order, shown = plan.turn.order(plan.ranks), plan.turn.shown
-    keys = [key for key in order if key in shown]  # ids may stand twice
+    named, shown = list(plan.turn.weights), plan.turn.shown
+    keys = [named[rank] for rank in plan.ranks if named[rank] in shown]  # ids may stand twice
     left = [LeftText(own[key], one.label) for key, one in zip(keys, left_out, strict=True)]
     before: Slice | str = ""
     for part in plan.parts:

@@ -107,7 +107,8 @@ class Plan:
     def _shown(self) -> tuple[tuple[TurnPart, ...], dict[str, BlockId]]:
         """The parts of its turn in order, and the labels in its prompt."""
         turn, templates = self.turn, self.templates
-        shown, order = turn.shown, turn.order(self.ranks)
+        shown, keys = turn.shown, list(turn.weights)
+        order = [keys[rank] for rank in self.ranks]
         label_of = {key: templates.label_of(turn.blocks[key]) for key in order if key not in shown}
         parts: list[TurnPart] = [Notice("", words) for words in turn.withdrawn]
         labels = dict(turn.history.labels)
@@ -171,7 +172,8 @@ class Plan:
     @cached_property
     def sent(self) -> list[BlockKey]:
         """The keys of `blocks`."""
-        return [key for key in self.turn.order(self.ranks) if key not in self.turn.shown]
+        keys, shown = list(self.turn.weights), self.turn.shown
+        return [keys[rank] for rank in self.ranks if keys[rank] not in shown]
 
     @property
     def is_labelled(self) -> bool:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History
-from ctxreuse.memory.names import Ranks
 from ctxreuse.memory.prefix_index import Root
 
 
@@ -26,8 +25,3 @@ class PreparedRequest(NamedTuple):
     shown: Mapping[BlockKey, str] = {}  # blocks to leave out, with their labels there, or ""
     outdated: Sequence[str] = ()  # labels of what no longer holds, and is not yet said
     withdrawn: Sequence[str] = ()  # words on those without a label
-
-    def order(self, ranks: Ranks) -> list[BlockKey]:
-        """Return the blocks in an order."""
-        keys = list(self.weights)
-        return [keys[rank] for rank in ranks]

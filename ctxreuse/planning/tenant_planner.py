@@ -127,6 +127,7 @@ class TenantPlanner:
         self._most_ranked = settings.templates.most_ranked or sys.maxsize
         # asked for with each request
         self._least_tokens, self._has_minimum = cache.least_tokens, cache.has_minimum
+        self._forks_pay = bool(cache.worth(1, 2))  # else most have no third use
         # what ends at a mark is read whole
         self._is_cut = cache.has_minimum and (cache.step_tokens > 1 or cache.serves_all)
         self._sharing = keyed if isinstance(keyed, Sharing) else None
@@ -148,9 +149,9 @@ class TenantPlanner:
         is_preview: bool = False,
     ) -> Plan:
         """Plan one request; see `ReusePlanner.plan`."""
-        deduplicate = options.deduplicate
-        turn = self._open_turn(self._counted(request, deduplicate), deduplicate)
+        turn = self._counted(request, options.deduplicate)
         if request.history:  # behind it there is nothing to gain
+            turn = self._open_turn(turn, options.deduplicate)
             ranks: Ranks = tuple(range(len(turn.weights)))
         else:
             ranks = checked_ranks(policy, policy.order(self._view(turn, options.now)), turn)
@@ -166,7 +167,7 @@ class TenantPlanner:
         deduplicate, now, given_marks, primes = options
         # all tokens are counted before anything is recorded
         counted = [self._counted(one, deduplicate) for one in requests]
-        if not primes and not self._settings.cache.worth(1, 2):  # most forks have no third use
+        if not primes and not self._forks_pay:
             plans = [self.plan(one, policy, options) for one in requests]
             return BatchPlan(tuple(plans), tuple(range(len(plans))))
         # one for each tenant: what others send with it changes nothing for a request
@@ -180,12 +181,16 @@ class TenantPlanner:
         ranks = [tuple(range(len(one.weights))) for one in counted]
         for position in views:
             ranks[position] = checked_ranks(policy, arranged.orders[position], counted[position])
-        marks: Mapping[int, tuple[int, ...]] = dict.fromkeys(views, given_marks or ())
-        if given_marks is None:
+        marks: Mapping[int, tuple[int, ...]] = {}
+        if given_marks is not None:
+            marks = dict.fromkeys(views, given_marks)
+        elif self._settings.cache.marks or (primes and not self._settings.cache.serves_all):
             marks = self._marks_together(counted, ranks, arranged.execution, options)
         plans = []
         for position in arranged.execution:
-            turn = self._open_turn(counted[position], deduplicate)
+            turn = counted[position]
+            if turn.request.history:
+                turn = self._open_turn(turn, deduplicate)
             recorded = PlanOptions(deduplicate, now, marks.get(position))
             with self._tenants.holding(turn.tenant) as state:
                 plans.append(self._record(turn, state, ranks[position], recorded))
@@ -372,8 +377,6 @@ class TenantPlanner:
 
     def _open_turn(self, counted: PreparedRequest, deduplicate: bool | None) -> PreparedRequest:
         request, tokens, unique = counted.request, counted.tokens, counted.blocks
-        if not request.history:  # nothing is shown yet
-            return counted
         history = self._history(request, counted.tenant)
         if deduplicate is None:
             deduplicate = self._settings.deduplicate
@@ -440,8 +443,7 @@ class TenantPlanner:
             keys, weights = [one.named for one in sent], [one.weights for one in sent]
             front = counted[positions[0]].front_tokens
             with self._tenants.holding(tenant) as state:
-                if state.points is None or not (state.points.most_marks or options.primes):
-                    return {}
+                assert state.points is not None, "it has marks, or states at junctions"
                 looks = partial(state.points.look, state.index, root, front, now=options.now)
                 readable = [looks(*one).readable[-1] for one in zip(keys, weights, strict=True)]
             chosen = marks_of_batch(keys, weights, front, readable, self._settings.cache)
