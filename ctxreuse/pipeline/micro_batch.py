@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import copy_context
 from functools import partial
 from threading import Event
@@ -52,16 +51,6 @@ class CallsToCome:
         """Expect a call no more; unknown ones are passed over."""
         self._groups.pop(call, None)
 
-    @contextmanager
-    def under_way(self, group: Hashable) -> Iterator[None]:
-        """Expect a call of a group inside of the block."""
-        call = object()
-        self.begin(call, group)
-        try:
-            yield
-        finally:
-            self.end(call)
-
     def any_of(self, group: Hashable) -> bool:
         """Return whether a call of a group is expected."""
         return group in list(self._groups.values())
@@ -104,23 +93,24 @@ class MicroBatcher(Generic[_Item, _Result]):
 
     def _start_anew(self) -> None:
         """Have no batch: in a child, those who wait in the parent's cannot go on."""
-        self._open: dict[Hashable, _Batch[_Item, _Result]] = {}
+        self._open: dict[Hashable, OrderedQueue[_Item, _Result]] = {}
 
     def submit(self, item: _Item) -> _Result:
         """Wait in this thread until the item is released; return what was planned for it."""
         if not self._window_s or in_event_loop():
             return self._schedule([item])[0]
         batch, slot = self._join(item)
-        woken = Event()
+        woken, others_come = Event(), self._others_come
         slot.attach(woken.set)
         try:
-            if self._is_complete(batch) or not woken.wait(self._window_s):
+            is_complete = others_come is not None and not others_come(batch.group)
+            if is_complete or not woken.wait(self._window_s):
                 self._close(batch)
             while not woken.wait(_STALL_TIMEOUT_S):
                 batch.release_if_stalled(_STALL_TIMEOUT_S)
             return slot.take()  # type: ignore[return-value]  # it is released, so it is planned
         finally:
-            self._leave(slot, batch)
+            self._leave(slot)
 
     async def asubmit(self, item: _Item) -> _Result:
         """Wait in this task until the item is released; return what was planned for it."""
@@ -139,28 +129,26 @@ class MicroBatcher(Generic[_Item, _Result]):
             return slot.take()  # type: ignore[return-value]  # it is released, so it is planned
         finally:
             closing.cancel()
-            self._leave(slot, batch)
+            self._leave(slot)
 
-    def _join(self, item: _Item) -> tuple[_Batch[_Item, _Result], Slot[_Item, _Result]]:
+    def _join(self, item: _Item) -> tuple[OrderedQueue[_Item, _Result], Slot[_Item, _Result]]:
         group = self._group_of(item)
         with self._lock:
             batch = self._open.get(group)
             if batch is None:
-                batch = self._open[group] = _Batch(group, self._dropped)
+                batch = OrderedQueue(unused=self._dropped, by_loop=True, group=group)
+                self._open[group] = batch
             return batch, Slot(batch, item)
 
-    def _leave(self, slot: Slot[_Item, _Result], batch: _Batch[_Item, _Result]) -> None:
+    def _leave(self, slot: Slot[_Item, _Result]) -> None:
+        batch = slot.queue
         slot.leave()
         with self._lock:
             if not batch.present and self._open.get(batch.group) is batch:  # all were cancelled
                 del self._open[batch.group]
 
-    def _is_complete(self, batch: _Batch[_Item, _Result]) -> bool:
-        """Return whether it is known that no further call comes."""
-        return self._others_come is not None and not self._others_come(batch.group)
-
     def _close_unless_grown(
-        self, batch: _Batch[_Item, _Result], calls: int, passes: int = _PASSES
+        self, batch: OrderedQueue[_Item, _Result], calls: int, passes: int = _PASSES
     ) -> None:
         """Close a batch of so many calls if no further one comes in some passes of the loop."""
         if len(batch.arrived) > calls:
@@ -168,10 +156,10 @@ class MicroBatcher(Generic[_Item, _Result]):
         if passes:
             again = partial(self._close_unless_grown, batch, calls, passes - 1)
             asyncio.get_running_loop().call_soon(again)
-        elif self._is_complete(batch):
+        elif self._others_come is not None and not self._others_come(batch.group):
             self._close_aside(batch)
 
-    def _close_aside(self, batch: _Batch[_Item, _Result]) -> None:
+    def _close_aside(self, batch: OrderedQueue[_Item, _Result]) -> None:
         """Close a batch; a large one in a thread."""
         # in a thread nobody waits for it: its caller goes on when released, as all do
         if not self._is_large([slot.item for slot in list(batch.arrived)]):
@@ -183,7 +171,7 @@ class MicroBatcher(Generic[_Item, _Result]):
         except RuntimeError:  # no thread can be started
             self._close(batch)
 
-    def _close(self, batch: _Batch[_Item, _Result]) -> None:
+    def _close(self, batch: OrderedQueue[_Item, _Result]) -> None:
         """Plan the calls that have come together, unless that is done, and line them up."""
         with self._lock:
             if self._open.get(batch.group) is not batch:
@@ -197,13 +185,5 @@ class MicroBatcher(Generic[_Item, _Result]):
         results = self._schedule([slot.item for slot in slots])
         assert sorted(one.position for one in results) == list(range(len(slots)))
         for result in results:
-            slots[result.position].set_result(result)
+            slots[result.position].results = [result]
         return [slots[one.position] for one in results]
-
-
-class _Batch(OrderedQueue[_Item, _Result]):
-    """Calls that are planned together."""
-
-    def __init__(self, group: Hashable, unused: Callable[[_Result], object]) -> None:
-        super().__init__(unused=unused, by_loop=True)
-        self.group = group

@@ -46,15 +46,11 @@ class Slot(Generic[_Item, _Result]):
         self.wake: Callable[[], object] = lambda: None  # `attach` puts the waiter's here
         self.loop: object = None
         self.queue = queue
-        self._results = [] if result is None else [result]
+        self.results = [] if result is None else [result]  # what was planned, until it is taken
         with queue.lock:
             queue.present += 1
             if result is None:
                 queue.arrived[self] = None
-
-    def set_result(self, result: _Result) -> None:
-        """Keep what was planned for it."""
-        self._results = [result]
 
     def attach(self, wake: Callable[[], object], loop: object = None) -> None:
         """Call `wake` when the slot is released or leaves, at once if it has, from any thread."""
@@ -68,7 +64,7 @@ class Slot(Generic[_Item, _Result]):
         if self.error is not None:
             raise self.error
         with self.queue.lock:
-            return self._results.pop() if self._results else None
+            return self.results.pop() if self.results else None
 
     def leave(self, release: bool = True) -> None:
         """End, or give up waiting, and free the place. May be repeated."""
@@ -80,7 +76,7 @@ class Slot(Generic[_Item, _Result]):
                 self.state = SlotState.LEFT
                 queue.arrived.pop(self, None)
                 queue.moved_at = time.monotonic()
-            results, self._results = self._results, []
+            results, self.results = self.results, []
         for result in results:  # without the lock, because planners have locks, too
             queue.unused(result)
         if release:
@@ -126,6 +122,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         unused: Callable[[_Result], object] = lambda result: None,
         lanes: int = 1,
         by_loop: bool = False,  # whether neighbours of one event loop take one place together
+        group: Any = None,  # what the calls have in common
     ) -> None:
         # re-entrant: a collected task may leave while this very thread holds it
         self.lock = ForkSafeLock()
@@ -135,6 +132,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         self.moved_at = time.monotonic()  # in seconds of the monotonic clock
         self.unused = unused
         self.places: float = places
+        self.group = group
         # heaps of place, order of lining up, and slot
         self._lanes: list[list[tuple[int, int, Slot[_Item, _Result]]]] = [[] for _ in range(lanes)]
         self._next_lane = 0
@@ -144,7 +142,7 @@ class OrderedQueue(Generic[_Item, _Result]):
     def has_waiting(self, lane: int = 0) -> bool:
         """Return whether a call waits in a lane."""
         with self.lock:
-            return self._head(self._lanes[lane]) is not None
+            return any(slot.state is SlotState.WAITING for *_, slot in self._lanes[lane])
 
     def take_arrived(self) -> list[Slot[_Item, _Result]]:
         """Return the calls that have arrived, for one `plan`; others may arrive meanwhile."""
@@ -197,8 +195,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         loop = None
         while True:
             with self.lock:
-                may_run = self.running < self.places or self._goes_on(loop)
-                slot = self._first() if may_run else None
+                slot = self._first(loop)
                 if slot is None:
                     return
                 loop = slot.loop if self._by_loop else None
@@ -218,30 +215,18 @@ class OrderedQueue(Generic[_Item, _Result]):
                 self.places = math.inf
         self.release()
 
-    def _goes_on(self, loop: object) -> bool:
-        """Return whether the next call waits in the event loop of the one released last."""
-        if loop is None:
-            return False
-        head = self._head(self._lanes[self._next_lane % len(self._lanes)])
-        return head is not None and head.loop is loop
-
-    def _first(self) -> Slot[_Item, _Result] | None:
-        """Take the first waiting call out of its lane; the lanes take turns."""
-        for step in range(len(self._lanes)):
+    def _first(self, loop: object) -> Slot[_Item, _Result] | None:
+        """Take the next call that may run out of its lane; `loop` is that of the one before it."""
+        for step in range(len(self._lanes)):  # the lanes take turns
             number = (self._next_lane + step) % len(self._lanes)
-            slot = self._head(self._lanes[number])
-            if slot is not None:
-                heappop(self._lanes[number])
+            lane = self._lanes[number]
+            while lane and lane[0][2].state is not SlotState.WAITING:
+                heappop(lane)  # it was given up
+            follows = lane and loop is not None and lane[0][2].loop is loop
+            if lane and (follows or self.running < self.places):
                 self._next_lane = number + 1
-                return slot
+                return heappop(lane)[2]
         return None
-
-    @staticmethod
-    def _head(lane: list[tuple[int, int, Slot[_Item, _Result]]]) -> Slot[_Item, _Result] | None:
-        """Return the first call that waits in a lane; those that were given up leave it."""
-        while lane and lane[0][2].state is not SlotState.WAITING:
-            heappop(lane)
-        return lane[0][2] if lane else None
 
 
 async def planned_aside(work: Callable[[], _Result], calls: int) -> _Result:

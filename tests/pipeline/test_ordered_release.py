@@ -207,7 +207,7 @@ def test_each_call_is_released_once_in_the_planned_order_or_told(arrivals, place
     def by_rank(slots):
         line = sorted(slots, key=lambda slot: slot.item)
         for slot in line:
-            slot.set_result(slot.item)
+            slot.results = [slot.item]
         planned.extend(slot.item for slot in line)
         return line
 
@@ -283,7 +283,7 @@ def test_threads_and_event_loops_share_a_queue(groups, places, seed):
 
     def shuffled(slots):
         for slot in slots:
-            slot.set_result(slot.item)
+            slot.results = [slot.item]
         shuffle(slots)
         return slots
 

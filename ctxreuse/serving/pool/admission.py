@@ -124,7 +124,7 @@ class AdmissionQueue:
             return line
         for slot in slots:
             try:
-                slot.set_result(self._planned_as_it_came(slot.item))
+                slot.results = [self._planned_as_it_came(slot.item)]
             except Exception as error:
                 slot.error = error
         return slots
@@ -134,7 +134,7 @@ class AdmissionQueue:
         planned = self._planner.plan_batch(asked, self._strategy, **planning_time(self._planner))
         line = [slots[position] for position in planned.order]
         for slot, plan in zip(line, planned.plans, strict=True):
-            slot.set_result(plan)
+            slot.results = [plan]
         return line
 
     def _planned_as_it_came(self, request: Plannable) -> Plan:

@@ -146,9 +146,13 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
     ) -> list[Document]:
         config, scope, blocks = self._carried.config, self._carried.scope, method == "invoke"
         inside = patch_config(config, callbacks=run.get_child())
-        with RETRIEVALS.under_way(scope.tenant or ""):
+        retrieval = object()
+        RETRIEVALS.begin(retrieval, scope.tenant or "")
+        try:
             found = getattr(self.retriever, method)(query, inside, **arguments)
             documents: list[Document] = found if blocks else await found
+        finally:
+            RETRIEVALS.end(retrieval)
         runs = run_documents()
         if self._is_in_batch or runs.run_of(run.run_id).is_nested:
             if not self._is_in_batch:
