@@ -19,13 +19,6 @@ class TextPosition(NamedTuple):
     part: int | None
 
 
-class MarkedContents(NamedTuple):
-    """What is sent."""
-
-    contents: list[Any]
-    tools: list[Any]
-
-
 def marked_contents(
     contents: Sequence[Any],
     parts: Sequence[Sequence[ContentPart]],
@@ -35,8 +28,8 @@ def marked_contents(
     tools: Sequence[Any] = (),
     *,
     marks_end: bool = False,
-) -> MarkedContents:
-    """Return the contents of messages in parts, with marks; `parts` as of `with_breakpoints`."""
+) -> tuple[list[Any], list[Any]]:
+    """Return contents in parts, with marks, and tools; `parts` as of `with_breakpoints`."""
     cuts: dict[int, dict[int | None, Sequence[ContentPart]]] = {}
     for position, own in zip(positions, parts, strict=True):
         if position is not None:
@@ -52,9 +45,7 @@ def marked_contents(
     if marks_end:
         messages.append({"content": (), "cache_control": mark_value("cache_control")})
     marked = marked_prompt(messages, profile, field, tools)
-    return MarkedContents(
-        [one["content"] for one in marked.messages[: len(contents)]], marked.tools
-    )
+    return [one["content"] for one in marked.messages[: len(contents)]], marked.tools
 
 
 def with_breakpoints(

@@ -11,13 +11,7 @@ from functools import cache
 from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from ctxreuse.context.blocks import (
-    BlockId,
-    ContextBlock,
-    ContextRequest,
-    Message,
-    copied_message,
-)
+from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message, copied_message
 from ctxreuse.context.checks import checked_choice, checked_number
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import Templates, message_texts, render_block, rewrite_texts
@@ -174,18 +168,6 @@ def standing_memories(
     return tuple(found.values())
 
 
-def _memories_among(
-    store: Hashable, tenant: str, blocks: Iterable[ContextBlock]
-) -> tuple[ContextBlock, ...]:
-    """Return those blocks of a tenant's prompt that are a store's memories."""
-    known = [(one, known_texts().known(tenant, one.text)) for one in blocks]
-    return tuple(
-        block
-        for block, one in known
-        if one is not None and one.form.name == MemoryName(store, block.id)
-    )
-
-
 @dataclass(slots=True)
 class ShownMemories:
     """The memories that earlier messages of a conversation show, and what the store has of them."""
@@ -203,15 +185,19 @@ class ShownMemories:
         found: Iterable[ContextBlock],
     ) -> ShownMemories:
         """Return what the messages before a turn show, to be looked up."""
-        if not request.history:
-            return cls()
+        tenant, history = request.tenant, request.history or ()
         recorded = {} if request.conversation_id is None else planner.shown_blocks(request)
-        shown = _memories_among(store, request.tenant, recorded.values())
-        standing = standing_memories(store, request.tenant, request.history)
-        shown = tuple({one.key: one for one in (*shown, *standing)}.values())
+        among = [
+            block
+            for block in recorded.values()
+            if (one := known_texts().known(tenant, block.text)) is not None
+            and one.form.name == MemoryName(store, block.id)
+        ]
+        standing = standing_memories(store, tenant, history)
+        shown = tuple({one.key: one for one in (*among, *standing)}.values())
         if not recorded:
             shows_block = planner.templates.shows_block
-            texts = chain.from_iterable(map(message_texts, request.history))
+            texts = chain.from_iterable(map(message_texts, history))
             if not shown and any(map(shows_block, texts)):
                 log_unknown_history()
         now = {block.id for block in found}
@@ -255,26 +241,21 @@ def without_memories(
         beginnings.setdefault(text[:_BEGINNING], []).append(text)
 
     lengths, separator = sorted({*map(len, beginnings)}, reverse=True), templates.separator
-
-    def words_for(paragraph: str) -> str | None:
-        """Return what stands in place of words on memories; None for another paragraph."""
-        if are_marked:
-            return templates.removed if paragraph in quoting else None
-        return "" if paragraph and templates.is_annotation(paragraph) else None
+    words = templates.removed if are_marked else ""  # in place of what is taken out
 
     def cleaned(content: str) -> str:
         kept, copied_to = "", 0
         for start in paragraph_starts(content, separator):
             if start < copied_to:  # within what was taken out
                 continue
-            words: str | None = templates.removed if are_marked else ""
             end = _memory_end(content, start, beginnings, lengths, templates)
             if end is None:
                 end = content.find(separator, start)
                 end = len(content) if end < 0 else end
-                words = words_for(content[start:end])
-            if words is None:
-                continue
+                said = content[start:end]
+                is_annotation = not are_marked and said and templates.is_annotation(said)
+                if said not in quoting and not is_annotation:
+                    continue
             kept += content[copied_to:start] + words
             copied_to = end
             if not words:  # a separator goes, too

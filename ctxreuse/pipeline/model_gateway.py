@@ -13,7 +13,6 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.reported_usage import ReportedTokens
 from ctxreuse.pipeline.leader_first import CallsInFlight, calls_of_batch
 from ctxreuse.pipeline.micro_batch import MicroBatcher
-from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import (
     OpenPrompt,
     PlannedPrompt,
@@ -48,26 +47,15 @@ class ModelGateway:
         self._through, self._usage_of, self._adds_up = through, usage_of, adds_up
         self._reuse, self._beside, self._primes = planner, beside, primes
         self._planner = PromptPlanner(planner, strategy, component, primes=primes)
-        self._fail_open = FailOpen(
-            component, "prompts are sent as given", tell=planner.note_failure
-        )
+        self.fail_open = FailOpen(component, "prompts are sent as given", tell=planner.note_failure)
         self._batcher = MicroBatcher(self._scheduled, window_s, dropped=self.forget)
-        self.attempt = self._fail_open.attempt
+        self.attempt = self.fail_open.attempt
         self.statistics = self._planner.statistics
         self._in_flight = CallsInFlight()
         self._lets_wait = window_s > 0 or primes
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModelGateway, self._made_with
-
-    @property
-    def faults(self) -> int:
-        """How often planning has failed and prompts were sent as given."""
-        return self._fail_open.faults
-
-    def plan(self, prompt: _Prompt, wire: Wire | None = None) -> PlannedPrompt:
-        """Wait in this thread as `aplan` does."""
-        return run_here(self.aplan(prompt, wire, blocks=True))
 
     async def aplan(
         self, prompt: _Prompt, wire: Wire | None = None, *, blocks: bool = False

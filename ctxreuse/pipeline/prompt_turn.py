@@ -12,22 +12,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import (
-    BlockKey,
-    ContextRequest,
-    Message,
-    text_digest,
-)
+from ctxreuse.context.blocks import BlockKey, ContextRequest, Message, text_digest
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import Reference, SentBlock
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.context_finder import Context, FoundContexts, contexts_in
 from ctxreuse.pipeline.in_place import REMEDIES, have_own_numbers, reason_in_place
 from ctxreuse.pipeline.known_texts import KnownTexts, known_texts
 from ctxreuse.pipeline.leader_first import CallInFlight, PrefixUse
 from ctxreuse.pipeline.marked_contents import with_breakpoints
+from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan, shard_of
 from ctxreuse.planning.prompt_records import (
@@ -365,7 +360,12 @@ class PromptPlanner:
                 first_new=_first_new(roles),
                 in_conversation=one.given.scope.conversation_id is not None,
             )
-        forks = tuple(_forks(one)) if self._primes else ()
+        forks = tuple(
+            PromptFork(number, sum(edit.cuts[: mark + 1]))
+            for number in sorted(one.changed if self._primes else ())  # where its primes end
+            for edit in [one.edits[number] or Edit()]
+            for mark in edit.marks
+        )
         use = PrefixUse.of(one.plans[0], primed=self._primes) if one.plans else None
         return PlannedPrompt(
             position, tuple(one.sent), tuple(one.plans), one.tenant, parts, named, forks, use
@@ -515,14 +515,6 @@ def _edit_of(text: str, groups: Iterable[_Group], plan: Plan, earlier: Edit | No
                 length = 0
     group_names = shard_of(plan) if plan.cache.is_routed else ()
     return Edit(tuple(pieces), tuple(cuts), tuple(marks), group_names)
-
-
-def _forks(one: OpenPrompt) -> Iterator[PromptFork]:
-    """Yield where the primes of a prompt end."""
-    for number in sorted(one.changed):
-        edit = one.edits[number] or Edit()
-        for mark in edit.marks:
-            yield PromptFork(number, sum(edit.cuts[: mark + 1]))
 
 
 def _first_new(roles: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import Message, OpenAIMessage
@@ -24,7 +24,6 @@ from ctxreuse.pipeline.memory_planner import (
 )
 
 _Memory = TypeVar("_Memory")
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class SearchableMemory(Protocol):
@@ -43,13 +42,8 @@ class AsyncSearchableMemory(Protocol):
         ...
 
 
-def like_wrapped(method: _Method) -> _Method:
-    """Give a method the wrapped one's name, signature and docstring, for tools made of them."""
-    return cast(_Method, _LikeWrapped(method))
-
-
 class _LikeWrapped:
-    """A descriptor: on the class the method itself, on an instance one with another signature."""
+    """A method with the wrapped one's name, signature and docstring, for tools made of it."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -185,7 +179,7 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
 
     _is_async = False
 
-    @like_wrapped
+    @_LikeWrapped
     def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
         """Search as the wrapped memory does, and return what it found in planned order.
 
@@ -270,7 +264,7 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
 
     _is_async = True
 
-    @like_wrapped
+    @_LikeWrapped
     async def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
         """`ReuseMemory.search`, awaited."""
         search = MemorySearch(self._memory.search, query, args, kwargs)

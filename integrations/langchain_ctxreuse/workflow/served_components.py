@@ -141,10 +141,22 @@ def as_documents(
     document_of: DocumentOf | None = None,
 ) -> list[Document]:
     """Return blocks as documents, or as copies of `document_of` them, with their scores."""
+    found: list[Document] = []
     known = [None] * len(blocks) if scores is None else scores
-    return [
-        _document(block, score, document_of) for block, score in zip(blocks, known, strict=True)
-    ]
+    for block, score in zip(blocks, known, strict=True):
+        if document_of is None:
+            document = Document(id=str(block.id), page_content=block.text)
+        else:
+            document = document_of(block.id)
+        if not isinstance(document, Document):
+            raise InvalidRequestError(
+                f"document_of must return a Document, not {type(document).__name__}"
+            )
+        metadata = deepcopy(document.metadata)
+        if score is not None:
+            metadata.setdefault("score", score)
+        found.append(document.model_copy(update={"metadata": metadata}))
+    return found
 
 
 def with_documents(value: Any, document_of: DocumentOf | None = None) -> Any:
@@ -158,18 +170,3 @@ def checked_document_of(document_of: object) -> object:
     words = "a function from a block's id to a Document, or None; of a dict pass its __getitem__"
     check_function("document_of", document_of, words)
     return document_of
-
-
-def _document(block: ContextBlock, score: float | None, document_of: DocumentOf | None) -> Document:
-    if document_of is None:
-        document = Document(id=str(block.id), page_content=block.text)
-    else:
-        document = document_of(block.id)
-    if not isinstance(document, Document):
-        raise InvalidRequestError(
-            f"document_of must return a Document, not {type(document).__name__}"
-        )
-    metadata = deepcopy(document.metadata)
-    if score is not None:
-        metadata.setdefault("score", score)
-    return document.model_copy(update={"metadata": metadata})

@@ -26,7 +26,6 @@ from ctxreuse.workflow.runtime.events import (
     NodeStarted,
     RunFinished,
     TextDelta,
-    WorkflowResult,
 )
 from langchain_ctxreuse.scope import scope_from_config
 from langchain_ctxreuse.workflow.served_components import (
@@ -123,7 +122,12 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
                     assert isinstance(event, TextDelta)
                     yield event.text
                 elif isinstance(event, RunFinished) and not answer.is_written:
-                    yield self._output(event.result)
+                    result, of = event.result, self._document_of
+                    keys = [key for key in self._outputs or () if key in result.state]
+                    if self._outputs is None:
+                        yield with_documents(result.answer, of)
+                    else:
+                        yield {key: with_documents(result.state[key], of) for key in keys}
 
     async def _events(
         self,
@@ -150,15 +154,6 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
             async for event in events:
                 await runs.report(event)
                 yield event
-
-    def _output(self, result: WorkflowResult) -> Any:
-        if self._outputs is None:
-            return with_documents(result.answer, self._document_of)
-        return {
-            key: with_documents(result.state[key], self._document_of)
-            for key in self._outputs
-            if key in result.state
-        }
 
 
 class _NodeRuns:

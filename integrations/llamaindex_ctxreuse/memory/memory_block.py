@@ -35,14 +35,8 @@ from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
-from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.document_turn import best_first
-from ctxreuse.pipeline.memories import (
-    ENTITIES,
-    Placement,
-    checked_placement,
-    tenant_of,
-)
+from ctxreuse.pipeline.memories import ENTITIES, Placement, checked_placement, tenant_of
 from ctxreuse.pipeline.memory_planner import (
     MemoryPlanner,
     MemoryRecord,
@@ -50,6 +44,7 @@ from ctxreuse.pipeline.memory_planner import (
     asked,
     found_memories,
 )
+from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.planning_fields import PlanningFields
@@ -165,7 +160,13 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     @property
     def faults(self) -> int:
         """How often planning, reading what was found, searching or storing has failed."""
-        steps = self._memories, self._planning, self._reading, self._searching, self._storing
+        steps = (
+            self._memories.fail_open,
+            self._planning,
+            self._reading,
+            self._searching,
+            self._storing,
+        )
         return sum(step.faults for step in steps)
 
     @property

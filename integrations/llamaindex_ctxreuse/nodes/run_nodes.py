@@ -120,11 +120,6 @@ class _RunHandler(OpenCalls):
         default_factory=lambda: FailOpen("ReuseLLM", "retrieved nodes are not found in prompts")
     )
 
-    @property
-    def parts(self) -> dict[str, PartSize]:
-        """How many calls are remembered, and how many may be."""
-        return {"calls": PartSize(len(self._calls), _MOST_CALLS)}
-
     def current(self) -> BegunCall | None:
         """Return the innermost call under way, if the handler was told of it."""
         return self._calls.get(active_span_id.get() or "")
@@ -166,7 +161,7 @@ def follow_runs() -> None:
 
 def run_parts() -> dict[str, PartSize]:
     """Return how much of what is bounded is remembered of runs that go on."""
-    return _HANDLER.parts
+    return {"calls": PartSize(len(_HANDLER._calls), _MOST_CALLS)}
 
 
 def root_of_call() -> str | None:
