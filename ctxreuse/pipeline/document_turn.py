@@ -13,7 +13,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.pipeline.context_finder import is_sequence
 from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
-from ctxreuse.pipeline.micro_batch import CallsToCome, MicroBatcher
+from ctxreuse.pipeline.ordered_release import CallsToCome, MicroBatcher
 from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.pipeline.prompt_turn import plans_together
 from ctxreuse.planner import ReusePlanner

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.reported_usage import ReportedTokens
 from ctxreuse.pipeline.leader_first import CallsInFlight, calls_of_batch
-from ctxreuse.pipeline.micro_batch import MicroBatcher
+from ctxreuse.pipeline.ordered_release import MicroBatcher
 from ctxreuse.pipeline.prompt_turn import (
     OpenPrompt,
     PlannedPrompt,

@@ -17,8 +17,14 @@ from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import Reference, SentBlock
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from ctxreuse.pipeline.context_finder import Context, FoundContexts, contexts_in
-from ctxreuse.pipeline.in_place import REMEDIES, have_own_numbers, reason_in_place
+from ctxreuse.pipeline.context_finder import (
+    REMEDIES,
+    Context,
+    FoundContexts,
+    contexts_in,
+    have_own_numbers,
+    reason_in_place,
+)
 from ctxreuse.pipeline.known_texts import KnownTexts, known_texts
 from ctxreuse.pipeline.leader_first import CallInFlight, PrefixUse
 from ctxreuse.pipeline.marked_contents import with_breakpoints
