@@ -53,9 +53,9 @@ class ItemKind(Generic[_Item]):
     followed: Callable[[Sequence[_Item]], Sequence[Form]] | None = None
 
 
-class _Ordered(NamedTuple):
+class _Ordered(NamedTuple, Generic[_Item]):
     position: int
-    items: Any
+    items: list[_Item]
     plan: Plan | None = None
 
 
@@ -90,33 +90,31 @@ class DocumentPlanner(Generic[_Item]):
 
     def plan(self, retrieved: RetrievedItems[_Item]) -> list[_Item]:
         """Wait in this thread for what others retrieve; return the items in their planned order."""
-        items: list[_Item] = self._batcher.submit(_read(retrieved)).items
-        return items
+        return self._batcher.submit(_read(retrieved)).items
 
     async def aplan(self, retrieved: RetrievedItems[_Item]) -> list[_Item]:
         """Do what `plan` does in this task; many items do not block the event loop."""
-        items: list[_Item] = (await self._batcher.asubmit(_read(retrieved))).items
-        return items
+        return (await self._batcher.asubmit(_read(retrieved))).items
 
     def plan_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[list[_Item]]:
         """Return what several queries retrieved, planned together, each in its planned order."""
         return [one.items for one in self._planned_or_given(list(map(_read, batch)))]
 
-    def _scheduled(self, batch: list[RetrievedItems[_Item]]) -> list[_Ordered]:
+    def _scheduled(self, batch: list[RetrievedItems[_Item]]) -> list[_Ordered[_Item]]:
         """Return what is planned together, in the order in which to send it."""
         planned = self._planned_or_given(batch)
         plans = [one.plan for one in planned]
         blocks = [() if one is None else tuple(block.key for block in one.blocks) for one in plans]
         return [planned[position] for position in depth_first_order(blocks)]
 
-    def _forget(self, ordered: _Ordered) -> None:
+    def _forget(self, ordered: _Ordered[_Item]) -> None:
         """Take back the plan of a query that was given up before it was sent."""
         plan = ordered.plan
         if plan is not None:
             self.fail_open.attempt(lambda: self._planner.provisional.forget(plan), lambda: False)
 
-    def _planned_or_given(self, batch: Sequence[RetrievedItems[_Item]]) -> list[_Ordered]:
-        came = [one.items for one in batch]
+    def _planned_or_given(self, batch: Sequence[RetrievedItems[_Item]]) -> list[_Ordered[_Item]]:
+        came: list[Any] = [one.items for one in batch]
         given = [
             _Ordered(n, list(items) if type(items) in (list, tuple) else items)
             for n, items in enumerate(came)
@@ -126,8 +124,8 @@ class DocumentPlanner(Generic[_Item]):
         return self.fail_open.attempt(lambda: self._planned(batch, given), lambda: given)
 
     def _planned(
-        self, batch: Sequence[RetrievedItems[_Item]], given: Sequence[_Ordered]
-    ) -> list[_Ordered]:
+        self, batch: Sequence[RetrievedItems[_Item]], given: Sequence[_Ordered[_Item]]
+    ) -> list[_Ordered[_Item]]:
         followed = self._kind.followed
         moving = [
             place

@@ -192,8 +192,7 @@ class MemoryPlanner:
 
     def reordered(self, result: Any, search: MemorySearch) -> Any:
         """Return a search's result with its memories in planned order, none left out."""
-
-        def reordered() -> Any:
+        try:
             found = found_memories(result)
             scope = RequestScope(self.tenant_of(search))
             shown_to = current_scope().tenant or ""
@@ -202,8 +201,9 @@ class MemoryPlanner:
             if list(map(id, memories)) == list(map(id, found)):
                 return result
             return {**result, _RESULTS: memories} if isinstance(result, Mapping) else memories
-
-        return self.fail_open.attempt(reordered, lambda: result)
+        except Exception as error:
+            self.fail_open.note(error)
+            return result
 
     def context(
         self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any

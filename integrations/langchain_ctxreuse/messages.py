@@ -177,11 +177,9 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
             else:
                 parts.append(PromptPart.of_value(role, one))
                 positions.append(None)
-        # of a tool call what is sent: the same for one that was stored and loaded
-        calls = [
-            {name: one.get(name) for name in ("id", "name", "args")}
-            for one in getattr(message, "tool_calls", None) or ()
-        ]
+        # what is sent of a tool call is the same for one that was stored and loaded
+        told = getattr(message, "tool_calls", None) or ()
+        calls = [{name: one.get(name) for name in ("id", "name", "args")} for one in told]
         if calls or not content:
             parts.append(PromptPart.of_value(role, calls) if calls else PromptPart(role, ""))
             positions.append(None)

@@ -261,16 +261,8 @@ def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Ca
             found = await found if is_awaited else found
         finally:
             _is_inside.reset(token)
-        if not is_outermost or recorder is None or not isinstance(found, list):
-            return found
-        documents = [hit[0] if isinstance(hit, tuple) and hit else hit for hit in found]
-        if all(isinstance(document, Document) for document in documents):
-            query = arguments[1] if arguments[1:] else fields.get("query")
-            config = ensure_config()
-            told = {**(config.get("configurable") or {}), **(config.get("metadata") or {})}
-            # the documents of a store belong to no run, wherever it is asked
-            asked = _Asked(query if isinstance(query, str) else "", _scope(told))
-            _record(recorder, asked, documents, "LangChain vector stores")
+        if is_outermost and recorder is not None and isinstance(found, list):
+            _record_search(recorder, found, arguments[1] if arguments[1:] else fields.get("query"))
         return found
 
     @wraps(method)
@@ -278,3 +270,13 @@ def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Ca
         return run_here(search(*arguments, **fields))
 
     return wraps(method)(search) if is_awaited else outermost
+
+
+def _record_search(recorder: TraceRecorder, found: Sequence[Any], query: object) -> None:
+    documents = [hit[0] if isinstance(hit, tuple) and hit else hit for hit in found]
+    if all(isinstance(document, Document) for document in documents):
+        config = ensure_config()
+        told = {**(config.get("configurable") or {}), **(config.get("metadata") or {})}
+        # the documents of a store belong to no run, wherever it is asked
+        asked = _Asked(query if isinstance(query, str) else "", _scope(told))
+        _record(recorder, asked, documents, "LangChain vector stores")

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -274,17 +274,16 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         for position, message in enumerate(messages[first:], start=first):
             shown = message
             if isinstance(message, ToolMessage) and position in found:
-                shown = planned[position] = self._fail_open.attempt(
-                    partial(
-                        self._planned_result,
-                        message,
-                        keys[position],
-                        found[position],
-                        history,
-                        scope,
-                    ),
-                    lambda message=message: message,  # type: ignore[misc]
-                )
+                its = found[position]
+                try:
+                    # it stands behind its question, where no order helps
+                    plan = self._plan([one.block for one in its], "", history, scope, "none")
+                    [text] = text_parts(message)
+                    edit = result_edit(text.text, {one.block.key: one.shown for one in its}, plan)
+                    shown = self._with_edit(message, keys[position], text, edit)
+                except Exception as error:
+                    self._fail_open.note(error)
+                planned[position] = shown
             history += self._history([shown], before)
         return planned
 
@@ -326,20 +325,6 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             pieces = pieces_between(text, [(one.start, one.end) for one in spans], self._separator)
         return pieces
 
-    def _planned_result(
-        self,
-        message: ToolMessage,
-        key: bytes,
-        pieces: Sequence[ResultPiece],
-        history: Sequence[Message],
-        scope: RequestScope,
-    ) -> ToolMessage:
-        # it stands behind its question, where no order helps
-        plan = self._plan([one.block for one in pieces], "", history, scope, "none")
-        [text] = text_parts(message)
-        edit = result_edit(text.text, {one.block.key: one.shown for one in pieces}, plan)
-        return self._with_edit(message, key, text, edit)
-
     def _with_edit(
         self, message: _Planned, key: bytes, text: TextPart, edit: Edit, **said: Any
     ) -> _Planned:
@@ -378,22 +363,23 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
 
     def _as_sent(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
         """Return a request whose planned messages are sent as they were planned."""
-        return self._fail_open.attempt(lambda: self._planned_request(request), lambda: request)
-
-    def _planned_request(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
-        sent, planned = sent_messages(
-            request.messages, self._templates, way=self._way, edit_of=self._edit_of
-        )
-        if not planned or self._is_shadow:  # what was planned before goes out as the state has it
+        try:
+            sent, planned = sent_messages(
+                request.messages, self._templates, way=self._way, edit_of=self._edit_of
+            )
+            if not planned or self._is_shadow:  # what was planned goes out as the state has it
+                return request
+            tenant = tenant_from_config() or ""
+            for number, one in planned.items():
+                key = message_key(role_of(sent[number]), one.text.text)
+                known_texts().add_planned(tenant, key, one.edit._replace(pieces=None))
+            if not self._planner.cache.marks:
+                return request.override(messages=sent)  # type: ignore[arg-type]
+            opening = [] if request.system_message is None else [request.system_message]
+            return self._with_marks(request, [*opening, *sent], planned, len(opening))
+        except Exception as error:
+            self._fail_open.note(error)
             return request
-        tenant = tenant_from_config() or ""
-        for number, one in planned.items():
-            key = message_key(role_of(sent[number]), one.text.text)
-            known_texts().add_planned(tenant, key, one.edit._replace(pieces=None))
-        if not self._planner.cache.marks:
-            return request.override(messages=sent)  # type: ignore[arg-type]
-        opening = [] if request.system_message is None else [request.system_message]
-        return self._with_marks(request, [*opening, *sent], planned, len(opening))
 
     def _with_marks(
         self,

@@ -187,9 +187,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
             except Exception:  # it is no prompt: `invoke` raises it again
                 continue
             request = CarriedRequest(own, scope_from_config(own))
-            found = self._gateway.attempt(
-                partial(self._read, messages, arguments, request), lambda: None
-            )
+            found = self._gateway.attempt(partial(self._read, messages, arguments, request))
             if found is not None:
                 read[position] = found
         positions = list(read)
@@ -350,7 +348,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     ) -> _Outgoing:
         """Wait until a prompt is to be sent, in this thread if it blocks; return it planned."""
         read = partial(self._read, messages, arguments, self._carried, run)
-        texts, prompt = self._gateway.attempt(read, lambda: None) or (None, None)
+        texts, prompt = self._gateway.attempt(read) or (None, None)
         planned = None
         with suppress(IndexError):  # nothing of this prompt waits any more
             if self._waiting and texts is not None:

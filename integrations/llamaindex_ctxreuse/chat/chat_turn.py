@@ -139,7 +139,7 @@ class ChatTurnPlanner:
         """Return the next turn of a conversation, its history cut to what the model can take."""
         window = _window(model)
         planned: tuple[Transcript, Plan] | None = self._fail_open.attempt(
-            lambda: self._planned(question, nodes, begun, window), lambda: None
+            lambda: self._planned(question, nodes, begun, window)
         )
         plan = None
         if planned is None:  # without labels

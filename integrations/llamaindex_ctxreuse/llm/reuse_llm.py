@@ -284,9 +284,8 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
     ) -> _ModelCall[_Answer]:
         bare = prompt.model_copy(update={"output_parser": None})  # it adds its words later
         messages = bare.format_messages(llm=self.inner, **arguments)
-        is_text = not self.inner.metadata.is_chat_model and bare.format(
-            llm=self.inner, **arguments
-        ) == message_text(messages[0])
+        is_text = not self.inner.metadata.is_chat_model
+        is_text = is_text and bare.format(llm=self.inner, **arguments) == message_text(messages[0])
         parts = self._gateway.attempt(lambda: prompt_parts(messages), lambda: ())
         read = self._prompt(parts, {**(llm_kwargs or {}), "response_format": output_cls})
         options = partial(self._options, llm_kwargs or {}, current_scope())
@@ -318,10 +317,8 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
 
     def _prompt(self, parts: tuple[PromptPart, ...], arguments: Mapping[str, Any]) -> ScopedPrompt:
         attempt, scope = self._gateway.attempt, current_scope()
-        root, beside = attempt(root_of_call, lambda: None), lambda: said_beside(arguments)
-        return ScopedPrompt(
-            parts, scope, root, not self.find_retrieved, attempt(beside, lambda: "")
-        )
+        beside = attempt(lambda: said_beside(arguments), str)
+        return ScopedPrompt(parts, scope, attempt(root_of_call), not self.find_retrieved, beside)
 
     def _options(
         self, given: dict[str, Any], scope: RequestScope, planned: PlannedPrompt
@@ -330,14 +327,15 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         if not (self.send_cache_salt or self.send_session_id or self.planner.cache.is_routed):
             return dict(given)
 
-        def added() -> dict[str, Any]:
+        try:
             own = {n: self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS}
             known = {**given, "prompt_cache_options": "unused"}  # nothing is marked
             told = EngineOptions.of(self).added(planned.groups, scope, known, *own.values())
             sent = {name: {**told.get(name, {}), **one} for name, one in own.items()}
             return {**given, **{name: one for name, one in sent.items() if one}}
-
-        return self._gateway.attempt(added, lambda: {**given, **self._always_sent})
+        except Exception as error:
+            self._gateway.fail_open.note(error)
+            return {**given, **self._always_sent}
 
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
         planned = run_here(self._gateway.aplan(call.prompt, call.wire, blocks=True))

@@ -247,9 +247,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         made = self._made(content)
         if made is None:
             return None
-        return self._planning.attempt(
-            lambda: self._truncated(made, content, tokens_to_truncate), lambda: None
-        )
+        return self._planning.attempt(lambda: self._truncated(made, content, tokens_to_truncate))
 
     def note_shown(self, content: str, role: str, texts: Iterable[str]) -> None:
         """Have the texts among these that show a `content` sent as they are."""
