@@ -52,23 +52,20 @@ def with_breakpoints(
     roles: Sequence[str],
     sent: Sequence[str],
     edits: Sequence[Edit | None],
-    *,
-    first_new: int,
     in_conversation: bool,
 ) -> tuple[tuple[ContentPart, ...], ...]:
     """Return what is sent for each part of a prompt in content parts, with breakpoints.
 
-    Messages from `first_new` on are sent for the first time; a later turn is likely to begin with
-    those of a conversation.
+    A later turn is likely to begin with the messages of a conversation.
     """
     whole: list[list[ContentPart]] = []
-    shows = False  # whether a context stands before
+    shows, new = False, first_new(roles)  # whether a context stands before, what is sent first
     for number, (text, edit) in enumerate(zip(sent, edits, strict=True)):
         parts = cut(text, () if edit is None else edit.cuts)
         marks = () if edit is None else edit.marks
-        if number < first_new:
+        if number < new:
             marks = () if shows else marks[-1:]  # others may have kept it alive
-        is_spare = shows or number < first_new
+        is_spare = shows or number < new
         for mark in marks:
             if mark < 0:
                 _mark_end(whole, roles, number, is_spare=is_spare)
@@ -84,6 +81,14 @@ def with_breakpoints(
         tuple(parts) if parts else (ContentPart(text),)
         for parts, text in zip(whole, sent, strict=True)
     )
+
+
+def first_new(roles: Sequence[str]) -> int:
+    """Return where the messages behind the last answer begin; a prefill is no answer."""
+    end = len(roles)
+    while end and roles[end - 1] == "assistant":
+        end -= 1
+    return max((n + 1 for n in range(end) if roles[n] == "assistant"), default=0)
 
 
 def _mark_end(

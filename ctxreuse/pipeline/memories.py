@@ -54,14 +54,6 @@ def is_too_long(tokens: float, alone: float, growth_limit: float | None) -> bool
     return tokens > growth_limit * alone
 
 
-class _Condition(NamedTuple):
-    """A filter on one entity id: `entity relation value`."""
-
-    entity: str
-    relation: str
-    value: str
-
-
 def tenant_of(filters: Mapping[str, Any] | None = None, **entity_ids: Any) -> str:
     """Return the tenant whose memories a search with these filters reads.
 
@@ -84,16 +76,16 @@ def tenant_of(filters: Mapping[str, Any] | None = None, **entity_ids: Any) -> st
         raise InvalidRequestError(
             f"filters name no tenant: {describe(str(error))}; pass dicts of ids, less deep"
         ) from error
-    if any(one.entity == "user_id" and one.relation == "is" for one in conditions):
-        conditions = {one for one in conditions if one.entity in ("user_id", "app_id")}
+    if any(named[:2] == ("user_id", "is") for named in conditions):
+        conditions = {named for named in conditions if named[0] in ("user_id", "app_id")}
     if not conditions:
         return ""
     canonical = json.dumps(sorted(conditions)).encode()
     return "mem0-" + hashlib.blake2b(canonical, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _conditions(filters: object, negated: str = "") -> Iterator[_Condition]:
-    """Yield the conditions on entities, at any depth; metadata filters have none."""
+def _conditions(filters: object, negated: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield entity, relation and id of conditions, at any depth; metadata filters have none."""
     if isinstance(filters, (list, tuple)):
         for one in filters:
             yield from _conditions(one, negated)
@@ -102,7 +94,7 @@ def _conditions(filters: object, negated: str = "") -> Iterator[_Condition]:
     for name, value in filters.items():
         if name in ENTITIES and value is not None:
             for relation, entity_id in _compared(value):
-                yield _Condition(name, negated + relation, entity_id)
+                yield name, negated + relation, entity_id
         elif isinstance(name, str) and name.lstrip("$").upper() in _LOGICAL:
             below = "not " if name.lstrip("$").upper() == "NOT" else ""
             yield from _conditions(value, negated + below)

@@ -76,9 +76,7 @@ class MemoryContext:
 
     def __str__(self) -> str:
         """Return text and annotation."""
-        if self.plan is None:
-            return self.text
-        return self.plan.rendered()
+        return self.text if self.plan is None else self.plan.rendered()
 
     def messages(self) -> list[OpenAIMessage]:
         """Return OpenAI chat messages: system text, history, question, and memories."""
@@ -168,12 +166,11 @@ class MemoryPlanner:
         planner: ReusePlanner | None,
         tenant: str | None,
         component: str,
-        *,
-        labels: bool = False,
-        annotate: bool = False,
-        growth_limit: float | None = 2.0,
-        placement: Placement = "before_question",
-        store: object = None,
+        labels: bool,
+        annotate: bool,
+        growth_limit: float | None,
+        placement: Placement,
+        store: object,
         kind: ItemKind[Any] | None = None,  # of what a search finds; None: mem0's memories
     ) -> None:
         self.planner = planner_for(planner)
@@ -302,14 +299,8 @@ class MemoryPlanner:
         blocks = [*memories, *relation_blocks(result)]
         # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
         unique = tuple(texts_to_show(blocks))
-        outdated = shown.outdated(memories)
-        request = replace(
-            asked,
-            blocks=unique,
-            tenant=self.tenant_of(search),
-            outdated=outdated,
-            labels=self._labels,
-        )
+        gone, tenant = shown.outdated(memories), self.tenant_of(search)
+        request = replace(asked, blocks=unique, tenant=tenant, outdated=gone, labels=self._labels)
         may_be_anew = shown.blocks and self._growth_limit is not None
         anew = self._laid_out_anew(request, shown) if may_be_anew else request
         is_anew = self._is_too_long(request, anew, shown)

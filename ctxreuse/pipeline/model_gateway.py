@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from inspect import isawaitable
 from typing import Any, TypeAlias, TypeVar
 
@@ -112,8 +113,8 @@ class ModelGateway:
             return
         if planned.in_flight is not None:
             planned.in_flight.give_up()
-        if planned.plans:
-            self.attempt(lambda: self._planner.forget(planned.plans))
+        for plan in planned.plans:
+            self.attempt(partial(self._reuse.forget, plan))
 
     @contextmanager
     def calling(self, planned: PlannedPrompt | None) -> Iterator[Callable[[_Piece], _Piece]]:
@@ -150,15 +151,9 @@ class ModelGateway:
             self._reuse.note_unreported(call, planned.tenant)
 
     def _report(self, planned: PlannedPrompt, usage: ReportedTokens, seconds: float) -> None:
-        self.attempt(
-            lambda: self._reuse.report_usage(
-                planned.plans,
-                **usage._asdict(),
-                seconds=seconds,
-                tenant=planned.tenant,
-                through=self._through,
-            )
-        )
+        told = {**usage._asdict(), "seconds": seconds, "tenant": planned.tenant}
+        report = partial(self._reuse.report_usage, planned.plans, through=self._through, **told)
+        self.attempt(report)
         follower, is_known = self._reuse.prompt_follower, planned.wire and planned.plans
         if follower is not None and self._beside is not None and is_known:
             self._beside.follow(planned, follower)

@@ -20,6 +20,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.reported_usage import ReportedTokens, usage_in, usage_of
+from ctxreuse.pipeline.engine_options import marks_the_end
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.prompt_turn import PromptPart
 from ctxreuse.rules.cache_marks import MarkField, mark_field
@@ -117,12 +118,12 @@ def with_marks(
     texts: PromptTexts,
     parts: Sequence[tuple[ContentPart, ...]],
     profile: CacheRules,
-    field: MarkField,
+    model: object,
     tools: Sequence[Any],
-    *,
-    marks_end: bool,
+    body: Mapping[str, Any],  # what of it the user has set
 ) -> tuple[list[BaseMessage], list[Any]]:
     """Return messages in content parts, with marks, and the call's tools."""
+    field, marks_end = mark_field_for(model, profile), marks_the_end(body)
     if field == "cachePoint":
         parts = list(_marked_behind(texts, parts))
     contents = [message.content for message in messages]

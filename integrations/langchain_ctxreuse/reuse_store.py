@@ -108,20 +108,12 @@ class ReuseStore(PlansMemories, BaseStore):
         refuse_wrapped("store", store, ReuseStore)
         check_function("text_of", text_of, "a function from a stored value to its text, or None")
         self._text_of = text_of or _text_of
-        self._memory_planner = MemoryPlanner(
-            planner,
-            tenant,
-            type(self).__name__,
-            labels=labels,
-            annotate=annotate,
-            growth_limit=growth_limit,
-            placement=placement,
-            store=store,
-            kind=ItemKind(
-                lambda item: ContextBlock(text=self._text_of(item.value)),
-                lambda items: [[self._text_of(item.value) for item in items]],
-            ),
+        kind: ItemKind[Item] = ItemKind(
+            lambda item: ContextBlock(text=self._text_of(item.value)),
+            lambda items: [[self._text_of(item.value) for item in items]],
         )
+        settings, name = (labels, annotate, growth_limit, placement), type(self).__name__
+        self._memory_planner = MemoryPlanner(planner, tenant, name, *settings, store, kind)
         self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
 
     @property

@@ -72,16 +72,8 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
         growth_limit: float | None = 2.0,
         placement: Placement = "before_question",
     ) -> None:
-        memory_planner = MemoryPlanner(
-            planner,
-            tenant,
-            type(self).__name__,
-            labels=labels,
-            annotate=annotate,
-            growth_limit=growth_limit,
-            placement=placement,
-            store=memory,
-        )
+        settings = labels, annotate, growth_limit, placement
+        memory_planner = MemoryPlanner(planner, tenant, type(self).__name__, *settings, memory)
         object.__setattr__(self, "_memory", _checked_memory(memory, self._is_async))
         object.__setattr__(self, "_memory_planner", memory_planner)
 

@@ -26,7 +26,7 @@ from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.pipeline.context_finder import contexts_in
 from ctxreuse.pipeline.document_turn import best_first
-from ctxreuse.pipeline.engine_options import added_cache_fields, marks_the_end
+from ctxreuse.pipeline.engine_options import added_cache_fields
 from ctxreuse.pipeline.formatting import labelled_block
 from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import with_breakpoints
@@ -407,25 +407,11 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             else one.edit
             for position in texts.positions
         ]
-        roles = [part.role for part in texts.parts]
-        answers = [number for number, role in enumerate(roles) if role == "assistant"]
-        parts = with_breakpoints(
-            roles,
-            [part.text for part in texts.parts],
-            edits,
-            first_new=answers[-1] + 1 if answers else 0,
-            in_conversation=True,
-        )
+        roles, sent = ([one.role for one in texts.parts], [one.text for one in texts.parts])
+        parts = with_breakpoints(roles, sent, edits, in_conversation=True)
         at_model = getattr(request.model, "model_kwargs", None) or {}
-        marked, _ = with_marks(
-            messages,
-            texts,
-            parts,
-            profile,
-            field,
-            tools,
-            marks_end=marks_the_end({**at_model, **settings}),
-        )
+        told, model = {**at_model, **settings}, request.model
+        marked, _ = with_marks(messages, texts, parts, profile, model, tools, told)
         groups = [one.edit.group for one in planned.values() if one.edit.group][:1]
         body = settings.get("extra_body") or getattr(request.model, "extra_body", None) or {}
         known = {**at_model, **settings, **body}

@@ -25,7 +25,7 @@ from langchain_core.runnables.config import get_config_list
 from pydantic import PrivateAttr
 
 from ctxreuse.context.scope import RequestScope, serving
-from ctxreuse.pipeline.engine_options import EngineOptions, marks_the_end
+from ctxreuse.pipeline.engine_options import EngineOptions
 from ctxreuse.pipeline.ordered_release import as_they_end, planned_aside, run_here
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt, ScopedPrompt, WirePrompt
 from ctxreuse.serving.planning_fields import PlansPrompts
@@ -34,7 +34,6 @@ from langchain_ctxreuse.documents.run_documents import follow_runs, run_document
 from langchain_ctxreuse.messages import (
     MARK_FIELDS,
     PromptTexts,
-    mark_field_for,
     prompt_texts,
     reported_usage,
     with_marks,
@@ -398,15 +397,9 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         sent = texts.with_texts(planned.texts)
         if planned.parts:
             body = self._given(arguments, ("prompt_cache_options", "cache_control"))
-            sent, tools = with_marks(
-                sent,
-                texts,
-                planned.parts,
-                profile,
-                mark_field_for(self.inner, profile),
-                arguments.get("tools") or (),
-                marks_end=marks_the_end(body),
-            )
+            tools = arguments.get("tools") or ()
+            parts = planned.parts
+            sent, tools = with_marks(sent, texts, parts, profile, self.inner, tools, body)
             options |= {"tools": tools} if tools else {}
         return planned, sent, options
 

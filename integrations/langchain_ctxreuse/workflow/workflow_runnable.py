@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from functools import reduce
 from operator import add
 from typing import Any
@@ -142,18 +142,18 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
             else {self._graph.inputs[0]: given}
         )
         scope = scope_from_config(config)
+        about = {"tenant": scope.tenant, "session": scope.conversation_id, **inputs}
         runs = _NodeRuns(self._graph, run_manager)
-        events = self._engine.stream(
-            self._graph,
-            deadline_s=self._deadline_s,
-            tenant=scope.tenant,
-            session=scope.conversation_id,
-            **inputs,
-        )
-        async with runs.failed_on_error(), aclosing(events):
-            async for event in events:
-                await runs.report(event)
-                yield event
+        events = self._engine.stream(self._graph, deadline_s=self._deadline_s, **about)
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    await runs.report(event)
+                    yield event
+        except BaseException as error:
+            for run in runs.open.values():
+                await run.on_chain_error(error)
+            raise
 
 
 class _NodeRuns:
@@ -162,29 +162,19 @@ class _NodeRuns:
     def __init__(self, graph: Graph, run_manager: AsyncCallbackManagerForChainRun) -> None:
         self._graph = graph
         self._run_manager = run_manager
-        self._open: dict[str, AsyncCallbackManagerForChainRun] = {}
+        self.open: dict[str, AsyncCallbackManagerForChainRun] = {}
 
     async def report(self, event: Event) -> None:
         """Report the start or the end of a node."""
         if isinstance(event, NodeStarted):
             callbacks = self._run_manager.get_child()
-            self._open[event.node] = await callbacks.on_chain_start(
+            self.open[event.node] = await callbacks.on_chain_start(
                 None, {"visit": event.visit}, name=event.node
             )
         elif isinstance(event, NodeFinished):
             output = self._graph.nodes[event.node].output
-            run = self._open.pop(event.node)
+            run = self.open.pop(event.node)
             await run.on_chain_end({output: with_documents(event.value)})
-
-    @asynccontextmanager
-    async def failed_on_error(self) -> AsyncGenerator[None, None]:
-        """Report the nodes that an error inside interrupts as failed."""
-        try:
-            yield
-        except BaseException as error:
-            for run in self._open.values():
-                await run.on_chain_error(error)
-            raise
 
 
 class _StreamedAnswer:

@@ -133,15 +133,11 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
         self._source = _memory_source(self, self._reading)
-        self._memories = MemoryPlanner(
-            self.planner,
-            self._source.tenant,
-            name,
-            labels=self.labels,
-            annotate=self.annotate,
-            growth_limit=None,  # the memory around it looks after that
-            store=self.memory,
-        )
+        # the memory around it looks after growth and placement
+        settings: tuple[bool, bool, None, Placement]
+        settings = self.labels, self.annotate, None, "before_question"
+        tenant = self._source.tenant
+        self._memories = MemoryPlanner(self.planner, tenant, name, *settings, self.memory)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a new block with the same settings, but for those that change."""

@@ -134,18 +134,17 @@ class _RunHandler(OpenCalls):
             RETRIEVALS.begin(call.id, current_scope().tenant or "")
 
     def _end(self, call: BegunCall, arguments: Mapping[str, Any], result: object) -> None:
-        if call.gives_nodes and isinstance(result, list):
-            self._fail_open.attempt(lambda: _see(call, result))
-
-
-def _see(call: BegunCall, nodes: Sequence[NodeWithScore]) -> None:
-    """Have nodes known, unless another retriever, or what works on its nodes, is to return them."""
-    _, *around = call.outwards()
-    are_nodes = all(isinstance(one, NodeWithScore) for one in nodes)
-    if not are_nodes or any(one.gives_nodes for one in around):
-        return
-    forms = seen_forms(without_annotations(nodes))
-    known_texts().add_seen(current_scope().tenant or "", forms, call.root)
+        if not call.gives_nodes or not isinstance(result, list):
+            return
+        _, *around = call.outwards()
+        if any(one.gives_nodes for one in around):  # that is to return them
+            return
+        try:
+            if all(isinstance(one, NodeWithScore) for one in result):
+                forms = seen_forms(without_annotations(result))
+                known_texts().add_seen(current_scope().tenant or "", forms, call.root)
+        except Exception as error:
+            self._fail_open.note(error)
 
 
 _HANDLER = _RunHandler()
