@@ -136,10 +136,6 @@ class MemorySearch:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
-    def run(self) -> Any:
-        """Return what the method does; its errors are raised."""
-        return self.method(self.query, *self.args, **self.kwargs)
-
     @property
     def tenant(self) -> str:
         """The tenant whose memories the search reads, however the arguments are given."""

@@ -66,7 +66,7 @@ class ModelGateway:
         One that a batch has planned waits for its leader alone. Primes are sent if `wire` is known.
         """
         if isinstance(prompt, PlannedPrompt):
-            planned = prompt if prompt.use is None else self._entered(prompt)
+            planned = self._entered(prompt)
         elif not (opened := self._opened(prompt)).contexts:  # it gains nothing by waiting
             planned = self._scheduled([opened])[0]
         elif blocks:

@@ -162,13 +162,6 @@ class OrderedQueue(Generic[_Item, _Result]):
         with self.lock:
             return any(slot.state is SlotState.WAITING for *_, slot in self._lanes[lane])
 
-    def take_arrived(self) -> list[Slot[_Item, _Result]]:
-        """Return the calls that have arrived, for one `plan`; others may arrive meanwhile."""
-        with self.lock:
-            slots = list(self.arrived)
-            self.arrived.clear()
-        return slots
-
     def plan(
         self,
         slots: list[Slot[_Item, _Result]],
@@ -247,28 +240,20 @@ class OrderedQueue(Generic[_Item, _Result]):
         return None
 
 
-class CallsToCome:
-    """Which calls, by group, will come to a micro-batcher; lock-free: collectors may end them."""
+class CallsToCome(dict[Hashable, Hashable]):
+    """Calls that will come to a micro-batcher, and their groups; lock-free: collectors end some."""
 
     def __init__(self) -> None:
-        self._start_anew()
+        super().__init__()
         renew_after_fork(self._start_anew)
 
     def _start_anew(self) -> None:
         """Expect none: in a child, those that were under way in the parent never come."""
-        self._groups: dict[Hashable, Hashable] = {}
-
-    def begin(self, call: Hashable, group: Hashable) -> None:
-        """Expect a call of a group."""
-        self._groups[call] = group
-
-    def end(self, call: Hashable) -> None:
-        """Expect a call no more; unknown ones are passed over."""
-        self._groups.pop(call, None)
+        self.clear()
 
     def any_of(self, group: Hashable) -> bool:
         """Return whether a call of a group is expected."""
-        return group in list(self._groups.values())
+        return group in list(self.values())
 
 
 class MicroBatcher(Generic[_Item, _Placed]):
@@ -392,8 +377,7 @@ class MicroBatcher(Generic[_Item, _Placed]):
             if self._open.get(batch.group) is not batch:
                 return
             del self._open[batch.group]
-        slots = batch.take_arrived()
-        if slots:
+        if slots := list(batch.arrived):
             batch.plan(slots, self._planned)
 
     def _planned(self, slots: list[Slot[_Item, _Placed]]) -> list[Slot[_Item, _Placed]]:

@@ -238,9 +238,8 @@ class PromptPlanner:
                 for one, plan in zip(waiting, plans, strict=True):
                     self._write(one, plan)
         except Exception:  # all of them are sent as given
-            for one in prompts:
-                for plan in one.plans:
-                    self._planner.forget(plan)
+            for plan in [plan for one in prompts for plan in one.plans]:
+                self._planner.forget(plan)
             raise
         silent = self._records.count(self._kind, [one.outcome for one in prompts])
         if self._kind and silent.total() >= _SILENT_PROMPTS:
@@ -256,9 +255,8 @@ class PromptPlanner:
         if len(planned) < 2:
             return planned
         if self._primes:  # each one ends in the first of its group
-            places = {id(one): place for place, one in enumerate(in_order)}
-            last = len(places)
-            return sorted(planned, key=lambda one: places.get(id(prompts[one.position]), last))
+            at = {id(one): place for place, one in enumerate(in_order)}
+            return sorted(planned, key=lambda one: at.get(id(prompts[one.position]), len(at)))
         return [planned[n] for n in prefix_order(list(map(_as_shown, prompts, planned)))]
 
     def _judged(self, one: OpenPrompt, found: Mapping[int, FoundContexts | None]) -> list[str]:

@@ -187,7 +187,7 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
             The result, its memories unaltered, all of them, in planned order.
         """
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return self._memory_planner.reordered(search.run(), search)
+        return self._memory_planner.reordered(self._memory.search(query, *args, **kwargs), search)
 
     def context(
         self,
@@ -218,7 +218,8 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         request = asked(query, system, history, conversation_id)
         get = getattr(self._memory, "get", None)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return self._memory_planner.context(search.run(), search, request, get)
+        found = self._memory.search(query, *args, **kwargs)
+        return self._memory_planner.context(found, search, request, get)
 
     def messages(
         self,
@@ -260,7 +261,8 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
     async def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
         """`ReuseMemory.search`, awaited."""
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return self._memory_planner.reordered(await search.run(), search)
+        found = await self._memory.search(query, *args, **kwargs)
+        return self._memory_planner.reordered(found, search)
 
     async def context(
         self,
@@ -275,7 +277,8 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         request = asked(query, system, history, conversation_id)
         get = getattr(self._memory, "get", None)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return await self._memory_planner.acontext(await search.run(), search, request, get)
+        found = await self._memory.search(query, *args, **kwargs)
+        return await self._memory_planner.acontext(found, search, request, get)
 
     async def messages(self, query: str, *args: Any, **kwargs: Any) -> list[OpenAIMessage]:
         """`ReuseMemory.messages`, awaited."""

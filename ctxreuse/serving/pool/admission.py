@@ -113,7 +113,8 @@ class AdmissionQueue:
             if not (is_next and self._window_elapsed) or self._is_planning:
                 return []
             self._window_elapsed = False
-            slots = queue.take_arrived()
+            slots = list(queue.arrived)
+            queue.arrived.clear()
             self._is_planning = bool(slots)
             return slots
 

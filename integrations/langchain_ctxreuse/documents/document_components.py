@@ -141,12 +141,12 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
         config, scope, blocks = self._carried.config, self._carried.scope, method == "invoke"
         inside = patch_config(config, callbacks=run.get_child())
         retrieval = object()
-        RETRIEVALS.begin(retrieval, scope.tenant or "")
+        RETRIEVALS[retrieval] = scope.tenant or ""
         try:
             found = getattr(self.retriever, method)(query, inside, **arguments)
             documents: list[Document] = found if blocks else await found
         finally:
-            RETRIEVALS.end(retrieval)
+            RETRIEVALS.pop(retrieval, None)
         runs = run_documents()
         if self._is_in_batch or runs.run_of(run.run_id).is_nested:
             if not self._is_in_batch:

@@ -71,8 +71,13 @@ async def streamed(
         async for chunk in chunks:
             usage = getattr(chunk, "usage_metadata", None)
             used += reported_count(field_of(usage, "output_tokens")) or 0
-            text = _text(chunk)
-            if text:
+            if not isinstance(chunk, (str, BaseMessage)):
+                raise InvalidRequestError(
+                    f"the model must give messages or texts, not {type(chunk).__name__}; leave out "
+                    "what parses its output, and put it behind the workflow"
+                )
+            texts = [chunk] if isinstance(chunk, str) else [one.text for one in text_parts(chunk)]
+            if text := "".join(texts):
                 counted += 1
                 yield Piece(text, 1)
     if used > counted:
@@ -86,17 +91,6 @@ def checked_model(model: object) -> Runnable[Any, Any]:
     raise InvalidRequestError(
         f"llm must be a LangChain chat model, not {describe(model)}; pass ChatOpenAI(...), "
         "or any other as it is or bound to arguments"
-    )
-
-
-def _text(chunk: object) -> str:
-    if isinstance(chunk, str):
-        return chunk
-    if isinstance(chunk, BaseMessage):
-        return "".join(part.text for part in text_parts(chunk))
-    raise InvalidRequestError(
-        f"the model must give messages or texts, not {type(chunk).__name__}; leave out what "
-        "parses its output, and put it behind the workflow"
     )
 
 

@@ -182,7 +182,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         session_id = block_kwargs.get("session_id")
         search = MemorySearch(self._source.search, query, (session_id,), {})
         try:
-            found = await search.run()
+            found = await self._source.search(query, session_id)
         except Exception as error:
             self._searching.note(error)
             return ""
@@ -231,7 +231,12 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         """Remember messages that the short-term memory lets go."""
         options = (message.additional_kwargs for message in messages)
         sessions = [given["session_id"] for given in options if "session_id" in given]
-        said = [(one.role, text) for one in messages if (text := _said(one))]
+        said: list[tuple[MessageRole, str]] = []
+        for one in messages:
+            text = message_text(one)
+            if one.role == MessageRole.ASSISTANT:  # what a model thought is nothing to remember
+                text = without_thoughts(text)
+            said += [(one.role, text)] if text else []
         try:
             if said:
                 await self._source.add(said, sessions[0] if sessions else None)
@@ -391,12 +396,6 @@ def _memory_source(block: ReuseMemoryBlock, reading: FailOpen) -> _Mem0Source | 
         f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
         f"{type(memory).__name__}"
     )
-
-
-def _said(message: ChatMessage) -> str:
-    """Return the text of a message; what a model thought is nothing to remember."""
-    text = message_text(message)
-    return without_thoughts(text) if message.role == MessageRole.ASSISTANT else text
 
 
 async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

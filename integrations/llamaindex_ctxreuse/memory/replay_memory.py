@@ -241,7 +241,10 @@ class ReplayMemory(Memory):
                 content = await block.aget(asked, session_id=self.session_id, **block_kwargs)
             if content:
                 contents[block.name] = content
-                history += map(message_as_openai, _as_shown(content))
+                shown = [ChatMessage(content=content)] if isinstance(content, str) else content
+                if not all(isinstance(one, ChatMessage) for one in shown):
+                    shown = [ChatMessage(blocks=content)]
+                history += map(message_as_openai, shown)
         return contents
 
     @property
@@ -362,22 +365,12 @@ def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> Replay
     return ReplayMemory.from_defaults(memory_blocks=list(memory_blocks), **options)
 
 
-def _as_shown(content: Any) -> list[ChatMessage]:
-    """Return the content of a memory block as messages."""
-    if isinstance(content, str):
-        return [ChatMessage(content=content)]
-    if all(isinstance(one, ChatMessage) for one in content):
-        return list(content)
-    return [ChatMessage(blocks=content)]
-
-
 def _digest(before: bytes, message: ChatMessage) -> bytes:
     digest = hashlib.blake2b(before, digest_size=16)
-    for part in (message.role.value, *map(_as_text, message.blocks)):
+    said = [
+        f"text {one.text}" if isinstance(one, TextBlock) else repr(one) for one in message.blocks
+    ]
+    for part in (message.role.value, *said):
         encoded = part.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
     return digest.digest()
-
-
-def _as_text(block: ContentBlock) -> str:
-    return f"text {block.text}" if isinstance(block, TextBlock) else repr(block)

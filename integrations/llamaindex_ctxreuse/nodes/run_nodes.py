@@ -126,12 +126,12 @@ class _RunHandler(OpenCalls):
 
     def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
         """Forget a call."""
-        RETRIEVALS.end(id_)
+        RETRIEVALS.pop(id_, None)
         super().span_drop(id_)
 
     def _begin(self, call: BegunCall, arguments: Mapping[str, Any]) -> None:
         if call.gives_nodes:
-            RETRIEVALS.begin(call.id, current_scope().tenant or "")
+            RETRIEVALS[call.id] = current_scope().tenant or ""
 
     def _end(self, call: BegunCall, arguments: Mapping[str, Any], result: object) -> None:
         if not call.gives_nodes or not isinstance(result, list):
@@ -175,7 +175,7 @@ def retrieved_items(
     """Return what the call at hand has retrieved; it, and those around it, wait for no more."""
     call = _HANDLER.current()
     for one in () if call is None else call.outwards():
-        RETRIEVALS.end(one.id)
+        RETRIEVALS.pop(one.id, None)
     given = without_annotations(nodes) if isinstance(nodes, list) else nodes
     asked = "" if query is None else query.query_str
     return RetrievedItems(given, asked, current_scope(), None if call is None else call.root)

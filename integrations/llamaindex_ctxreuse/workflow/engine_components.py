@@ -277,7 +277,9 @@ class LlamaIndexLLM:
         """Yield the answer piece by piece; see `ctxreuse.workflow.LanguageModel`."""
         check_params(params)
         told = used = 0
-        messages = converted_messages(prompt, _as_messages, "LlamaIndex")
+        messages = converted_messages(
+            prompt, lambda given: [ChatMessage(**one) for one in given], "LlamaIndex"
+        )
         chunks: Any = await self._llm.astream_chat(messages, **params)
         async with aclosing(chunks):
             async for chunk in chunks:
@@ -288,10 +290,6 @@ class LlamaIndexLLM:
                     yield Piece(chunk.delta, 1)
         if used > told:
             yield Piece("", used - told)
-
-
-def _as_messages(messages: list[dict[str, Any]]) -> list[ChatMessage]:
-    return [ChatMessage(**message) for message in messages]
 
 
 class RetrieverStage:
