@@ -11,10 +11,10 @@ from weakref import ref
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.context_finder import is_sequence
 from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
-from ctxreuse.pipeline.micro_batch import CallsToCome, MicroBatcher
+from ctxreuse.pipeline.ordered_release import CallsToCome, MicroBatcher
+from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.pipeline.prompt_turn import plans_together
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -53,9 +53,9 @@ class ItemKind(Generic[_Item]):
     followed: Callable[[Sequence[_Item]], Sequence[Form]] | None = None
 
 
-class _Ordered(NamedTuple):
+class _Ordered(NamedTuple, Generic[_Item]):
     position: int
-    items: Any
+    items: list[_Item]
     plan: Plan | None = None
 
 
@@ -79,7 +79,7 @@ class DocumentPlanner(Generic[_Item]):
         self._planner = planner
         self._kind = kind
         self._annotation, self._drop_repeats = annotation, drop_repeats
-        self._fail_open = fail_open or FailOpen(component, tell=planner.note_failure)
+        self.fail_open = fail_open or FailOpen(component, tell=planner.note_failure)
         self._batcher = MicroBatcher(
             self._scheduled,
             dropped=self._forget,
@@ -88,47 +88,44 @@ class DocumentPlanner(Generic[_Item]):
             is_large=_is_large,
         )
 
-    @property
-    def faults(self) -> int:
-        """How often planning has failed and items went through as they came."""
-        return self._fail_open.faults
-
     def plan(self, retrieved: RetrievedItems[_Item]) -> list[_Item]:
         """Wait in this thread for what others retrieve; return the items in their planned order."""
-        items: list[_Item] = self._batcher.submit(_read(retrieved)).items
-        return items
+        return self._batcher.submit(_read(retrieved)).items
 
     async def aplan(self, retrieved: RetrievedItems[_Item]) -> list[_Item]:
         """Do what `plan` does in this task; many items do not block the event loop."""
-        items: list[_Item] = (await self._batcher.asubmit(_read(retrieved))).items
-        return items
+        return (await self._batcher.asubmit(_read(retrieved))).items
 
     def plan_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[list[_Item]]:
         """Return what several queries retrieved, planned together, each in its planned order."""
         return [one.items for one in self._planned_or_given(list(map(_read, batch)))]
 
-    def _scheduled(self, batch: list[RetrievedItems[_Item]]) -> list[_Ordered]:
+    def _scheduled(self, batch: list[RetrievedItems[_Item]]) -> list[_Ordered[_Item]]:
         """Return what is planned together, in the order in which to send it."""
         planned = self._planned_or_given(batch)
         plans = [one.plan for one in planned]
         blocks = [() if one is None else tuple(block.key for block in one.blocks) for one in plans]
         return [planned[position] for position in depth_first_order(blocks)]
 
-    def _forget(self, ordered: _Ordered) -> None:
+    def _forget(self, ordered: _Ordered[_Item]) -> None:
         """Take back the plan of a query that was given up before it was sent."""
         plan = ordered.plan
         if plan is not None:
-            self._fail_open.attempt(lambda: self._planner.provisional.forget(plan), lambda: False)
+            self.fail_open.attempt(lambda: self._planner.provisional.forget(plan), lambda: False)
 
-    def _planned_or_given(self, batch: Sequence[RetrievedItems[_Item]]) -> list[_Ordered]:
-        given = [_Ordered(n, _as_they_came(one.items)) for n, one in enumerate(batch)]
+    def _planned_or_given(self, batch: Sequence[RetrievedItems[_Item]]) -> list[_Ordered[_Item]]:
+        came: list[Any] = [one.items for one in batch]
+        given = [
+            _Ordered(n, list(items) if type(items) in (list, tuple) else items)
+            for n, items in enumerate(came)
+        ]
         if self._planner.mode == "shadow":
             return given
-        return self._fail_open.attempt(lambda: self._planned(batch, given), lambda: given)
+        return self.fail_open.attempt(lambda: self._planned(batch, given), lambda: given)
 
     def _planned(
-        self, batch: Sequence[RetrievedItems[_Item]], given: Sequence[_Ordered]
-    ) -> list[_Ordered]:
+        self, batch: Sequence[RetrievedItems[_Item]], given: Sequence[_Ordered[_Item]]
+    ) -> list[_Ordered[_Item]]:
         followed = self._kind.followed
         moving = [
             place
@@ -224,8 +221,3 @@ def _read(retrieved: RetrievedItems[_Item]) -> RetrievedItems[_Item]:
     if not isinstance(retrieved.items, Iterator):
         return retrieved
     return replace(retrieved, items=list(retrieved.items))
-
-
-def _as_they_came(items: Any) -> Any:
-    """Return what a retriever returned: a copy of a list, anything else itself."""
-    return list(items) if type(items) in (list, tuple) else items

@@ -84,8 +84,7 @@ class EngineOptions(NamedTuple):
     ) -> dict[str, dict[str, Any]]:
         """Return what to add to `extra_body` and `extra_headers`: salt, cache key, session id.
 
-        The first of the prompt's groups counts. What the user has set stays: in the body, beside it
-        (`known`), and in headers.
+        What the user has set stays: in the body, beside it (`known`), and in headers.
         """
         salt = tenant_salt(scope.tenant or "", self.key) if self.salts else None
         more: dict[str, Any] = {}
@@ -93,19 +92,15 @@ class EngineOptions(NamedTuple):
             more["cache_salt"] = salt
         if self.cache.is_routed:
             more |= added_cache_fields({**known, **body}, groups, self.cache, self.key)
-        session = self._session(scope, groups)
+        session = None  # by which routers keep a call in one place
+        if self.sessions == "group":
+            session = affinity_id(groups[0], self.key) if groups else None
+        elif self.sessions and scope.conversation_id is not None:
+            session = conversation_session(scope.tenant or "", scope.conversation_id, self.key)
         options = {"extra_body": more} if more else {}
         if session is not None and self.header.lower() not in map(str.lower, headers):
             options["extra_headers"] = {self.header: session}
         return options
-
-    def _session(self, scope: RequestScope, groups: Sequence[tuple[str, ...]]) -> str | None:
-        """Return by what routers keep a call in one place."""
-        if self.sessions == "group":
-            return affinity_id(groups[0], self.key) if groups else None
-        if not self.sessions or scope.conversation_id is None:
-            return None
-        return conversation_session(scope.tenant or "", scope.conversation_id, self.key)
 
 
 def added_cache_fields(

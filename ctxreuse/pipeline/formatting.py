@@ -118,26 +118,21 @@ def cited_items(
 
 def cited_positions(text: str, labels: Iterable[str]) -> list[int]:
     """Return the positions of the labels that an answer names, in its order; of equal ones all."""
-    checked_kind("text", text, str, "an answer's text")
+    text = checked_kind("text", text, str, "an answer's text").replace("\\_", "_")  # of Markdown
     at: dict[str, list[int]] = {}
     for position, label in enumerate(labels):
         at.setdefault(label, []).append(position)
-    cited = _cited(text.replace("\\_", "_"), at)  # as Markdown has it
-    return [position for label in cited for position in at[label]]
-
-
-def _cited(text: str, labels: Iterable[str]) -> list[str]:
-    """Return the labels that a text names, whole or several in one pair of brackets."""
-    named: dict[str, int] = {}  # in brackets
+    named: dict[str, int] = {}  # in brackets, maybe several in one pair
     for bracket in _BRACKETS.finditer(text):
         for name in _NAME.finditer(text, *bracket.span()):
             named.setdefault(name[0], name.start())
     first: dict[str, int] = {}
-    for label in labels:
+    for label in at:
         left, right = (r"\b" if re.match(r"\w", end) else "" for end in (label[:1], label[-1:]))
         whole = re.search(f"{left}{re.escape(label)}{right}", text)
         places = [] if whole is None else [whole.start()]
         places += [named[one] for one in [label.strip(punctuation)] if one in named]
         if places:
             first[label] = min(places)
-    return sorted(first, key=first.__getitem__)
+    cited = sorted(first, key=first.__getitem__)
+    return [position for label in cited for position in at[label]]

@@ -6,9 +6,8 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, field
 from threading import Event, get_ident
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -28,7 +27,7 @@ _MOST_WRITTEN = 20_000
 
 def leaders(plans: Sequence[Plan]) -> list[int | None]:
     """Return for each plan the earliest one before it whose prefix it shares longest, or None."""
-    roots: dict[Hashable, _PrefixNode] = {}
+    roots: dict[Hashable, Any] = {}  # of prefixes: which plan had it first, and how it goes on
     last_turn: dict[Hashable, int] = {}
     found: list[int | None] = []
     for position, plan in enumerate(plans):
@@ -38,26 +37,17 @@ def leaders(plans: Sequence[Plan]) -> list[int | None]:
             conversation = request.tenant, type(request.conversation_id), request.conversation_id
         leader = last_turn.get(conversation)
         if not request.history:
-            root = roots.setdefault((request.tenant, request.system), _PrefixNode(position))
-            leader = root.first if request.system else None
-            node = root
+            root = request.tenant, request.system
+            first, below = roots.setdefault(root, (position, {}))
+            leader = first if request.system else None
             for block in plan.blocks:
-                below = node.children.setdefault(block.key, _PrefixNode(position))
-                leader = below.first if below.first < position else leader
-                node = below
+                first, below = below.setdefault(block.key, (position, {}))
+                leader = first if first < position else leader
             leader = None if leader == position else leader
         if conversation is not None:
             last_turn[conversation] = position
         found.append(leader)
     return found
-
-
-@dataclass(slots=True)
-class _PrefixNode:
-    """A prefix: which plan had it first, and how it goes on."""
-
-    first: int
-    children: dict[Hashable, _PrefixNode] = field(default_factory=dict)
 
 
 class PrefixUse(NamedTuple):

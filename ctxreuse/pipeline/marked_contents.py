@@ -19,13 +19,6 @@ class TextPosition(NamedTuple):
     part: int | None
 
 
-class MarkedContents(NamedTuple):
-    """What is sent."""
-
-    contents: list[Any]
-    tools: list[Any]
-
-
 def marked_contents(
     contents: Sequence[Any],
     parts: Sequence[Sequence[ContentPart]],
@@ -35,8 +28,8 @@ def marked_contents(
     tools: Sequence[Any] = (),
     *,
     marks_end: bool = False,
-) -> MarkedContents:
-    """Return the contents of messages in parts, with marks; `parts` as of `with_breakpoints`."""
+) -> tuple[list[Any], list[Any]]:
+    """Return contents in parts, with marks, and tools; `parts` as of `with_breakpoints`."""
     cuts: dict[int, dict[int | None, Sequence[ContentPart]]] = {}
     for position, own in zip(positions, parts, strict=True):
         if position is not None:
@@ -52,30 +45,27 @@ def marked_contents(
     if marks_end:
         messages.append({"content": (), "cache_control": mark_value("cache_control")})
     marked, own_tools = marked_prompt(messages, profile, field, tools)
-    return MarkedContents([one["content"] for one in marked[: len(contents)]], own_tools)
+    return [one["content"] for one in marked[: len(contents)]], own_tools
 
 
 def with_breakpoints(
     roles: Sequence[str],
     sent: Sequence[str],
     edits: Sequence[Edit | None],
-    *,
-    first_new: int,
     in_conversation: bool,
 ) -> tuple[tuple[ContentPart, ...], ...]:
     """Return what is sent for each part of a prompt in content parts, with breakpoints.
 
-    Messages from `first_new` on are sent for the first time; a later turn is likely to begin with
-    those of a conversation.
+    A later turn is likely to begin with the messages of a conversation.
     """
     whole: list[list[ContentPart]] = []
-    shows = False  # whether a context stands before
+    shows, new = False, first_new(roles)  # whether a context stands before, what is sent first
     for number, (text, edit) in enumerate(zip(sent, edits, strict=True)):
         parts = cut(text, () if edit is None else edit.cuts)
         marks = () if edit is None else edit.marks
-        if number < first_new:
+        if number < new:
             marks = () if shows else marks[-1:]  # others may have kept it alive
-        is_spare = shows or number < first_new
+        is_spare = shows or number < new
         for mark in marks:
             if mark < 0:
                 _mark_end(whole, roles, number, is_spare=is_spare)
@@ -91,6 +81,14 @@ def with_breakpoints(
         tuple(parts) if parts else (ContentPart(text),)
         for parts, text in zip(whole, sent, strict=True)
     )
+
+
+def first_new(roles: Sequence[str]) -> int:
+    """Return where the messages behind the last answer begin; a prefill is no answer."""
+    end = len(roles)
+    while end and roles[end - 1] == "assistant":
+        end -= 1
+    return max((n + 1 for n in range(end) if roles[n] == "assistant"), default=0)
 
 
 def _mark_end(

@@ -11,13 +11,7 @@ from functools import cache
 from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from ctxreuse.context.blocks import (
-    BlockId,
-    ContextBlock,
-    ContextRequest,
-    Message,
-    copied_message,
-)
+from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message, copied_message
 from ctxreuse.context.checks import checked_choice, checked_number
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import Templates, message_texts, render_block, rewrite_texts
@@ -60,14 +54,6 @@ def is_too_long(tokens: float, alone: float, growth_limit: float | None) -> bool
     return tokens > growth_limit * alone
 
 
-class _Condition(NamedTuple):
-    """A filter on one entity id: `entity relation value`."""
-
-    entity: str
-    relation: str
-    value: str
-
-
 def tenant_of(filters: Mapping[str, Any] | None = None, **entity_ids: Any) -> str:
     """Return the tenant whose memories a search with these filters reads.
 
@@ -90,16 +76,16 @@ def tenant_of(filters: Mapping[str, Any] | None = None, **entity_ids: Any) -> st
         raise InvalidRequestError(
             f"filters name no tenant: {describe(str(error))}; pass dicts of ids, less deep"
         ) from error
-    if any(one.entity == "user_id" and one.relation == "is" for one in conditions):
-        conditions = {one for one in conditions if one.entity in ("user_id", "app_id")}
+    if any(named[:2] == ("user_id", "is") for named in conditions):
+        conditions = {named for named in conditions if named[0] in ("user_id", "app_id")}
     if not conditions:
         return ""
     canonical = json.dumps(sorted(conditions)).encode()
     return "mem0-" + hashlib.blake2b(canonical, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _conditions(filters: object, negated: str = "") -> Iterator[_Condition]:
-    """Yield the conditions on entities, at any depth; metadata filters have none."""
+def _conditions(filters: object, negated: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield entity, relation and id of conditions, at any depth; metadata filters have none."""
     if isinstance(filters, (list, tuple)):
         for one in filters:
             yield from _conditions(one, negated)
@@ -108,7 +94,7 @@ def _conditions(filters: object, negated: str = "") -> Iterator[_Condition]:
     for name, value in filters.items():
         if name in ENTITIES and value is not None:
             for relation, entity_id in _compared(value):
-                yield _Condition(name, negated + relation, entity_id)
+                yield name, negated + relation, entity_id
         elif isinstance(name, str) and name.lstrip("$").upper() in _LOGICAL:
             below = "not " if name.lstrip("$").upper() == "NOT" else ""
             yield from _conditions(value, negated + below)
@@ -174,18 +160,6 @@ def standing_memories(
     return tuple(found.values())
 
 
-def _memories_among(
-    store: Hashable, tenant: str, blocks: Iterable[ContextBlock]
-) -> tuple[ContextBlock, ...]:
-    """Return those blocks of a tenant's prompt that are a store's memories."""
-    known = [(one, known_texts().known(tenant, one.text)) for one in blocks]
-    return tuple(
-        block
-        for block, one in known
-        if one is not None and one.form.name == MemoryName(store, block.id)
-    )
-
-
 @dataclass(slots=True)
 class ShownMemories:
     """The memories that earlier messages of a conversation show, and what the store has of them."""
@@ -203,15 +177,19 @@ class ShownMemories:
         found: Iterable[ContextBlock],
     ) -> ShownMemories:
         """Return what the messages before a turn show, to be looked up."""
-        if not request.history:
-            return cls()
+        tenant, history = request.tenant, request.history or ()
         recorded = {} if request.conversation_id is None else planner.shown_blocks(request)
-        shown = _memories_among(store, request.tenant, recorded.values())
-        standing = standing_memories(store, request.tenant, request.history)
-        shown = tuple({one.key: one for one in (*shown, *standing)}.values())
+        among = [
+            block
+            for block in recorded.values()
+            if (one := known_texts().known(tenant, block.text)) is not None
+            and one.form.name == MemoryName(store, block.id)
+        ]
+        standing = standing_memories(store, tenant, history)
+        shown = tuple({one.key: one for one in (*among, *standing)}.values())
         if not recorded:
             shows_block = planner.templates.shows_block
-            texts = chain.from_iterable(map(message_texts, request.history))
+            texts = chain.from_iterable(map(message_texts, history))
             if not shown and any(map(shows_block, texts)):
                 log_unknown_history()
         now = {block.id for block in found}
@@ -255,26 +233,21 @@ def without_memories(
         beginnings.setdefault(text[:_BEGINNING], []).append(text)
 
     lengths, separator = sorted({*map(len, beginnings)}, reverse=True), templates.separator
-
-    def words_for(paragraph: str) -> str | None:
-        """Return what stands in place of words on memories; None for another paragraph."""
-        if are_marked:
-            return templates.removed if paragraph in quoting else None
-        return "" if paragraph and templates.is_annotation(paragraph) else None
+    words = templates.removed if are_marked else ""  # in place of what is taken out
 
     def cleaned(content: str) -> str:
         kept, copied_to = "", 0
         for start in paragraph_starts(content, separator):
             if start < copied_to:  # within what was taken out
                 continue
-            words: str | None = templates.removed if are_marked else ""
             end = _memory_end(content, start, beginnings, lengths, templates)
             if end is None:
                 end = content.find(separator, start)
                 end = len(content) if end < 0 else end
-                words = words_for(content[start:end])
-            if words is None:
-                continue
+                said = content[start:end]
+                is_annotation = not are_marked and said and templates.is_annotation(said)
+                if said not in quoting and not is_annotation:
+                    continue
             kept += content[copied_to:start] + words
             copied_to = end
             if not words:  # a separator goes, too

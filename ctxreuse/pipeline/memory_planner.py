@@ -20,14 +20,9 @@ from ctxreuse.context.blocks import (
 from ctxreuse.context.checks import checked_id, checked_kind, checked_list
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.rendering import (
-    DEFAULT_TEMPLATES,
-    message_texts,
-    render_messages,
-)
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, message_texts, render_messages
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, RetrievedItems
 from ctxreuse.pipeline.memories import (
     ENTITIES,
@@ -42,7 +37,7 @@ from ctxreuse.pipeline.memories import (
     tenant_of,
     without_memories,
 )
-from ctxreuse.pipeline.process_planners import planner_for
+from ctxreuse.pipeline.process_planners import planner_for, planning_time
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -81,9 +76,7 @@ class MemoryContext:
 
     def __str__(self) -> str:
         """Return text and annotation."""
-        if self.plan is None:
-            return self.text
-        return self.plan.rendered()
+        return self.text if self.plan is None else self.plan.rendered()
 
     def messages(self) -> list[OpenAIMessage]:
         """Return OpenAI chat messages: system text, history, question, and memories."""
@@ -143,10 +136,6 @@ class MemorySearch:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
 
-    def run(self) -> Any:
-        """Return what the method does; its errors are raised."""
-        return self.method(self.query, *self.args, **self.kwargs)
-
     @property
     def tenant(self) -> str:
         """The tenant whose memories the search reads, however the arguments are given."""
@@ -173,12 +162,11 @@ class MemoryPlanner:
         planner: ReusePlanner | None,
         tenant: str | None,
         component: str,
-        *,
-        labels: bool = False,
-        annotate: bool = False,
-        growth_limit: float | None = 2.0,
-        placement: Placement = "before_question",
-        store: object = None,
+        labels: bool,
+        annotate: bool,
+        growth_limit: float | None,
+        placement: Placement,
+        store: object,
         kind: ItemKind[Any] | None = None,  # of what a search finds; None: mem0's memories
     ) -> None:
         self.planner = planner_for(planner)
@@ -187,23 +175,17 @@ class MemoryPlanner:
         self._growth_limit = checked_growth_limit(growth_limit)
         self._placement = checked_placement(placement)
         self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
-        self._fail_open = FailOpen(
+        self.fail_open = FailOpen(
             component, "memories go through as retrieved", tell=self.planner.note_failure
         )
         self._store = store_name(store)
         self._searches = DocumentPlanner(
-            self.planner, kind or _MEMORIES, component, fail_open=self._fail_open
+            self.planner, kind or _MEMORIES, component, fail_open=self.fail_open
         )
-
-    @property
-    def faults(self) -> int:
-        """How often planning, or looking up what is shown, has failed."""
-        return self._fail_open.faults
 
     def reordered(self, result: Any, search: MemorySearch) -> Any:
         """Return a search's result with its memories in planned order, none left out."""
-
-        def reordered() -> Any:
+        try:
             found = found_memories(result)
             scope = RequestScope(self.tenant_of(search))
             shown_to = current_scope().tenant or ""
@@ -212,8 +194,9 @@ class MemoryPlanner:
             if list(map(id, memories)) == list(map(id, found)):
                 return result
             return {**result, _RESULTS: memories} if isinstance(result, Mapping) else memories
-
-        return self._fail_open.attempt(reordered, lambda: result)
+        except Exception as error:
+            self.fail_open.note(error)
+            return result
 
     def context(
         self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any
@@ -224,7 +207,7 @@ class MemoryPlanner:
             try:
                 shown.note(memory_id, get(memory_id))
             except Exception as error:
-                shown.note_error(memory_id, error, self._fail_open)
+                shown.note_error(memory_id, error, self.fail_open)
         return self._as_text(found, search, asked, shown)
 
     async def acontext(
@@ -238,7 +221,7 @@ class MemoryPlanner:
                 stored = get(memory_id)
                 shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
             except Exception as error:
-                shown.note_error(memory_id, error, self._fail_open)
+                shown.note_error(memory_id, error, self.fail_open)
 
         if callable(get):
             await asyncio.gather(*map(look_up, shown.to_look_up))
@@ -248,7 +231,7 @@ class MemoryPlanner:
         self, found: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
     ) -> MemoryContext:
         opened = self._opened(asked)
-        return self._fail_open.attempt(
+        return self.fail_open.attempt(
             lambda: self._context(found, search, opened, shown),
             # without labels, because earlier turns may use these
             lambda: MemoryContext(
@@ -264,12 +247,15 @@ class MemoryPlanner:
         if not asked.history:
             return ShownMemories()
 
-        def shown() -> ShownMemories:
-            request = replace(asked, tenant=self.tenant_of(search))
-            found = map(memory_block, found_memories(result))
-            return ShownMemories.of(self._store, self.planner, request, found)
-
-        return self._fail_open.attempt(shown, ShownMemories)
+        return self.fail_open.attempt(
+            lambda: ShownMemories.of(
+                self._store,
+                self.planner,
+                replace(asked, tenant=self.tenant_of(search)),
+                map(memory_block, found_memories(result)),
+            ),
+            ShownMemories,
+        )
 
     def _opened(self, asked: ContextRequest) -> ContextRequest:
         """Return a request whose system text stands once: as `system`, or in the history."""
@@ -309,14 +295,8 @@ class MemoryPlanner:
         blocks = [*memories, *relation_blocks(result)]
         # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
         unique = tuple(texts_to_show(blocks))
-        outdated = shown.outdated(memories)
-        request = replace(
-            asked,
-            blocks=unique,
-            tenant=self.tenant_of(search),
-            outdated=outdated,
-            labels=self._labels,
-        )
+        gone, tenant = shown.outdated(memories), self.tenant_of(search)
+        request = replace(asked, blocks=unique, tenant=tenant, outdated=gone, labels=self._labels)
         may_be_anew = shown.blocks and self._growth_limit is not None
         anew = self._laid_out_anew(request, shown) if may_be_anew else request
         is_anew = self._is_too_long(request, anew, shown)
@@ -429,7 +409,7 @@ class PlansMemories:
     @property
     def faults(self) -> int:
         """How often planning has failed and memories went through as they were found."""
-        return self._memory_planner.faults
+        return self._memory_planner.fail_open.faults
 
 
 def asked(

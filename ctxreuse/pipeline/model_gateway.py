@@ -6,14 +6,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from inspect import isawaitable
 from typing import Any, TypeAlias, TypeVar
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.reported_usage import ReportedTokens
 from ctxreuse.pipeline.leader_first import CallsInFlight, calls_of_batch
-from ctxreuse.pipeline.micro_batch import MicroBatcher
-from ctxreuse.pipeline.ordered_release import run_here
+from ctxreuse.pipeline.ordered_release import MicroBatcher
 from ctxreuse.pipeline.prompt_turn import (
     OpenPrompt,
     PlannedPrompt,
@@ -48,26 +48,15 @@ class ModelGateway:
         self._through, self._usage_of, self._adds_up = through, usage_of, adds_up
         self._reuse, self._beside, self._primes = planner, beside, primes
         self._planner = PromptPlanner(planner, strategy, component, primes=primes)
-        self._fail_open = FailOpen(
-            component, "prompts are sent as given", tell=planner.note_failure
-        )
+        self.fail_open = FailOpen(component, "prompts are sent as given", tell=planner.note_failure)
         self._batcher = MicroBatcher(self._scheduled, window_s, dropped=self.forget)
-        self.attempt = self._fail_open.attempt
+        self.attempt = self.fail_open.attempt
         self.statistics = self._planner.statistics
         self._in_flight = CallsInFlight()
         self._lets_wait = window_s > 0 or primes
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ModelGateway, self._made_with
-
-    @property
-    def faults(self) -> int:
-        """How often planning has failed and prompts were sent as given."""
-        return self._fail_open.faults
-
-    def plan(self, prompt: _Prompt, wire: Wire | None = None) -> PlannedPrompt:
-        """Wait in this thread as `aplan` does."""
-        return run_here(self.aplan(prompt, wire, blocks=True))
 
     async def aplan(
         self, prompt: _Prompt, wire: Wire | None = None, *, blocks: bool = False
@@ -77,7 +66,7 @@ class ModelGateway:
         One that a batch has planned waits for its leader alone. Primes are sent if `wire` is known.
         """
         if isinstance(prompt, PlannedPrompt):
-            planned = prompt if prompt.use is None else self._entered(prompt)
+            planned = self._entered(prompt)
         elif not (opened := self._opened(prompt)).contexts:  # it gains nothing by waiting
             planned = self._scheduled([opened])[0]
         elif blocks:
@@ -124,8 +113,8 @@ class ModelGateway:
             return
         if planned.in_flight is not None:
             planned.in_flight.give_up()
-        if planned.plans:
-            self.attempt(lambda: self._planner.forget(planned.plans))
+        for plan in planned.plans:
+            self.attempt(partial(self._reuse.forget, plan))
 
     @contextmanager
     def calling(self, planned: PlannedPrompt | None) -> Iterator[Callable[[_Piece], _Piece]]:
@@ -162,15 +151,9 @@ class ModelGateway:
             self._reuse.note_unreported(call, planned.tenant)
 
     def _report(self, planned: PlannedPrompt, usage: ReportedTokens, seconds: float) -> None:
-        self.attempt(
-            lambda: self._reuse.report_usage(
-                planned.plans,
-                **usage._asdict(),
-                seconds=seconds,
-                tenant=planned.tenant,
-                through=self._through,
-            )
-        )
+        told = {**usage._asdict(), "seconds": seconds, "tenant": planned.tenant}
+        report = partial(self._reuse.report_usage, planned.plans, through=self._through, **told)
+        self.attempt(report)
         follower, is_known = self._reuse.prompt_follower, planned.wire and planned.plans
         if follower is not None and self._beside is not None and is_known:
             self._beside.follow(planned, follower)

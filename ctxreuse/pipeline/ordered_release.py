@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Sequence,
+)
+from contextvars import copy_context
 from enum import Enum
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from threading import get_ident
+from threading import Event, get_ident
 from typing import Any, Generic, TypeVar
 
-from ctxreuse.context.fork_safety import ForkSafeLock
+from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.errors import InvalidRequestError, describe
 
 PLANNED_ON_THE_LOOP = 64
@@ -21,8 +31,16 @@ PLANNED_ON_THE_LOOP = 64
 DEFAULT_WINDOW_S = 0.005
 _LONGEST_WINDOW_S = 60
 
+_STALL_TIMEOUT_S = 1.0
+"""If no caller goes on for this time, all do: an answer is worth more than the order."""
+
+_PASSES = 8
+"""In so many passes of an event loop all come that were started together; frameworks start tasks
+from queues, which takes some."""
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+_Placed = TypeVar("_Placed", bound=Any)  # `position` says as which one its item arrived
 
 
 class SlotState(Enum):
@@ -46,15 +64,11 @@ class Slot(Generic[_Item, _Result]):
         self.wake: Callable[[], object] = lambda: None  # `attach` puts the waiter's here
         self.loop: object = None
         self.queue = queue
-        self._results = [] if result is None else [result]
+        self.results = [] if result is None else [result]  # what was planned, until it is taken
         with queue.lock:
             queue.present += 1
             if result is None:
                 queue.arrived[self] = None
-
-    def set_result(self, result: _Result) -> None:
-        """Keep what was planned for it."""
-        self._results = [result]
 
     def attach(self, wake: Callable[[], object], loop: object = None) -> None:
         """Call `wake` when the slot is released or leaves, at once if it has, from any thread."""
@@ -68,7 +82,7 @@ class Slot(Generic[_Item, _Result]):
         if self.error is not None:
             raise self.error
         with self.queue.lock:
-            return self._results.pop() if self._results else None
+            return self.results.pop() if self.results else None
 
     def leave(self, release: bool = True) -> None:
         """End, or give up waiting, and free the place. May be repeated."""
@@ -80,7 +94,7 @@ class Slot(Generic[_Item, _Result]):
                 self.state = SlotState.LEFT
                 queue.arrived.pop(self, None)
                 queue.moved_at = time.monotonic()
-            results, self._results = self._results, []
+            results, self.results = self.results, []
         for result in results:  # without the lock, because planners have locks, too
             queue.unused(result)
         if release:
@@ -126,6 +140,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         unused: Callable[[_Result], object] = lambda result: None,
         lanes: int = 1,
         by_loop: bool = False,  # whether neighbours of one event loop take one place together
+        group: Hashable = None,  # what the calls have in common
     ) -> None:
         # re-entrant: a collected task may leave while this very thread holds it
         self.lock = ForkSafeLock()
@@ -135,6 +150,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         self.moved_at = time.monotonic()  # in seconds of the monotonic clock
         self.unused = unused
         self.places: float = places
+        self.group = group
         # heaps of place, order of lining up, and slot
         self._lanes: list[list[tuple[int, int, Slot[_Item, _Result]]]] = [[] for _ in range(lanes)]
         self._next_lane = 0
@@ -144,14 +160,7 @@ class OrderedQueue(Generic[_Item, _Result]):
     def has_waiting(self, lane: int = 0) -> bool:
         """Return whether a call waits in a lane."""
         with self.lock:
-            return self._head(self._lanes[lane]) is not None
-
-    def take_arrived(self) -> list[Slot[_Item, _Result]]:
-        """Return the calls that have arrived, for one `plan`; others may arrive meanwhile."""
-        with self.lock:
-            slots = list(self.arrived)
-            self.arrived.clear()
-        return slots
+            return any(slot.state is SlotState.WAITING for *_, slot in self._lanes[lane])
 
     def plan(
         self,
@@ -197,8 +206,7 @@ class OrderedQueue(Generic[_Item, _Result]):
         loop = None
         while True:
             with self.lock:
-                may_run = self.running < self.places or self._goes_on(loop)
-                slot = self._first() if may_run else None
+                slot = self._first(loop)
                 if slot is None:
                     return
                 loop = slot.loop if self._by_loop else None
@@ -218,30 +226,166 @@ class OrderedQueue(Generic[_Item, _Result]):
                 self.places = math.inf
         self.release()
 
-    def _goes_on(self, loop: object) -> bool:
-        """Return whether the next call waits in the event loop of the one released last."""
-        if loop is None:
-            return False
-        head = self._head(self._lanes[self._next_lane % len(self._lanes)])
-        return head is not None and head.loop is loop
-
-    def _first(self) -> Slot[_Item, _Result] | None:
-        """Take the first waiting call out of its lane; the lanes take turns."""
-        for step in range(len(self._lanes)):
+    def _first(self, loop: object) -> Slot[_Item, _Result] | None:
+        """Take the next call that may run out of its lane; `loop` is that of the one before it."""
+        for step in range(len(self._lanes)):  # the lanes take turns
             number = (self._next_lane + step) % len(self._lanes)
-            slot = self._head(self._lanes[number])
-            if slot is not None:
-                heappop(self._lanes[number])
+            lane = self._lanes[number]
+            while lane and lane[0][2].state is not SlotState.WAITING:
+                heappop(lane)  # it was given up
+            follows = lane and loop is not None and lane[0][2].loop is loop
+            if lane and (follows or self.running < self.places):
                 self._next_lane = number + 1
-                return slot
+                return heappop(lane)[2]
         return None
 
-    @staticmethod
-    def _head(lane: list[tuple[int, int, Slot[_Item, _Result]]]) -> Slot[_Item, _Result] | None:
-        """Return the first call that waits in a lane; those that were given up leave it."""
-        while lane and lane[0][2].state is not SlotState.WAITING:
-            heappop(lane)
-        return lane[0][2] if lane else None
+
+class CallsToCome(dict[Hashable, Hashable]):
+    """Calls that will come to a micro-batcher, and their groups; lock-free: collectors end some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        renew_after_fork(self._start_anew)
+
+    def _start_anew(self) -> None:
+        """Expect none: in a child, those that were under way in the parent never come."""
+        self.clear()
+
+    def any_of(self, group: Hashable) -> bool:
+        """Return whether a call of a group is expected."""
+        return group in list(self.values())
+
+
+class MicroBatcher(Generic[_Item, _Placed]):
+    """Collects concurrent calls, plans them together, and releases them in planned order.
+
+    Tasks of any event loop and threads may be mixed. No caller depends on another one's thread or
+    loop to run: the first one that notices that the window is over closes it, and all go on if
+    nobody does for a second. A blocking call inside an event loop is planned on its own, at once:
+    the tasks that it would wait for cannot run.
+    """
+
+    def __init__(
+        self,
+        schedule: Callable[[list[_Item]], Sequence[_Placed]],
+        window_s: float = DEFAULT_WINDOW_S,
+        dropped: Callable[[_Placed], object] = lambda result: None,
+        group_of: Callable[[_Item], Hashable] = lambda item: None,
+        others_come: Callable[[Hashable], bool] | None = None,
+        is_large: Callable[[Sequence[_Item]], bool] = lambda items: (
+            len(items) > PLANNED_ON_THE_LOOP
+        ),
+    ) -> None:
+        self._made_with = schedule, window_s, dropped, group_of, others_come, is_large
+        self._schedule = schedule
+        self._window_s = checked_window(window_s)
+        # gets the result of a caller that was cancelled
+        self._dropped = dropped
+        self._group_of = group_of
+        self._others_come = others_come
+        self._is_large = is_large
+        self._lock = ForkSafeLock()
+        self._start_anew()
+        renew_after_fork(self._start_anew)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MicroBatcher, self._made_with
+
+    def _start_anew(self) -> None:
+        """Have no batch: in a child, those who wait in the parent's cannot go on."""
+        self._open: dict[Hashable, OrderedQueue[_Item, _Placed]] = {}
+
+    def submit(self, item: _Item) -> _Placed:
+        """Wait in this thread until the item is released; return what was planned for it."""
+        if not self._window_s or in_event_loop():
+            return self._schedule([item])[0]
+        batch, slot = self._join(item)
+        woken, others_come = Event(), self._others_come
+        slot.attach(woken.set)
+        try:
+            is_complete = others_come is not None and not others_come(batch.group)
+            if is_complete or not woken.wait(self._window_s):
+                self._close(batch)
+            while not woken.wait(_STALL_TIMEOUT_S):
+                batch.release_if_stalled(_STALL_TIMEOUT_S)
+            return slot.take()  # type: ignore[return-value]  # it is released, so it is planned
+        finally:
+            self._leave(slot)
+
+    async def asubmit(self, item: _Item) -> _Placed:
+        """Wait in this task until the item is released; return what was planned for it."""
+        if not self._window_s:
+            return self._schedule([item])[0]
+        batch, slot = self._join(item)
+        waiter, loop = TaskWaiter(slot), asyncio.get_running_loop()
+        # a wait that ends for the window would resume its task out of turn
+        closing = loop.call_later(self._window_s, self._close_aside, batch)
+        if self._others_come is not None:
+            self._close_unless_grown(batch, len(batch.arrived))
+        try:
+            while not await waiter.wait(self._window_s + _STALL_TIMEOUT_S):
+                self._close(batch)  # all threads may be busy with other work
+                batch.release_if_stalled(_STALL_TIMEOUT_S)
+            return slot.take()  # type: ignore[return-value]  # it is released, so it is planned
+        finally:
+            closing.cancel()
+            self._leave(slot)
+
+    def _join(self, item: _Item) -> tuple[OrderedQueue[_Item, _Placed], Slot[_Item, _Placed]]:
+        group = self._group_of(item)
+        with self._lock:
+            batch = self._open.get(group)
+            if batch is None:
+                batch = OrderedQueue(unused=self._dropped, by_loop=True, group=group)
+                self._open[group] = batch
+            return batch, Slot(batch, item)
+
+    def _leave(self, slot: Slot[_Item, _Placed]) -> None:
+        batch = slot.queue
+        slot.leave()
+        with self._lock:
+            if not batch.present and self._open.get(batch.group) is batch:  # all were cancelled
+                del self._open[batch.group]
+
+    def _close_unless_grown(
+        self, batch: OrderedQueue[_Item, _Placed], calls: int, passes: int = _PASSES
+    ) -> None:
+        """Close a batch of so many calls if no further one comes in some passes of the loop."""
+        if len(batch.arrived) > calls:
+            return
+        if passes:
+            again = partial(self._close_unless_grown, batch, calls, passes - 1)
+            asyncio.get_running_loop().call_soon(again)
+        elif self._others_come is not None and not self._others_come(batch.group):
+            self._close_aside(batch)
+
+    def _close_aside(self, batch: OrderedQueue[_Item, _Placed]) -> None:
+        """Close a batch; a large one in a thread."""
+        # in a thread nobody waits for it: its caller goes on when released, as all do
+        if not self._is_large([slot.item for slot in list(batch.arrived)]):
+            self._close(batch)
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            loop.run_in_executor(None, copy_context().run, self._close, batch)
+        except RuntimeError:  # no thread can be started
+            self._close(batch)
+
+    def _close(self, batch: OrderedQueue[_Item, _Placed]) -> None:
+        """Plan the calls that have come together, unless that is done, and line them up."""
+        with self._lock:
+            if self._open.get(batch.group) is not batch:
+                return
+            del self._open[batch.group]
+        if slots := list(batch.arrived):
+            batch.plan(slots, self._planned)
+
+    def _planned(self, slots: list[Slot[_Item, _Placed]]) -> list[Slot[_Item, _Placed]]:
+        results = self._schedule([slot.item for slot in slots])
+        assert sorted(one.position for one in results) == list(range(len(slots)))
+        for result in results:
+            slots[result.position].results = [result]
+        return [slots[one.position] for one in results]
 
 
 async def planned_aside(work: Callable[[], _Result], calls: int) -> _Result:

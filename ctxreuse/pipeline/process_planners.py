@@ -1,8 +1,10 @@
-"""The planner of adapters that were given none: one for each engine, in a process."""
+"""What a process has once for its adapters: a planner for each engine, and the time."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
+from typing import Any
 
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -16,6 +18,7 @@ _ADDRESSES = (
 )
 _planners: LRUMap[Hashable, ReusePlanner] = LRUMap(_MOST_ENGINES)
 _sharing = ForkSafeLock()
+_BEGAN = time.time() - time.monotonic()
 
 
 def planner_for(planner: object, *, model: object = None) -> ReusePlanner:
@@ -29,6 +32,16 @@ def planner_for(planner: object, *, model: object = None) -> ReusePlanner:
     engine = str(name), addresses or f"{type(model).__module__}.{type(model).__qualname__}"
     with _sharing:
         return _planners.get_or_make(engine, ReusePlanner)
+
+
+def now() -> float:
+    """Return seconds since 1970 that only run forward; planning itself reads no clock."""
+    return _BEGAN + time.monotonic()
+
+
+def planning_time(planner: ReusePlanner) -> dict[str, Any]:
+    """Return the time as `plan` and `plan_batch` take it: where cache entries expire."""
+    return {} if planner.cache.lifetime is None else {"now": now()}
 
 
 def engine_address(model: object) -> tuple[str, str]:

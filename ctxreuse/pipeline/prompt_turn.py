@@ -12,22 +12,23 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import (
-    BlockKey,
-    ContextRequest,
-    Message,
-    text_digest,
-)
+from ctxreuse.context.blocks import BlockKey, ContextRequest, Message, text_digest
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import Reference, SentBlock
 from ctxreuse.context.scope import NO_SCOPE, RequestScope
-from ctxreuse.pipeline.clock import planning_time
-from ctxreuse.pipeline.context_finder import Context, FoundContexts, contexts_in
-from ctxreuse.pipeline.in_place import REMEDIES, have_own_numbers, reason_in_place
+from ctxreuse.pipeline.context_finder import (
+    REMEDIES,
+    Context,
+    FoundContexts,
+    contexts_in,
+    have_own_numbers,
+    reason_in_place,
+)
 from ctxreuse.pipeline.known_texts import KnownTexts, known_texts
 from ctxreuse.pipeline.leader_first import CallInFlight, PrefixUse
-from ctxreuse.pipeline.marked_contents import with_breakpoints
+from ctxreuse.pipeline.marked_contents import first_new, with_breakpoints
+from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan, shard_of
 from ctxreuse.planning.prompt_records import (
@@ -190,7 +191,7 @@ class PromptPlanner:
         Call `plan_open` with it, once.
         """
         one = OpenPrompt(prompt, prompt.scope.tenant or "")
-        first_new = _first_new([part.role for part in prompt.parts])
+        new = first_new([part.role for part in prompt.parts])
         key = _digest(prompt.beside, repr(prompt.scope.conversation_id))
         outcomes: list[str] = []
         found: dict[int, FoundContexts | None] = {}
@@ -201,7 +202,7 @@ class PromptPlanner:
             one.keys.append((key, alone))
             edit, text, before = None, part.text, None
             if part.is_text and part.role != "assistant":
-                is_history = number < first_new
+                is_history = number < new
                 if is_history:
                     edit = Edit.decoded(self._planner.edit_of(one.tenant, key))
                 elif edit := self._known.planned(one.tenant, alone):  # by a part of ours
@@ -220,8 +221,8 @@ class PromptPlanner:
             one.edits.append(edit)
             one.sent.append(text)
             shown.add(text)
-        new = self._judged(one, found)
-        one.outcome = "planned" if "planned" in new else [*new, *outcomes, "not_found"][0]
+        judged = self._judged(one, found)
+        one.outcome = "planned" if "planned" in judged else [*judged, *outcomes, "not_found"][0]
         return one
 
     def plan_open(self, prompts: Sequence[OpenPrompt]) -> list[PlannedPrompt]:
@@ -237,7 +238,8 @@ class PromptPlanner:
                 for one, plan in zip(waiting, plans, strict=True):
                     self._write(one, plan)
         except Exception:  # all of them are sent as given
-            self.forget(plan for one in prompts for plan in one.plans)
+            for plan in [plan for one in prompts for plan in one.plans]:
+                self._planner.forget(plan)
             raise
         silent = self._records.count(self._kind, [one.outcome for one in prompts])
         if self._kind and silent.total() >= _SILENT_PROMPTS:
@@ -253,15 +255,9 @@ class PromptPlanner:
         if len(planned) < 2:
             return planned
         if self._primes:  # each one ends in the first of its group
-            places = {id(one): place for place, one in enumerate(in_order)}
-            last = len(places)
-            return sorted(planned, key=lambda one: places.get(id(prompts[one.position]), last))
+            at = {id(one): place for place, one in enumerate(in_order)}
+            return sorted(planned, key=lambda one: at.get(id(prompts[one.position]), len(at)))
         return [planned[n] for n in prefix_order(list(map(_as_shown, prompts, planned)))]
-
-    def forget(self, plans: Iterable[Plan]) -> None:
-        """Take back plans whose prompts never reached the engine."""
-        for plan in plans:
-            self._planner.forget(plan)
 
     def _judged(self, one: OpenPrompt, found: Mapping[int, FoundContexts | None]) -> list[str]:
         """Keep the contexts that are to be planned; return what becomes of all."""
@@ -358,14 +354,14 @@ class PromptPlanner:
         parts: tuple[tuple[ContentPart, ...], ...] = ()
         if self._planner.cache.marks and any(one.edits):
             roles = [part.role for part in one.given.parts]
-            parts = with_breakpoints(
-                roles,
-                one.sent,
-                one.edits,
-                first_new=_first_new(roles),
-                in_conversation=one.given.scope.conversation_id is not None,
-            )
-        forks = tuple(_forks(one)) if self._primes else ()
+            in_conversation = one.given.scope.conversation_id is not None
+            parts = with_breakpoints(roles, one.sent, one.edits, in_conversation)
+        forks = tuple(
+            PromptFork(number, sum(edit.cuts[: mark + 1]))
+            for number in sorted(one.changed if self._primes else ())  # where its primes end
+            for edit in [one.edits[number] or Edit()]
+            for mark in edit.marks
+        )
         use = PrefixUse.of(one.plans[0], primed=self._primes) if one.plans else None
         return PlannedPrompt(
             position, tuple(one.sent), tuple(one.plans), one.tenant, parts, named, forks, use
@@ -515,22 +511,6 @@ def _edit_of(text: str, groups: Iterable[_Group], plan: Plan, earlier: Edit | No
                 length = 0
     group_names = shard_of(plan) if plan.cache.is_routed else ()
     return Edit(tuple(pieces), tuple(cuts), tuple(marks), group_names)
-
-
-def _forks(one: OpenPrompt) -> Iterator[PromptFork]:
-    """Yield where the primes of a prompt end."""
-    for number in sorted(one.changed):
-        edit = one.edits[number] or Edit()
-        for mark in edit.marks:
-            yield PromptFork(number, sum(edit.cuts[: mark + 1]))
-
-
-def _first_new(roles: Sequence[str]) -> int:
-    """Return where the messages behind the last answer begin; a prefill is no answer."""
-    end = len(roles)
-    while end and roles[end - 1] == "assistant":
-        end -= 1
-    return max((n + 1 for n in range(end) if roles[n] == "assistant"), default=0)
 
 
 def _as_shown(one: OpenPrompt, planned: PlannedPrompt) -> str:

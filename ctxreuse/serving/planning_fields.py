@@ -87,7 +87,7 @@ class PlansDocuments(PlanningFields):
     @property
     def faults(self) -> int:
         """How often planning has failed and documents went through as they came."""
-        return self._documents.faults
+        return self._documents.fail_open.faults
 
     def _item_kind(self) -> ItemKind[Any]:
         return self._kind
@@ -122,7 +122,7 @@ class PlansPrompts(PlanningFields):
     @property
     def faults(self) -> int:
         """How often planning has failed and prompts were sent as given."""
-        return self._gateway.faults
+        return self._gateway.fail_open.faults
 
     @property
     def prompt_statistics(self) -> PromptStatistics:

@@ -20,6 +20,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.reported_usage import ReportedTokens, usage_in, usage_of
+from ctxreuse.pipeline.engine_options import marks_the_end
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.prompt_turn import PromptPart
 from ctxreuse.rules.cache_marks import MarkField, mark_field
@@ -117,22 +118,21 @@ def with_marks(
     texts: PromptTexts,
     parts: Sequence[tuple[ContentPart, ...]],
     profile: CacheRules,
-    field: MarkField,
+    model: object,
     tools: Sequence[Any],
-    *,
-    marks_end: bool,
+    body: Mapping[str, Any],  # what of it the user has set
 ) -> tuple[list[BaseMessage], list[Any]]:
     """Return messages in content parts, with marks, and the call's tools."""
-    contents = [message.content for message in messages]
+    field, marks_end = mark_field_for(model, profile), marks_the_end(body)
     if field == "cachePoint":
         parts = list(_marked_behind(texts, parts))
-    marked = marked_contents(
-        contents, parts, texts.positions, profile, field, tools, marks_end=marks_end
-    )
+    contents = [message.content for message in messages]
+    given = contents, parts, texts.positions
+    marked, sent_tools = marked_contents(*given, profile, field, tools, marks_end=marks_end)
     return [
         message if content is message.content else message.model_copy(update={"content": content})
-        for message, content in zip(messages, marked.contents, strict=True)
-    ], marked.tools
+        for message, content in zip(messages, marked, strict=True)
+    ], sent_tools
 
 
 def _marked_behind(
@@ -178,16 +178,13 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
             else:
                 parts.append(PromptPart.of_value(role, one))
                 positions.append(None)
-        calls = [_on_the_wire(one) for one in getattr(message, "tool_calls", None) or ()]
+        # what is sent of a tool call is the same for one that was stored and loaded
+        told = getattr(message, "tool_calls", None) or ()
+        calls = [{name: one.get(name) for name in ("id", "name", "args")} for one in told]
         if calls or not content:
             parts.append(PromptPart.of_value(role, calls) if calls else PromptPart(role, ""))
             positions.append(None)
     return PromptTexts(tuple(messages), tuple(parts), tuple(positions), beside)
-
-
-def _on_the_wire(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of a tool call what is sent: the same for one that was stored and loaded."""
-    return {name: call.get(name) for name in ("id", "name", "args")}
 
 
 def reported_usage(answer: object) -> ReportedTokens | None:

@@ -63,18 +63,14 @@ class TraceCallbackHandler(OpenRuns):
             _MOST_OPEN, max_weight=_MOST_CHARACTERS, weight_of=lambda asked: len(asked.query)
         )
         self._found: LRUMap[Hashable, tuple[int, ...]] = LRUMap(_MOST_OPEN)  # requests of a run
-        self._has_ended = False
+        self.has_ended = False  # then nothing is recorded
 
     @property
     def ignore_retriever(self) -> bool:
         """Whether LangChain may skip it."""
-        return self._has_ended
+        return self.has_ended
 
     ignore_chain = ignore_llm = ignore_chat_model = ignore_retriever
-
-    def ends(self) -> None:
-        """Record nothing from now on."""
-        self._has_ended = True
 
     def on_retriever_start(
         self,
@@ -193,7 +189,7 @@ def recording(recorder: TraceRecorder) -> Iterator[TraceCallbackHandler]:
         with recorded_searches(recorder):
             yield handler
     finally:
-        handler.ends()
+        handler.has_ended = True
 
 
 _SEARCHES = (

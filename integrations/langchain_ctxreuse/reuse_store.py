@@ -108,20 +108,12 @@ class ReuseStore(PlansMemories, BaseStore):
         refuse_wrapped("store", store, ReuseStore)
         check_function("text_of", text_of, "a function from a stored value to its text, or None")
         self._text_of = text_of or _text_of
-        self._memory_planner = MemoryPlanner(
-            planner,
-            tenant,
-            type(self).__name__,
-            labels=labels,
-            annotate=annotate,
-            growth_limit=growth_limit,
-            placement=placement,
-            store=store,
-            kind=ItemKind(
-                lambda item: ContextBlock(text=self._text_of(item.value)),
-                lambda items: [[self._text_of(item.value) for item in items]],
-            ),
+        kind: ItemKind[Item] = ItemKind(
+            lambda item: ContextBlock(text=self._text_of(item.value)),
+            lambda items: [[self._text_of(item.value) for item in items]],
         )
+        settings, name = (labels, annotate, growth_limit, placement), type(self).__name__
+        self._memory_planner = MemoryPlanner(planner, tenant, name, *settings, store, kind)
         self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
 
     @property
@@ -270,7 +262,12 @@ class _OpenTurn:
     def prompt(self, context: MemoryContext) -> list[BaseMessage]:
         """Return the messages to send, those of the conversation with their ids."""
         *before, last = context.messages()
-        return [*map(self._as_sent, before), self._asking(str(last["content"]), str(context))]
+        asking, content = self.messages[-1], last["content"]
+        if content != self.question:
+            if isinstance(asking.content, list):
+                content = [{"type": "text", "text": str(context)}, *asking.content]
+            asking = asking.model_copy(update={"content": content})
+        return [*map(self._as_sent, before), asking]
 
     def _as_sent(self, message: Mapping[str, Any]) -> BaseMessage:
         content = message["content"]
@@ -281,15 +278,6 @@ class _OpenTurn:
             return SystemMessage(content)
         known = self.messages[position or 0]
         return known if known.content == content else known.model_copy(update={"content": content})
-
-    def _asking(self, content: str, memories: str) -> BaseMessage:
-        asking = self.messages[-1]
-        if content == self.question:
-            return asking
-        new: Any = content
-        if isinstance(asking.content, list):
-            new = [{"type": "text", "text": memories}, *asking.content]
-        return asking.model_copy(update={"content": new})
 
 
 def _is_system(message: BaseMessage) -> bool:

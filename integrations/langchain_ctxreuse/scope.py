@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from copy import copy
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from langchain_core.messages import (
     MessageLikeRepresentation,
@@ -42,16 +42,6 @@ class RequestCarrier(BaseModel):
 
     _request: CarriedRequest | None = PrivateAttr(default=None)
 
-    def _carrying(self, config: RunnableConfig | None) -> Self:
-        """Return a copy for one call."""
-        call = copy(self)
-        # a stream without chunks invokes its copy when it is read, maybe in another context
-        request = self._request
-        with nullcontext() if request is None else serving(request.scope):
-            whole = ensure_config(config)
-            call._request = CarriedRequest(whole, scope_from_config(whole))
-        return call
-
     @property
     def _carried(self) -> CarriedRequest:
         """The request of the call at hand; outside of one, what the code around says."""
@@ -72,7 +62,13 @@ def on_carrying_copy(method: _Method) -> _Method:
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Any:
-        return method(self._carrying(config), input, config, **kwargs)
+        getattr(self, "_serialized", None)  # a model keeps it, or each copy would make it anew
+        carrier, request = copy(self), self._request
+        # a stream without chunks invokes its copy when it is read, maybe in another context
+        with nullcontext() if request is None else serving(request.scope):
+            whole = ensure_config(config)
+            carrier._request = CarriedRequest(whole, scope_from_config(whole))
+        return method(carrier, input, config, **kwargs)
 
     @wraps(method)
     async def acall(*args: Any, **kwargs: Any) -> Any:
@@ -106,22 +102,15 @@ def tenant_from_config() -> str | None:
 
 def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Message]:
     """Return LangChain messages as a history: OpenAI chat messages, without system messages."""
-    return [
-        converted
-        for message in messages
-        for converted in _as_openai(message)
-        if converted["role"] not in ("system", "developer")
-    ]
-
-
-def _as_openai(message: MessageLikeRepresentation) -> list[Message]:
-    """Return what OpenAI knows as a message; one with results of several tools is several."""
-    # each in a list of its own: a pair of role and text alone would be taken for two messages
-    try:
-        converted = convert_to_openai_messages([message])
-    except (KeyError, TypeError, ValueError):
-        # it has a part that OpenAI does not know, or that lacks something
-        [plain] = convert_to_messages([message])
-        text = "\n".join(text for text, _ in text_parts(plain))
-        converted = convert_to_openai_messages([plain.model_copy(update={"content": text})])
-    return list(converted)
+    history: list[Message] = []
+    for message in messages:
+        # each in a list of its own: a pair of role and text alone would be taken for two messages
+        try:
+            converted = convert_to_openai_messages([message])
+        except (KeyError, TypeError, ValueError):
+            # it has a part that OpenAI does not know, or that lacks something
+            [plain] = convert_to_messages([message])
+            text = "\n".join(text for text, _ in text_parts(plain))
+            converted = convert_to_openai_messages([plain.model_copy(update={"content": text})])
+        history += [one for one in converted if one["role"] not in ("system", "developer")]
+    return history

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import Message, OpenAIMessage
@@ -24,7 +24,6 @@ from ctxreuse.pipeline.memory_planner import (
 )
 
 _Memory = TypeVar("_Memory")
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class SearchableMemory(Protocol):
@@ -43,13 +42,8 @@ class AsyncSearchableMemory(Protocol):
         ...
 
 
-def like_wrapped(method: _Method) -> _Method:
-    """Give a method the wrapped one's name, signature and docstring, for tools made of them."""
-    return cast(_Method, _LikeWrapped(method))
-
-
 class _LikeWrapped:
-    """A descriptor: on the class the method itself, on an instance one with another signature."""
+    """A method with the wrapped one's name, signature and docstring, for tools made of it."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -78,16 +72,8 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
         growth_limit: float | None = 2.0,
         placement: Placement = "before_question",
     ) -> None:
-        memory_planner = MemoryPlanner(
-            planner,
-            tenant,
-            type(self).__name__,
-            labels=labels,
-            annotate=annotate,
-            growth_limit=growth_limit,
-            placement=placement,
-            store=memory,
-        )
+        settings = labels, annotate, growth_limit, placement
+        memory_planner = MemoryPlanner(planner, tenant, type(self).__name__, *settings, memory)
         object.__setattr__(self, "_memory", _checked_memory(memory, self._is_async))
         object.__setattr__(self, "_memory_planner", memory_planner)
 
@@ -185,7 +171,7 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
 
     _is_async = False
 
-    @like_wrapped
+    @_LikeWrapped
     def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
         """Search as the wrapped memory does, and return what it found in planned order.
 
@@ -201,7 +187,7 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
             The result, its memories unaltered, all of them, in planned order.
         """
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return self._memory_planner.reordered(search.run(), search)
+        return self._memory_planner.reordered(self._memory.search(query, *args, **kwargs), search)
 
     def context(
         self,
@@ -232,7 +218,8 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         request = asked(query, system, history, conversation_id)
         get = getattr(self._memory, "get", None)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return self._memory_planner.context(search.run(), search, request, get)
+        found = self._memory.search(query, *args, **kwargs)
+        return self._memory_planner.context(found, search, request, get)
 
     def messages(
         self,
@@ -270,11 +257,12 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
 
     _is_async = True
 
-    @like_wrapped
+    @_LikeWrapped
     async def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
         """`ReuseMemory.search`, awaited."""
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return self._memory_planner.reordered(await search.run(), search)
+        found = await self._memory.search(query, *args, **kwargs)
+        return self._memory_planner.reordered(found, search)
 
     async def context(
         self,
@@ -289,7 +277,8 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         request = asked(query, system, history, conversation_id)
         get = getattr(self._memory, "get", None)
         search = MemorySearch(self._memory.search, query, args, kwargs)
-        return await self._memory_planner.acontext(await search.run(), search, request, get)
+        found = await self._memory.search(query, *args, **kwargs)
+        return await self._memory_planner.acontext(found, search, request, get)
 
     async def messages(self, query: str, *args: Any, **kwargs: Any) -> list[OpenAIMessage]:
         """`ReuseMemory.messages`, awaited."""

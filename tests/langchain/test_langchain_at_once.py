@@ -11,7 +11,7 @@ from langchain_document_helpers import LetterRetriever, document, letters_of
 from langchain_model_helpers import RecordingModel, configured, model, question
 
 from ctxreuse import ReusePlanner
-from ctxreuse.pipeline.micro_batch import MicroBatcher
+from ctxreuse.pipeline.ordered_release import MicroBatcher
 from langchain_ctxreuse import ReuseChatModel, ReuseRetriever, format_context
 
 WORDS = ["abc", "xyz", "cab", "zyx", "bca"]

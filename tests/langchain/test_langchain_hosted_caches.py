@@ -144,7 +144,7 @@ def test_a_bill_is_lower_than_with_the_providers_default(server):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that adapters plan with, in seconds."""
     seconds = [1_000.0]
-    monkeypatch.setattr("ctxreuse.pipeline.clock.now", lambda: seconds[0])
+    monkeypatch.setattr("ctxreuse.pipeline.process_planners.now", lambda: seconds[0])
     return seconds
 
 

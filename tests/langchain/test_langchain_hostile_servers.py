@@ -64,7 +64,7 @@ def test_a_reply_becomes_what_it_becomes_without_the_wrapper(call, step):
             different.append(f"{name}: not evicted {one.error}")
         if wrapper.faults:
             different.append(f"{name}: {wrapper.faults} faults")
-            wrapper._gateway._fail_open._faults = 0
+            wrapper._gateway.fail_open._faults = 0
     assert not different, "\n".join(different)
 
 
@@ -97,7 +97,7 @@ def test_an_agent_does_with_a_reply_what_it_does_without_us(step):
             different.append(f"{name}:\n    {one}\n    {other}")
         if wrapper.faults or middleware.faults:
             different.append(f"{name}: {wrapper.faults} and {middleware.faults} faults")
-            wrapper._gateway._fail_open._faults = 0
+            wrapper._gateway.fail_open._faults = 0
     assert not different, "\n".join(different)
 
 

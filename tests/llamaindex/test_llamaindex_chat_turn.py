@@ -13,7 +13,7 @@ def transcript(messages):
 
 @pytest.mark.parametrize(("tokens", "kept"), [(11, 0), (24, 2), (47, 2), (48, 4), (1_000, 4)])
 def test_the_newest_turns_that_fit_are_kept_and_never_the_first(tokens, kept):
-    rest = transcript(6).newest(tokens, len)
+    rest = transcript(6).newest(tokens, lambda text: len(text) + 8)
     assert [one.sent.content for one in rest.utterances] == [f"{n:04}" for n in range(6)][
         6 - kept :
     ]

@@ -125,9 +125,9 @@ def test_the_marks_of_cache_idx_count():
 
 
 def test_a_model_without_marks_gets_the_key_alone_and_says_so(caplog):
-    from llamaindex_ctxreuse.llm import cache_points
+    from llamaindex_ctxreuse.llm import planned_prompts
 
-    cache_points._log_no_marks.cache_clear()
+    planned_prompts._log_no_marks.cache_clear()
     with caching_server("openai") as server, caplog.at_level(logging.WARNING, "ctxreuse"):
         inner = OpenAILike(
             model="m", api_base=f"{server.url}/v1", api_key="k", is_chat_model=True,

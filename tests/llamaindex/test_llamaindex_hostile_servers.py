@@ -56,7 +56,7 @@ def test_a_reply_becomes_what_it_becomes_without_the_wrapper(call, options, step
             different.append(f"{name}: not evicted {one.error}")
         if wrapper.faults:
             different.append(f"{name}: {wrapper.faults} faults")
-            wrapper._gateway._fail_open._faults = 0
+            wrapper._gateway.fail_open._faults = 0
     assert not different, "\n".join(different)
 
 
@@ -122,7 +122,7 @@ def test_a_whole_run_does_with_a_reply_what_it_does_without_the_wrapper(run, ste
             different.append(f"{name}:\n    {one}\n    {other}")
         if wrapper.faults:
             different.append(f"{name}: {wrapper.faults} faults")
-            wrapper._gateway._fail_open._faults = 0
+            wrapper._gateway.fail_open._faults = 0
     assert not different, "\n".join(different)
 
 

@@ -16,8 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
-from ctxreuse.pipeline.context_finder import Context, FoundContexts, contexts_in, is_sequence
-from ctxreuse.pipeline.in_place import reason_in_place
+from ctxreuse.pipeline.context_finder import (
+    Context,
+    FoundContexts,
+    contexts_in,
+    is_sequence,
+    reason_in_place,
+)
 from ctxreuse.pipeline.known_texts import Form, KnownTexts, TextList
 
 WORDS = ["river", "ferry", "market", "bridge", "summer", "school", "tower", "garden", "letter"]

@@ -3,8 +3,7 @@
 import pytest
 
 from ctxreuse import ContextBlock
-from ctxreuse.pipeline.context_finder import Context, contexts_in
-from ctxreuse.pipeline.in_place import have_own_numbers, reason_in_place
+from ctxreuse.pipeline.context_finder import Context, contexts_in, have_own_numbers, reason_in_place
 from ctxreuse.pipeline.known_texts import Form, KnownTexts
 
 TEXTS = [f"{name} is a river. It flows to the sea." for name in ("Seine", "Tiber", "Rhine")]

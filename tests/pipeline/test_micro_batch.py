@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from pool_helpers import until
 
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.pipeline import micro_batch
-from ctxreuse.pipeline.micro_batch import MicroBatcher
-from ctxreuse.pipeline.ordered_release import checked_window
+from ctxreuse.pipeline import ordered_release
+from ctxreuse.pipeline.ordered_release import MicroBatcher, checked_window
 from virtual_clock import run_in_virtual_time
 
 LONG_S = 30.0
@@ -24,7 +23,7 @@ LONG_S = 30.0
 @pytest.fixture(autouse=True)
 def no_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody go on without the release token, so that a lost token is noticed."""
-    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 1_000.0)
+    monkeypatch.setattr(ordered_release, "_STALL_TIMEOUT_S", 1_000.0)
 
 
 class Scheduled(NamedTuple):
@@ -193,7 +192,7 @@ class NeverRuns(ThreadPoolExecutor):
 
 @pytest.mark.parametrize("executor", [NoThreads, NeverRuns])
 async def test_a_large_batch_is_planned_where_no_thread_is_free(executor, monkeypatch):
-    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(ordered_release, "_STALL_TIMEOUT_S", 0.05)
     loop, faults = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _, fault: faults.append(fault))
     loop.set_default_executor(executor())
@@ -245,7 +244,7 @@ def test_a_closed_event_loop_does_not_hold_up_others():
 
 
 def test_an_event_loop_that_stands_still_does_not_hold_up_others(monkeypatch):
-    monkeypatch.setattr(micro_batch, "_STALL_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(ordered_release, "_STALL_TIMEOUT_S", 0.02)
     planner = Planner(window_s=0.05)
     loop = asyncio.new_event_loop()
     try:

@@ -108,7 +108,7 @@ def test_what_planning_raises_reaches_each_call_and_an_interrupt_one(error):
 
     interrupts = isinstance(error, KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
-        queue.plan(queue.take_arrived(), fails)
+        queue.plan(list(queue.arrived), fails)
     assert woken == ["a", "b"]
     for slot in slots:
         kind, words = (
@@ -207,12 +207,12 @@ def test_each_call_is_released_once_in_the_planned_order_or_told(arrivals, place
     def by_rank(slots):
         line = sorted(slots, key=lambda slot: slot.item)
         for slot in line:
-            slot.set_result(slot.item)
+            slot.results = [slot.item]
         planned.extend(slot.item for slot in line)
         return line
 
     def plan():
-        queue.plan(queue.take_arrived(), by_rank)
+        queue.plan(list(queue.arrived), by_rank)
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -283,7 +283,7 @@ def test_threads_and_event_loops_share_a_queue(groups, places, seed):
 
     def shuffled(slots):
         for slot in slots:
-            slot.set_result(slot.item)
+            slot.results = [slot.item]
         shuffle(slots)
         return slots
 
@@ -299,7 +299,7 @@ def test_threads_and_event_loops_share_a_queue(groups, places, seed):
         deadline = time.monotonic() + 20
         while not all(one.done() for one in started):
             assert time.monotonic() < deadline, "somebody waits for ever"
-            queue.plan(queue.take_arrived(), shuffled)
+            queue.plan(list(queue.arrived), shuffled)
         for one in started:
             one.result()
     stayed = sorted(

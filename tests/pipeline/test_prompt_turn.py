@@ -20,6 +20,7 @@ from ctxreuse.pipeline.formatting import joined_forms
 from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.model_gateway import ModelGateway
+from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import (
     PlannedPrompt,
     PromptPart,
@@ -284,10 +285,10 @@ def marks_of(world: World, planned: PlannedPrompt) -> list[list[bool]]:
     positions = [TextPosition(number, None) for number in range(len(planned.texts))]
     cache = world.planner.cache
     field = "cache_control"
-    marked = marked_contents(list(planned.texts), planned.parts, positions, cache, field)
+    marked, _ = marked_contents(list(planned.texts), planned.parts, positions, cache, field)
     return [
         [field in part for part in content] if isinstance(content, list) else []
-        for content in marked.contents
+        for content in marked
     ]
 
 
@@ -350,15 +351,19 @@ class FailsOnce(ReusePlanner):
         return super().plan(*args, **options)
 
 
+def sent(gateway: ModelGateway, *parts: PromptPart) -> PlannedPrompt:
+    return run_here(gateway.aplan(ScopedPrompt(parts), blocks=True))
+
+
 def test_a_fault_at_a_later_context_leaves_nothing_of_the_first():
     planner, world = FailsOnce(), World()
     gateway = ModelGateway(planner, "reuse", 0.0, "ReuseChatModel", "", usage_of)
     first, second = world.context("cab"), world.context("def")
-    gateway.plan(ScopedPrompt(said(f"{world.context('abc')}\n\nWhich?")))
+    sent(gateway, *said(f"{world.context('abc')}\n\nWhich?"))
     parts = PromptPart("user", first), PromptPart("user", second)
-    assert gateway.plan(ScopedPrompt(parts)).texts == (first, second)
-    assert (gateway.faults, planner.statistics().requests) == (1, 1)
-    later = gateway.plan(ScopedPrompt((*parts, PromptPart("assistant", "A."), *said("So?"))))
+    assert sent(gateway, *parts).texts == (first, second)
+    assert (gateway.fail_open.faults, planner.statistics().requests) == (1, 1)
+    later = sent(gateway, *parts, PromptPart("assistant", "A."), *said("So?"))
     assert later.texts[:2] == (first, second), "as they were sent"
 
 

@@ -32,7 +32,7 @@ from mem0_stores import FakeMemory, lettered
 import langchain_ctxreuse as for_langchain
 import llamaindex_ctxreuse as for_llamaindex
 from ctxreuse import ReusePlanner, request_context
-from ctxreuse.pipeline import in_place, prompt_turn
+from ctxreuse.pipeline import context_finder, prompt_turn
 from ctxreuse.pipeline.known_texts import known_texts
 from langchain_ctxreuse import ReuseChatModel, format_context
 from llamaindex_ctxreuse import ReuseLLM
@@ -569,6 +569,6 @@ def test_each_sentence_of_the_page_is_held_and_no_other():
     paragraphs = re.sub(r"^\|.*$", "", prose, flags=re.MULTILINE).split("\n\n")
     said = [one for paragraph in paragraphs for one in sentences(paragraph) if one]
     assert sorted({*said, *rows[2:]}) == sorted(HELD)
-    reasons = get_args(in_place.Reason)
+    reasons = get_args(context_finder.Reason)
     assert {row.split("`")[1] for row, _ in REASONS} | {"too_long"} == set(reasons)
-    assert set(in_place.REMEDIES) == {*reasons, "not_found", "in_history"}
+    assert set(context_finder.REMEDIES) == {*reasons, "not_found", "in_history"}

@@ -24,7 +24,7 @@ from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.traces.changing_documents import IN_TEXTS, UNKNOWN
-from ctxreuse.pipeline.in_place import REMEDIES
+from ctxreuse.pipeline.context_finder import REMEDIES
 from ctxreuse.planning.plan import Strategy
 from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import planner_setting, profile_spec

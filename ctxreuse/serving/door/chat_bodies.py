@@ -183,11 +183,11 @@ def _sent(
     if planned.parts:
         contents = [one.get("content") for one in messages]
         field, tools = mark_field(rules), fields.get("tools") or ()
-        marked = marked_contents(contents, planned.parts, places, rules, field, tools)
-        for message, content in zip(messages, marked.contents, strict=True):
+        contents, tools = marked_contents(contents, planned.parts, places, rules, field, tools)
+        for message, content in zip(messages, contents, strict=True):
             if "content" in message:
                 message["content"] = content
-        sent |= {"tools": marked.tools} if marked.tools else {}
+        sent |= {"tools": tools} if tools else {}
     if "system" in fields:
         sent["system"] = messages.pop(0)["content"]
     return {**sent, "messages": messages}

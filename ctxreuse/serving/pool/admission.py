@@ -16,7 +16,6 @@ from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import renew_after_fork
-from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.ordered_release import (
     DEFAULT_WINDOW_S,
     PLANNED_ON_THE_LOOP,
@@ -27,6 +26,7 @@ from ctxreuse.pipeline.ordered_release import (
     checked_window,
     planned_aside,
 )
+from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.sharing.environment import as_given
@@ -113,7 +113,8 @@ class AdmissionQueue:
             if not (is_next and self._window_elapsed) or self._is_planning:
                 return []
             self._window_elapsed = False
-            slots = queue.take_arrived()
+            slots = list(queue.arrived)
+            queue.arrived.clear()
             self._is_planning = bool(slots)
             return slots
 
@@ -124,7 +125,7 @@ class AdmissionQueue:
             return line
         for slot in slots:
             try:
-                slot.set_result(self._planned_as_it_came(slot.item))
+                slot.results = [self._planned_as_it_came(slot.item)]
             except Exception as error:
                 slot.error = error
         return slots
@@ -134,7 +135,7 @@ class AdmissionQueue:
         planned = self._planner.plan_batch(asked, self._strategy, **planning_time(self._planner))
         line = [slots[position] for position in planned.order]
         for slot, plan in zip(line, planned.plans, strict=True):
-            slot.set_result(plan)
+            slot.results = [plan]
         return line
 
     def _planned_as_it_came(self, request: Plannable) -> Plan:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.copies import made_with
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.pipeline.in_place import reason_of_words
+from ctxreuse.pipeline.context_finder import reason_of_words
 from ctxreuse.planning.plan import Strategy
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.workflow.errors import GraphError, quoted

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -24,15 +24,14 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.rendering import render_block
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
-from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.context_finder import contexts_in
 from ctxreuse.pipeline.document_turn import best_first
-from ctxreuse.pipeline.engine_options import added_cache_fields, marks_the_end
+from ctxreuse.pipeline.engine_options import added_cache_fields
 from ctxreuse.pipeline.formatting import labelled_block
 from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import with_breakpoints
 from ctxreuse.pipeline.ordered_release import run_here
-from ctxreuse.pipeline.process_planners import planner_for
+from ctxreuse.pipeline.process_planners import planner_for, planning_time
 from ctxreuse.pipeline.prompt_turn import message_key, result_edit
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
@@ -275,17 +274,16 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         for position, message in enumerate(messages[first:], start=first):
             shown = message
             if isinstance(message, ToolMessage) and position in found:
-                shown = planned[position] = self._fail_open.attempt(
-                    partial(
-                        self._planned_result,
-                        message,
-                        keys[position],
-                        found[position],
-                        history,
-                        scope,
-                    ),
-                    lambda message=message: message,  # type: ignore[misc]
-                )
+                its = found[position]
+                try:
+                    # it stands behind its question, where no order helps
+                    plan = self._plan([one.block for one in its], "", history, scope, "none")
+                    [text] = text_parts(message)
+                    edit = result_edit(text.text, {one.block.key: one.shown for one in its}, plan)
+                    shown = self._with_edit(message, keys[position], text, edit)
+                except Exception as error:
+                    self._fail_open.note(error)
+                planned[position] = shown
             history += self._history([shown], before)
         return planned
 
@@ -327,20 +325,6 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             pieces = pieces_between(text, [(one.start, one.end) for one in spans], self._separator)
         return pieces
 
-    def _planned_result(
-        self,
-        message: ToolMessage,
-        key: bytes,
-        pieces: Sequence[ResultPiece],
-        history: Sequence[Message],
-        scope: RequestScope,
-    ) -> ToolMessage:
-        # it stands behind its question, where no order helps
-        plan = self._plan([one.block for one in pieces], "", history, scope, "none")
-        [text] = text_parts(message)
-        edit = result_edit(text.text, {one.block.key: one.shown for one in pieces}, plan)
-        return self._with_edit(message, key, text, edit)
-
     def _with_edit(
         self, message: _Planned, key: bytes, text: TextPart, edit: Edit, **said: Any
     ) -> _Planned:
@@ -379,22 +363,23 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
 
     def _as_sent(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
         """Return a request whose planned messages are sent as they were planned."""
-        return self._fail_open.attempt(lambda: self._planned_request(request), lambda: request)
-
-    def _planned_request(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
-        sent, planned = sent_messages(
-            request.messages, self._templates, way=self._way, edit_of=self._edit_of
-        )
-        if not planned or self._is_shadow:  # what was planned before goes out as the state has it
+        try:
+            sent, planned = sent_messages(
+                request.messages, self._templates, way=self._way, edit_of=self._edit_of
+            )
+            if not planned or self._is_shadow:  # what was planned goes out as the state has it
+                return request
+            tenant = tenant_from_config() or ""
+            for number, one in planned.items():
+                key = message_key(role_of(sent[number]), one.text.text)
+                known_texts().add_planned(tenant, key, one.edit._replace(pieces=None))
+            if not self._planner.cache.marks:
+                return request.override(messages=sent)  # type: ignore[arg-type]
+            opening = [] if request.system_message is None else [request.system_message]
+            return self._with_marks(request, [*opening, *sent], planned, len(opening))
+        except Exception as error:
+            self._fail_open.note(error)
             return request
-        tenant = tenant_from_config() or ""
-        for number, one in planned.items():
-            key = message_key(role_of(sent[number]), one.text.text)
-            known_texts().add_planned(tenant, key, one.edit._replace(pieces=None))
-        if not self._planner.cache.marks:
-            return request.override(messages=sent)  # type: ignore[arg-type]
-        opening = [] if request.system_message is None else [request.system_message]
-        return self._with_marks(request, [*opening, *sent], planned, len(opening))
 
     def _with_marks(
         self,
@@ -422,25 +407,11 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             else one.edit
             for position in texts.positions
         ]
-        roles = [part.role for part in texts.parts]
-        answers = [number for number, role in enumerate(roles) if role == "assistant"]
-        parts = with_breakpoints(
-            roles,
-            [part.text for part in texts.parts],
-            edits,
-            first_new=answers[-1] + 1 if answers else 0,
-            in_conversation=True,
-        )
+        roles, sent = ([one.role for one in texts.parts], [one.text for one in texts.parts])
+        parts = with_breakpoints(roles, sent, edits, in_conversation=True)
         at_model = getattr(request.model, "model_kwargs", None) or {}
-        marked, _ = with_marks(
-            messages,
-            texts,
-            parts,
-            profile,
-            field,
-            tools,
-            marks_end=marks_the_end({**at_model, **settings}),
-        )
+        told, model = {**at_model, **settings}, request.model
+        marked, _ = with_marks(messages, texts, parts, profile, model, tools, told)
         groups = [one.edit.group for one in planned.values() if one.edit.group][:1]
         body = settings.get("extra_body") or getattr(request.model, "extra_body", None) or {}
         known = {**at_model, **settings, **body}

@@ -72,18 +72,14 @@ def pieces_between(
 
 def _documents(artifact: Any) -> list[Document]:
     """Return an artifact's documents; none if it holds anything else."""
-    given = artifact if isinstance(artifact, list) else []
-    documents = [document for one in given if (document := _document(one)) is not None]
-    return documents if len(documents) == len(given) else []
-
-
-def _document(value: Any) -> Document | None:
-    """Return a document, also one that a checkpointer gave back as a dict."""
-    if isinstance(value, Document):
-        return value
-    if isinstance(value, Mapping) and value.get("type") == "Document":
-        return Document(**{name: one for name, one in value.items() if name != "type"})
-    return None
+    documents: list[Document] = []
+    for one in artifact if isinstance(artifact, list) else ():
+        if isinstance(one, Mapping) and one.get("type") == "Document":  # as checkpointers give it
+            one = Document(**{name: value for name, value in one.items() if name != "type"})
+        if not isinstance(one, Document):
+            return []
+        documents.append(one)
+    return documents
 
 
 def _spans(

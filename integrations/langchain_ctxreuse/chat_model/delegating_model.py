@@ -5,22 +5,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Self
+from operator import is_
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
+from langchain_core.runnables import Runnable, RunnableSerializable
 from langchain_core.runnables.config import merge_configs
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, field_validator, model_validator
 
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
-from langchain_ctxreuse.chat_model.substitute_model import with_substitutes
 from langchain_ctxreuse.configurable import configurable_around, without_bindings
 from langchain_ctxreuse.scope import RequestCarrier
 
 _log = logging.getLogger("ctxreuse")
+_HOLDERS = (
+    "bound",  # RunnableBinding, RunnableRetry, RunnableEach
+    "first",  # RunnableSequence
+    "middle",
+    "last",
+    "steps__",  # RunnableParallel
+    "mapper",  # RunnableAssign
+    "runnable",  # RunnableWithFallbacks
+    "fallbacks",
+    "branches",  # RunnableBranch
+    "default",  # RunnableBranch, configurable runnables
+)
+"""Fields of runnables that hold what they call. Others, such as bound arguments, are left alone."""
+
 _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
 
 
@@ -75,10 +89,6 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         versions = {**(theirs.get("lc_versions") or {}), **(ours.get("lc_versions") or {})}
         self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
 
-    def _carrying(self, config: RunnableConfig | None) -> Self:
-        _ = self._serialized  # kept by the model, or each copy would make it anew
-        return super()._carrying(config)
-
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[Any, AIMessage]:
         """Return a model whose fields a config can set, as LangChain's models do."""
         return configurable_around(self, "inner", super().configurable_fields, fields)
@@ -101,18 +111,14 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
                 if inner is None or name.startswith("_"):
                     raise
                 found = getattr(inner, name)
-                return (
-                    self._called_as_own(found) if getattr(found, "__self__", 0) is inner else found
-                )
+                if getattr(found, "__self__", None) is not inner:
+                    return found
 
-    def _called_as_own(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method of the inner model; a model that it returns is wrapped."""
+                @wraps(found)
+                def call(*args: Any, **kwargs: Any) -> Any:  # a model that it returns is wrapped
+                    return with_substitutes(found(*args, **kwargs), self._in_place_of)
 
-        @wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return with_substitutes(method(*args, **kwargs), self._in_place_of)
-
-        return call
+                return call
 
     def _in_place_of(self, model: BaseChatModel) -> BaseChatModel:
         """Return the wrapper around the inner model, or around a copy that it made of itself."""
@@ -204,3 +210,21 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
 
 def _class_name(model: BaseChatModel) -> str:
     return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def with_substitutes(made: Any, substitute: Callable[[BaseChatModel], BaseChatModel]) -> Any:
+    """Return a runnable with each chat model in it replaced, or the same object if it has none."""
+    if isinstance(made, BaseChatModel):
+        return substitute(made)
+    if isinstance(made, RunnableSerializable):
+        held = {name: getattr(made, name) for name in _HOLDERS if name in type(made).model_fields}
+        inside = {name: with_substitutes(value, substitute) for name, value in held.items()}
+        changed = {name: value for name, value in inside.items() if value is not held[name]}
+        return made.model_copy(update=changed) if changed else made
+    if isinstance(made, Mapping):
+        entries = {name: with_substitutes(value, substitute) for name, value in made.items()}
+        return made if all(map(is_, made.values(), entries.values())) else entries
+    if isinstance(made, (list, tuple)):
+        items = [with_substitutes(item, substitute) for item in made]
+        return made if all(map(is_, made, items)) else type(made)(items)
+    return made

@@ -10,7 +10,7 @@ from copy import copy
 from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -25,7 +25,7 @@ from langchain_core.runnables.config import get_config_list
 from pydantic import PrivateAttr
 
 from ctxreuse.context.scope import RequestScope, serving
-from ctxreuse.pipeline.engine_options import EngineOptions, marks_the_end
+from ctxreuse.pipeline.engine_options import EngineOptions
 from ctxreuse.pipeline.ordered_release import as_they_end, planned_aside, run_here
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt, ScopedPrompt, WirePrompt
 from ctxreuse.serving.planning_fields import PlansPrompts
@@ -34,7 +34,6 @@ from langchain_ctxreuse.documents.run_documents import follow_runs, run_document
 from langchain_ctxreuse.messages import (
     MARK_FIELDS,
     PromptTexts,
-    mark_field_for,
     prompt_texts,
     reported_usage,
     with_marks,
@@ -48,15 +47,6 @@ _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, 
 """What to call the inner model with: the plan, if there is one, the messages, and the rest."""
 
 _Planned: TypeAlias = tuple[PromptTexts, PlannedPrompt]
-
-
-class _OrderedBatch(NamedTuple):
-    """A batch in planned order, and the copy of the model that has its plans."""
-
-    model: ReuseChatModel
-    positions: list[int]
-    inputs: list[Any]
-    configs: list[RunnableConfig]
 
 
 class ReuseChatModel(PlansPrompts, DelegatingChatModel):
@@ -147,11 +137,11 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     ) -> Iterator[tuple[int, Any]]:
         """Yield input positions and answers as they come; the calls are started as in `batch`."""
         planned = self._planned_batch(inputs, config, options)
-        with self._in_order(inputs, *planned) as batch:
-            ask = super(ReuseChatModel, batch.model).batch_as_completed
-            found: Any = ask(batch.inputs, batch.configs, **options)
+        with self._in_order(inputs, *planned) as (model, positions, ordered, configs):
+            ask = super(ReuseChatModel, model).batch_as_completed
+            found: Any = ask(ordered, configs, **options)
             for number, answer in found:
-                yield batch.positions[number], answer
+                yield positions[number], answer
 
     async def abatch_as_completed(
         self,
@@ -163,19 +153,20 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     ) -> AsyncIterator[tuple[int, Any]]:
         """`batch_as_completed`, awaited; who stops listening ends the calls."""
         work = partial(self._planned_batch, inputs, config, kwargs)
-        with self._in_order(inputs, *await planned_aside(work, len(inputs))) as batch:
+        planned = await planned_aside(work, len(inputs))
+        with self._in_order(inputs, *planned) as (model, positions, ordered, configs):
 
             async def answer(at: int, one: Any, its: RunnableConfig) -> tuple[int, Any]:
                 try:
-                    return at, await batch.model.ainvoke(one, its, **kwargs)
+                    return at, await model.ainvoke(one, its, **kwargs)
                 except Exception as error:
                     if return_exceptions:
                         return at, error
                     raise
 
-            calls = zip(batch.positions, batch.inputs, batch.configs, strict=True)
+            calls = zip(positions, ordered, configs, strict=True)
             works = [partial(answer, *call) for call in calls]
-            at_a_time = batch.configs[0].get("max_concurrency") if batch.configs else None
+            at_a_time = configs[0].get("max_concurrency") if configs else None
             async with aclosing(as_they_end(works, at_a_time)) as answers:
                 async for pair in answers:
                     yield pair
@@ -195,9 +186,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
             except Exception:  # it is no prompt: `invoke` raises it again
                 continue
             request = CarriedRequest(own, scope_from_config(own))
-            found = self._gateway.attempt(
-                partial(self._read, messages, arguments, request), lambda: None
-            )
+            found = self._gateway.attempt(partial(self._read, messages, arguments, request))
             if found is not None:
                 read[position] = found
         positions = list(read)
@@ -210,8 +199,11 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         inputs: Sequence[LanguageModelInput],
         configs: Sequence[RunnableConfig],
         planned: Mapping[int, _Planned],
-    ) -> Iterator[_OrderedBatch]:
-        """Yield a batch in planned order, then what is not planned; forget what is not taken."""
+    ) -> Iterator[tuple[ReuseChatModel, list[int], list[Any], list[RunnableConfig]]]:
+        """Yield the copy that has a batch's plans, and positions, inputs and configs in order.
+
+        What is not planned stands behind. Plans that are not taken are forgotten.
+        """
         positions = list(dict.fromkeys([*planned, *range(len(inputs))]))
         ordered = [configs[position] for position in positions]
         if ordered:  # LangChain asks the first one that it gets
@@ -222,7 +214,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         for texts, plan in planned.values():
             calling._waiting[texts.said].append(plan)
         try:
-            yield _OrderedBatch(calling, positions, [inputs[one] for one in positions], ordered)
+            yield calling, positions, [inputs[one] for one in positions], ordered
         finally:
             for plans in calling._waiting.values():
                 while plans:
@@ -271,23 +263,11 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     _generate.__signature__ = signature(_generate)  # type: ignore[attr-defined]
     _agenerate.__signature__ = signature(_agenerate)  # type: ignore[attr-defined]
 
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        return self._streamed(self.inner._stream, messages, stop, run_manager, **kwargs)
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        return self._streamed(self.inner._stream, *args, **kwargs)
 
-    def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        return self._astreamed(self.inner._astream, messages, stop, run_manager, **kwargs)
+    def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        return self._astreamed(self.inner._astream, *args, **kwargs)
 
     @property
     def _stream_chat_model_events(self) -> Callable[..., Iterator[Any]] | None:
@@ -367,7 +347,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     ) -> _Outgoing:
         """Wait until a prompt is to be sent, in this thread if it blocks; return it planned."""
         read = partial(self._read, messages, arguments, self._carried, run)
-        texts, prompt = self._gateway.attempt(read, lambda: None) or (None, None)
+        texts, prompt = self._gateway.attempt(read) or (None, None)
         planned = None
         with suppress(IndexError):  # nothing of this prompt waits any more
             if self._waiting and texts is not None:
@@ -417,15 +397,9 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         sent = texts.with_texts(planned.texts)
         if planned.parts:
             body = self._given(arguments, ("prompt_cache_options", "cache_control"))
-            sent, tools = with_marks(
-                sent,
-                texts,
-                planned.parts,
-                profile,
-                mark_field_for(self.inner, profile),
-                arguments.get("tools") or (),
-                marks_end=marks_the_end(body),
-            )
+            tools = arguments.get("tools") or ()
+            parts = planned.parts
+            sent, tools = with_marks(sent, texts, parts, profile, self.inner, tools, body)
             options |= {"tools": tools} if tools else {}
         return planned, sent, options
 

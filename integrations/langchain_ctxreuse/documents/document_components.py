@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from typing import Any, ClassVar, Self
 
@@ -31,7 +32,11 @@ from langchain_ctxreuse.scope import CarryingRetriever, scope_from_config
 def checked_retriever(retriever: object) -> object:
     """Return the retriever."""
     if isinstance(retriever, Runnable):
-        if _takes_a_dict(retriever):
+        schema: dict[str, Any] = {}
+        if not isinstance(retriever, BaseRetriever):
+            with suppress(Exception):  # it cannot tell: any error, of types that have no schema
+                schema = retriever.get_input_jsonschema()
+        if schema.get("type") == "object" and schema.get("required"):
             raise InvalidRequestError(
                 "retriever takes a dict, such as a history-aware one, but a retriever is asked "
                 "with the question alone; wrap the retriever inside it: "
@@ -53,17 +58,6 @@ def retrieved_documents(documents: object) -> list[Document]:
         wrong = f"one with {others[0]} in it" if others else type(documents).__name__
         raise InvalidRequestError(f"the retriever must return a list of Document, not {wrong}")
     return found
-
-
-def _takes_a_dict(runnable: Runnable[Any, Any]) -> bool:
-    """Return whether a runnable's input has named fields, as far as it tells."""
-    if isinstance(runnable, BaseRetriever):
-        return False
-    try:
-        schema = runnable.get_input_jsonschema()
-    except Exception:  # it cannot tell: any kind of error from types that have no schema
-        return False
-    return schema.get("type") == "object" and bool(schema.get("required"))
 
 
 class ReuseRetriever(PlansDocuments, CarryingRetriever):
@@ -146,9 +140,13 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
     ) -> list[Document]:
         config, scope, blocks = self._carried.config, self._carried.scope, method == "invoke"
         inside = patch_config(config, callbacks=run.get_child())
-        with RETRIEVALS.under_way(scope.tenant or ""):
+        retrieval = object()
+        RETRIEVALS[retrieval] = scope.tenant or ""
+        try:
             found = getattr(self.retriever, method)(query, inside, **arguments)
             documents: list[Document] = found if blocks else await found
+        finally:
+            RETRIEVALS.pop(retrieval, None)
         runs = run_documents()
         if self._is_in_batch or runs.run_of(run.run_id).is_nested:
             if not self._is_in_batch:

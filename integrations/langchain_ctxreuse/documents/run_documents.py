@@ -103,16 +103,20 @@ class RunDocuments(OpenRuns):
 
     # What LangChain calls.
 
-    def _on_retrieved(
+    def on_retriever_end(  # type: ignore[override]
         self, documents: Sequence[Document], /, *, run_id: Hashable, **_: Any
     ) -> None:
         """Have what a retriever returned known, and forget its run."""
         run = self._runs.pop(run_id, None)
-        if run is not None and not run.is_nested:
-            self._fail_open.attempt(lambda: self._see(run, documents))
+        if run is None or run.is_nested or not isinstance(documents, (list, tuple)):
+            return  # what can be read only once is not ours to read
+        self._fail_open.attempt(
+            lambda: known_texts().add_seen(
+                tenant_from_config() or "", [seen_forms(documents)], run.root
+            )
+        )
 
     on_retriever_start: Any = partialmethod(OpenRuns._on_start, is_retriever=True)
-    on_retriever_end: Any = _on_retrieved
 
     # What components ask.
 
@@ -124,10 +128,6 @@ class RunDocuments(OpenRuns):
             if isinstance(callbacks, BaseCallbackManager):
                 around = callbacks.parent_run_id
         return self._runs.get(around, _NO_RUN)
-
-    def _see(self, run: _OpenRun, documents: Sequence[Document]) -> None:
-        if isinstance(documents, (list, tuple)):  # what can be read only once is not ours to read
-            known_texts().add_seen(tenant_from_config() or "", [seen_forms(documents)], run.root)
 
 
 @cache

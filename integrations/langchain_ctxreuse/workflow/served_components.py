@@ -71,8 +71,13 @@ async def streamed(
         async for chunk in chunks:
             usage = getattr(chunk, "usage_metadata", None)
             used += reported_count(field_of(usage, "output_tokens")) or 0
-            text = _text(chunk)
-            if text:
+            if not isinstance(chunk, (str, BaseMessage)):
+                raise InvalidRequestError(
+                    f"the model must give messages or texts, not {type(chunk).__name__}; leave out "
+                    "what parses its output, and put it behind the workflow"
+                )
+            texts = [chunk] if isinstance(chunk, str) else [one.text for one in text_parts(chunk)]
+            if text := "".join(texts):
                 counted += 1
                 yield Piece(text, 1)
     if used > counted:
@@ -86,17 +91,6 @@ def checked_model(model: object) -> Runnable[Any, Any]:
     raise InvalidRequestError(
         f"llm must be a LangChain chat model, not {describe(model)}; pass ChatOpenAI(...), "
         "or any other as it is or bound to arguments"
-    )
-
-
-def _text(chunk: object) -> str:
-    if isinstance(chunk, str):
-        return chunk
-    if isinstance(chunk, BaseMessage):
-        return "".join(part.text for part in text_parts(chunk))
-    raise InvalidRequestError(
-        f"the model must give messages or texts, not {type(chunk).__name__}; leave out what "
-        "parses its output, and put it behind the workflow"
     )
 
 
@@ -141,10 +135,22 @@ def as_documents(
     document_of: DocumentOf | None = None,
 ) -> list[Document]:
     """Return blocks as documents, or as copies of `document_of` them, with their scores."""
+    found: list[Document] = []
     known = [None] * len(blocks) if scores is None else scores
-    return [
-        _document(block, score, document_of) for block, score in zip(blocks, known, strict=True)
-    ]
+    for block, score in zip(blocks, known, strict=True):
+        if document_of is None:
+            document = Document(id=str(block.id), page_content=block.text)
+        else:
+            document = document_of(block.id)
+        if not isinstance(document, Document):
+            raise InvalidRequestError(
+                f"document_of must return a Document, not {type(document).__name__}"
+            )
+        metadata = deepcopy(document.metadata)
+        if score is not None:
+            metadata.setdefault("score", score)
+        found.append(document.model_copy(update={"metadata": metadata}))
+    return found
 
 
 def with_documents(value: Any, document_of: DocumentOf | None = None) -> Any:
@@ -158,18 +164,3 @@ def checked_document_of(document_of: object) -> object:
     words = "a function from a block's id to a Document, or None; of a dict pass its __getitem__"
     check_function("document_of", document_of, words)
     return document_of
-
-
-def _document(block: ContextBlock, score: float | None, document_of: DocumentOf | None) -> Document:
-    if document_of is None:
-        document = Document(id=str(block.id), page_content=block.text)
-    else:
-        document = document_of(block.id)
-    if not isinstance(document, Document):
-        raise InvalidRequestError(
-            f"document_of must return a Document, not {type(document).__name__}"
-        )
-    metadata = deepcopy(document.metadata)
-    if score is not None:
-        metadata.setdefault("score", score)
-    return document.model_copy(update={"metadata": metadata})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from functools import reduce
 from operator import add
 from typing import Any
@@ -26,7 +26,6 @@ from ctxreuse.workflow.runtime.events import (
     NodeStarted,
     RunFinished,
     TextDelta,
-    WorkflowResult,
 )
 from langchain_ctxreuse.scope import scope_from_config
 from langchain_ctxreuse.workflow.served_components import (
@@ -123,7 +122,12 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
                     assert isinstance(event, TextDelta)
                     yield event.text
                 elif isinstance(event, RunFinished) and not answer.is_written:
-                    yield self._output(event.result)
+                    result, of = event.result, self._document_of
+                    keys = [key for key in self._outputs or () if key in result.state]
+                    if self._outputs is None:
+                        yield with_documents(result.answer, of)
+                    else:
+                        yield {key: with_documents(result.state[key], of) for key in keys}
 
     async def _events(
         self,
@@ -138,27 +142,18 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
             else {self._graph.inputs[0]: given}
         )
         scope = scope_from_config(config)
+        about = {"tenant": scope.tenant, "session": scope.conversation_id, **inputs}
         runs = _NodeRuns(self._graph, run_manager)
-        events = self._engine.stream(
-            self._graph,
-            deadline_s=self._deadline_s,
-            tenant=scope.tenant,
-            session=scope.conversation_id,
-            **inputs,
-        )
-        async with runs.failed_on_error(), aclosing(events):
-            async for event in events:
-                await runs.report(event)
-                yield event
-
-    def _output(self, result: WorkflowResult) -> Any:
-        if self._outputs is None:
-            return with_documents(result.answer, self._document_of)
-        return {
-            key: with_documents(result.state[key], self._document_of)
-            for key in self._outputs
-            if key in result.state
-        }
+        events = self._engine.stream(self._graph, deadline_s=self._deadline_s, **about)
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    await runs.report(event)
+                    yield event
+        except BaseException as error:
+            for run in runs.open.values():
+                await run.on_chain_error(error)
+            raise
 
 
 class _NodeRuns:
@@ -167,29 +162,19 @@ class _NodeRuns:
     def __init__(self, graph: Graph, run_manager: AsyncCallbackManagerForChainRun) -> None:
         self._graph = graph
         self._run_manager = run_manager
-        self._open: dict[str, AsyncCallbackManagerForChainRun] = {}
+        self.open: dict[str, AsyncCallbackManagerForChainRun] = {}
 
     async def report(self, event: Event) -> None:
         """Report the start or the end of a node."""
         if isinstance(event, NodeStarted):
             callbacks = self._run_manager.get_child()
-            self._open[event.node] = await callbacks.on_chain_start(
+            self.open[event.node] = await callbacks.on_chain_start(
                 None, {"visit": event.visit}, name=event.node
             )
         elif isinstance(event, NodeFinished):
             output = self._graph.nodes[event.node].output
-            run = self._open.pop(event.node)
+            run = self.open.pop(event.node)
             await run.on_chain_end({output: with_documents(event.value)})
-
-    @asynccontextmanager
-    async def failed_on_error(self) -> AsyncGenerator[None, None]:
-        """Report the nodes that an error inside interrupts as failed."""
-        try:
-            yield
-        except BaseException as error:
-            for run in self._open.values():
-                await run.on_chain_error(error)
-            raise
 
 
 class _StreamedAnswer:

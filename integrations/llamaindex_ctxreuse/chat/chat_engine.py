@@ -185,7 +185,8 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         turn = run_here(self._turn(message, chat_history, blocks=True))
         with self._taking_back(turn):
             pieces = self._llm.stream_chat(self._prompt(turn))
-        response = _streaming(turn, chat_stream=self._recorded_stream(turn, pieces))
+        stream = self._recorded_stream(turn, pieces)
+        response = StreamingAgentChatResponse(chat_stream=stream, **_retrieved(turn))
         thread = Thread(target=response.write_response_to_history, args=(_NoMemory(),))
         response.write_response_to_history_thread = thread
         thread.start()
@@ -199,7 +200,8 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
         turn = await self._turn(message, chat_history)
         with self._taking_back(turn):
             pieces = await self._llm.astream_chat(self._prompt(turn))
-        response = _streaming(turn, achat_stream=self._arecorded_stream(turn, pieces))
+        stream = self._arecorded_stream(turn, pieces)
+        response = StreamingAgentChatResponse(achat_stream=stream, **_retrieved(turn))
         memory: Any = _NoMemory()
         response.awrite_response_to_history_task = asyncio.create_task(
             response.awrite_response_to_history(memory)
@@ -268,7 +270,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
 
     def _response(self, turn: ChatTurn, answer: str) -> AgentChatResponse:
         self._record(turn, answer)
-        return AgentChatResponse(response=answer, sources=_sources(turn), source_nodes=turn.nodes)
+        return AgentChatResponse(response=answer, **_retrieved(turn))
 
     def _recorded_stream(self, turn: ChatTurn, pieces: ChatResponseGen) -> ChatResponseGen:
         answer: list[str] = []
@@ -307,16 +309,12 @@ class _NoMemory:
         pass
 
 
-def _streaming(turn: ChatTurn, **stream: Any) -> StreamingAgentChatResponse:
-    return StreamingAgentChatResponse(sources=_sources(turn), source_nodes=turn.nodes, **stream)
-
-
-def _sources(turn: ChatTurn) -> list[ToolOutput]:
-    return [
-        ToolOutput(
-            tool_name="retriever",
-            content=str(turn.nodes),
-            raw_input={"message": turn.question},
-            raw_output=turn.nodes,
-        )
-    ]
+def _retrieved(turn: ChatTurn) -> dict[str, Any]:
+    """Return the fields of a response that say what was retrieved."""
+    output = ToolOutput(
+        tool_name="retriever",
+        content=str(turn.nodes),
+        raw_input={"message": turn.question},
+        raw_output=turn.nodes,
+    )
+    return {"sources": [output], "source_nodes": turn.nodes}

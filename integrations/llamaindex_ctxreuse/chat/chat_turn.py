@@ -6,19 +6,19 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, LLMMetadata, MessageRole
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
-from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, texts_to_show
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, texts_to_show
 from ctxreuse.context.checks import checked_each
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens, well_formed
-from ctxreuse.pipeline.clock import planning_time
+from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -57,14 +57,6 @@ class Transcript:
         """Return copies of the messages as they were said."""
         return [copied_message(one.said) for one in self.utterances]
 
-    def as_openai(self) -> list[Message]:
-        """Return the messages as they were sent, for the planner, without system messages."""
-        return [
-            message_as_openai(one.sent)
-            for one in self.utterances
-            if one.sent.role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER)
-        ]
-
     def with_turn(self, question: str, content: str, answer: str) -> Transcript:
         """Return the transcript with one more turn."""
         reply = ChatMessage(role=MessageRole.ASSISTANT, content=without_thoughts(answer))
@@ -77,16 +69,12 @@ class Transcript:
         )
         return Transcript((*self.utterances, *turn))
 
-    def tokens(self, count: Callable[[str], int]) -> int:
-        """Return the length of the messages as they were sent."""
-        return sum(_message_tokens(one.sent.content or "", count) for one in self.utterances)
-
     def newest(self, tokens: int, count: Callable[[str], int]) -> Transcript:
         """Return the transcript without its first turn, and without more until it fits."""
         first, length = len(self), 0  # the turns from `first` on fit
         for number in range(len(self) - 1, 0, -1):
             sent = self.utterances[number].sent
-            length += _message_tokens(sent.content or "", count)
+            length += count(sent.content or "")
             if length > tokens:
                 break
             if sent.role == MessageRole.USER:
@@ -96,17 +84,14 @@ class Transcript:
     def recalled(self, messages: Sequence[ChatMessage]) -> Transcript:
         """Return the transcript of a given history; its own messages stay as they were sent."""
         given = checked_each("chat_history", messages, ChatMessage, "a ChatMessage")
-        known = takewhile(_is_of, zip(self.utterances, given, strict=False))
-        kept = [utterance for utterance, _ in known]
-        new = map(copied_message, given[len(kept) :])
-        return Transcript((*kept, *(Utterance(one, one) for one in new)))
-
-
-def _is_of(pair: tuple[Utterance, ChatMessage]) -> bool:
-    """Return whether a message is what was sent or said."""
-    known, given = pair
-    both = known.said, known.sent
-    return any(one.role == given.role and one.blocks == given.blocks for one in both)
+        kept = 0
+        for known, message in zip(self.utterances, given, strict=False):
+            both = [(one.role, one.blocks) for one in (known.said, known.sent)]
+            if (message.role, message.blocks) not in both:
+                break
+            kept += 1
+        new = map(copied_message, given[kept:])
+        return Transcript((*self.utterances[:kept], *(Utterance(one, one) for one in new)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +139,16 @@ class ChatTurnPlanner:
         """Return the next turn of a conversation, its history cut to what the model can take."""
         window = _window(model)
         planned: tuple[Transcript, Plan] | None = self._fail_open.attempt(
-            lambda: self._planned(question, nodes, begun, window), lambda: None
+            lambda: self._planned(question, nodes, begun, window)
         )
         plan = None
         if planned is None:  # without labels
-            texts = [block.text for block in texts_to_show(self._as_it_is(nodes))]
+            given = without_annotations(nodes)
+            blocks = self._fail_open.attempt(  # without metadata if that cannot be rendered
+                lambda: _blocks(given, self._metadata_mode),
+                lambda: _blocks(given, MetadataMode.NONE),
+            )
+            texts = [block.text for block in texts_to_show(blocks)]
             content = "\n\n".join([*texts, question])
             history = self._fitting(begun, window, lambda history: content)
         else:
@@ -173,13 +163,6 @@ class ChatTurnPlanner:
         plan = turn.plan
         if plan is not None:
             self._fail_open.attempt(lambda: self._planner.forget(plan))
-
-    def _as_it_is(self, nodes: Sequence[NodeWithScore]) -> list[ContextBlock]:
-        """Return nodes as they came; without metadata if that is what cannot be rendered."""
-        given = without_annotations(nodes)
-        return self._fail_open.attempt(
-            lambda: _blocks(given, self._metadata_mode), lambda: _blocks(given, MetadataMode.NONE)
-        )
 
     # previews tell the turn's length behind each history, so that only one plan is made
     def _planned(
@@ -196,7 +179,11 @@ class ChatTurnPlanner:
                 shown,
                 question,
                 system=self._system_prompt,
-                history=history.as_openai(),
+                history=[
+                    message_as_openai(one.sent)
+                    for one in history.utterances
+                    if one.sent.role not in (MessageRole.SYSTEM, MessageRole.DEVELOPER)
+                ],
                 conversation_id=self._conversation_id if conversation is None else conversation,
                 tenant=scope.tenant or "",
             )
@@ -213,7 +200,7 @@ class ChatTurnPlanner:
         room = window
         while len(history) and self._length(history, content_behind(history)) > window:
             room //= 2  # so a context that is too long by itself is not tried behind every turn
-            history = history.newest(room, self._count)
+            history = history.newest(room, self._tokens)
         return history
 
     def _warn_if_too_long(self, content: str, window: int, model: LLMMetadata) -> None:
@@ -231,15 +218,14 @@ class ChatTurnPlanner:
         )
 
     def _length(self, history: Transcript, content: str) -> int:
-        system = 0
-        if self._system_prompt is not None:
-            system = _message_tokens(self._system_prompt, self._count)
-        return system + history.tokens(self._count) + _message_tokens(content, self._count)
+        system = [] if self._system_prompt is None else [self._system_prompt]
+        sent = [one.sent.content or "" for one in history.utterances]
+        return sum(map(self._tokens, [*system, *sent, content]))
 
-    def _count(self, text: str) -> int:
-        return self._counting.attempt(
-            lambda: self._given_count(text), lambda: estimate_tokens(text)
-        )
+    def _tokens(self, text: str) -> int:
+        """Return what a message of this text takes."""
+        count, estimate = partial(self._given_count, text), partial(estimate_tokens, text)
+        return self._counting.attempt(count, estimate) + _TOKENS_OF_A_MESSAGE
 
 
 def _window(model: LLMMetadata) -> int:
@@ -251,8 +237,3 @@ def _window(model: LLMMetadata) -> int:
 def _blocks(nodes: Sequence[NodeWithScore], metadata_mode: MetadataMode) -> list[ContextBlock]:
     """Return nodes as what they are to the index: their texts."""
     return [ContextBlock(text=one.node.get_content(metadata_mode=metadata_mode)) for one in nodes]
-
-
-def _message_tokens(text: str, count: Callable[[str], int]) -> int:
-    """Return what a message of this text takes."""
-    return count(text) + _TOKENS_OF_A_MESSAGE

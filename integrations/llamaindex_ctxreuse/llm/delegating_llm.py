@@ -19,7 +19,7 @@ from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.errors import InvalidRequestError
 
 _log = logging.getLogger("ctxreuse")
-_DELEGATED = frozenset(
+DELEGATED = frozenset(
     (
         "callback_manager",
         "rate_limiter",
@@ -62,14 +62,14 @@ class DelegatingLLM(FunctionCallingLLM):
     def model_post_init(self, context: Any, /) -> None:
         """Refuse the settings that only the inner model can have."""
         super().model_post_init(context)
-        for name in sorted(_DELEGATED & self.model_fields_set):
+        for name in sorted(DELEGATED & self.model_fields_set):
             raise InvalidRequestError(
                 f"{name} is the inner model's; set it there, or on the "
                 f"{type(self).__name__} once it is made"
             )
 
     def __getattribute__(self, name: str) -> Any:
-        if name in _DELEGATED:
+        if name in DELEGATED:
             return getattr(super().__getattribute__("inner"), name)
         return super().__getattribute__(name)
 
@@ -91,17 +91,14 @@ class DelegatingLLM(FunctionCallingLLM):
                 return getattr(inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _DELEGATED:
-            self._set_inside(name, value)
+        if name in DELEGATED:
+            setattr(self.inner, name, value)
         else:
             super().__setattr__(name, value)
 
-    def _set_inside(self, name: str, value: Any) -> None:
-        setattr(self.inner, name, value)
-
     def __getstate__(self) -> dict[Any, Any]:
         """Return the state of a copy in another process; see `pickled_state`."""
-        return pickled_state(self, _DELEGATED)
+        return pickled_state(self, DELEGATED)
 
     @property
     def metadata(self) -> LLMMetadata:

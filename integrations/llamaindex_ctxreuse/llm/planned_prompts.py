@@ -1,14 +1,18 @@
-"""LlamaIndex's messages and prompt templates as the texts that are planned, and back."""
+"""LlamaIndex's messages as the texts that are planned, and back, with cache points."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from functools import cache
 from typing import Any
 
 from llama_index.core.base.llms.types import (
+    CacheControl,
+    CachePoint,
     ChatMessage,
     ContentBlock,
     MessageRole,
@@ -16,11 +20,13 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 from llama_index.core.bridge.pydantic import BaseModel
-from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 
 from ctxreuse.context.blocks import Message
+from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.reported_usage import reported_field
-from ctxreuse.pipeline.prompt_turn import PromptPart
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptPart
+from ctxreuse.rules.cache_rules import CacheRules
+from ctxreuse.rules.prompt_forms import marked_prompt
 
 _OPENAI_ROLES = {
     MessageRole.DEVELOPER: "system",  # what OpenAI's reasoning models call it
@@ -30,6 +36,12 @@ _OPENAI_ROLES = {
 }
 _BESIDE_THE_MESSAGES = ("model", "tools", "functions", "response_format")
 """Arguments of a call that change what stands before its messages."""
+
+_TAKE_CACHE_POINTS = ("Anthropic", "BedrockConverse")
+"""Classes that send cache points, and classes made of them; not imported here."""
+
+_SYSTEM = (MessageRole.SYSTEM, MessageRole.DEVELOPER)
+_log = logging.getLogger("ctxreuse")
 
 
 def openai_role(role: MessageRole) -> str:
@@ -91,7 +103,16 @@ def text_positions(messages: Iterable[ChatMessage]) -> list[tuple[int, int] | No
 def messages_with(messages: Iterable[ChatMessage], texts: Iterable[str]) -> list[ChatMessage]:
     """Return messages with the texts of their text blocks replaced; changed ones are copies."""
     remaining = iter(texts)
-    return [_with_texts(message, remaining) for message in messages]
+    changed: list[ChatMessage] = []
+    for message in messages:
+        blocks, is_same = list(message.blocks), True
+        for position, part in _parts(message):
+            text = next(remaining)
+            if position is not None and text != part.text:
+                blocks[position] = blocks[position].model_copy(update={"text": text})
+                is_same = False
+        changed.append(message if is_same else message.model_copy(update={"blocks": blocks}))
+    return changed
 
 
 def _parts(message: ChatMessage) -> list[tuple[int | None, PromptPart]]:
@@ -128,22 +149,79 @@ def _as_sent(call: Any) -> Any:
     return told
 
 
-def _with_texts(message: ChatMessage, texts: Iterator[str]) -> ChatMessage:
-    blocks = list(message.blocks)
-    for position, part in _parts(message):
-        text = next(texts)
-        if position is not None and text != part.text:
-            blocks[position] = blocks[position].model_copy(update={"text": text})
-    if any(new is not old for new, old in zip(blocks, message.blocks, strict=True)):
-        return message.model_copy(update={"blocks": blocks})
-    return message
+def takes_cache_points(model: object) -> bool:
+    """Return whether a model sends cache points; say once that another one does not."""
+    kind = type(model)
+    if any(one.__name__ in _TAKE_CACHE_POINTS for one in kind.__mro__):
+        return True
+    _log_no_marks(kind.__name__)
+    return False
 
 
-def filled_template(
-    template: BasePromptTemplate, messages: Sequence[ChatMessage], *, is_text: bool
-) -> BasePromptTemplate:
-    """Return a template whose messages are filled in, or are all of them one text."""
-    parser, metadata = template.output_parser, {**template.metadata}
-    if is_text:
-        return PromptTemplate(message_text(messages[0]), output_parser=parser, metadata=metadata)
-    return ChatPromptTemplate(messages, output_parser=parser, metadata=metadata)
+def with_cache_points(
+    messages: Sequence[ChatMessage],
+    planned: PlannedPrompt,
+    profile: CacheRules,
+    model: object,
+) -> list[ChatMessage]:
+    """Add cache points to all but system messages; drop those that a provider would refuse."""
+    cuts: dict[tuple[int, int], Sequence[ContentPart]] = {
+        place: parts
+        for place, parts in zip(text_positions(messages), planned.parts, strict=True)
+        if place is not None and messages[place[0]].role not in _SYSTEM
+    }
+    last_marked = getattr(model, "cache_idx", None)  # of those that it marks itself
+    prompt: list[dict[str, Any]] = []
+    for number, message in enumerate(messages):
+        content: list[Any] = []
+        for position, block in enumerate(message.blocks):
+            own = cuts.get((number, position), ())
+            if len(own) > 1 or any(part.is_marked for part in own):
+                content += own
+            elif isinstance(block, CachePoint):
+                control = {"type": "ephemeral", "ttl": block.cache_control.ttl}
+                content.append({"cache_control": control, "block": block})
+            else:
+                content.append({"block": block})
+        one: dict[str, Any] = {"content": content}
+        if isinstance(last_marked, int) and (number <= last_marked or last_marked == -1):
+            one["cache_control"] = {"type": "ephemeral"}
+        elif message.additional_kwargs.get("cache_control"):
+            one["cache_control"] = message.additional_kwargs["cache_control"]
+        prompt.append(one)
+    is_bedrock = any(one.__name__ == "BedrockConverse" for one in type(model).__mro__)
+    kind = "default" if is_bedrock else "ephemeral"
+    marked, _ = marked_prompt(prompt, profile, "cache_control")
+    return [
+        _rebuilt(message, one["content"], kind)
+        if any(
+            isinstance(part, ContentPart) or "cache_control" in part for part in given["content"]
+        )
+        else message
+        for message, given, one in zip(messages, prompt, marked, strict=True)
+    ]
+
+
+def _rebuilt(message: ChatMessage, content: Sequence[Any], kind: str) -> ChatMessage:
+    blocks: list[ContentBlock] = []
+    for part in content:
+        block, control = part.get("block"), part.get("cache_control")
+        if block is None:
+            blocks.append(TextBlock(text=part["text"]))
+            if control is not None:
+                life = control.get("ttl", "5m")
+                blocks.append(CachePoint(cache_control=CacheControl(type=kind, ttl=life)))
+        elif control is not None or not isinstance(block, CachePoint):
+            blocks.append(block)
+    return message.model_copy(update={"blocks": blocks})
+
+
+@cache
+def _log_no_marks(kind: str) -> None:
+    """Say once that a model cannot carry marks."""
+    _log.warning(
+        "the planner's cache keeps prefixes up to marks, and LlamaIndex's %s sends none; prompts "
+        "are sent without. Take a class that sends cache points (Anthropic, BedrockConverse), or "
+        "LangChain's ChatOpenAI, or EngineClient.",
+        kind,
+    )

@@ -20,31 +20,25 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
 from llama_index.core.llms.llm import LLM
-from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.reported_usage import ReportedTokens, usage_in
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.pipeline.engine_options import EngineOptions
-from ctxreuse.pipeline.ordered_release import as_they_end, planned_aside
-from ctxreuse.pipeline.prompt_turn import (
-    PlannedPrompt,
-    PromptPart,
-    ScopedPrompt,
-    Wire,
-    WirePrompt,
-)
+from ctxreuse.pipeline.ordered_release import as_they_end, planned_aside, run_here
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptPart, ScopedPrompt, Wire, WirePrompt
 from ctxreuse.serving.planning_fields import PlansPrompts
-from llamaindex_ctxreuse.llm.cache_points import takes_cache_points, with_cache_points
-from llamaindex_ctxreuse.llm.delegating_llm import DelegatingLLM
+from llamaindex_ctxreuse.llm.delegating_llm import DELEGATED, DelegatingLLM
 from llamaindex_ctxreuse.llm.planned_prompts import (
-    filled_template,
     message_text,
     messages_with,
     prompt_parts,
     said_beside,
+    takes_cache_points,
     text_positions,
+    with_cache_points,
 )
 from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, root_of_call
 
@@ -102,9 +96,16 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         """Build what plans the calls, and what they are sent with."""
         self._open(reported_usage, follow_runs)
         self._model, self._always_sent = self.inner, {}
-        has_key = self.planner.cache.is_routed
-        if self.send_cache_salt or self.send_session_id or has_key:
-            self._model, self._always_sent = _without_engine_options(self.inner)
+        always: Any = getattr(self.inner, "additional_kwargs", None)
+        is_asked = self.send_cache_salt or self.send_session_id or self.planner.cache.is_routed
+        if not is_asked or not isinstance(always, dict):
+            return
+        # the model is parted from its engine options: a call's would replace them as a whole
+        options = {name: always[name] for name in _ENGINE_OPTIONS if always.get(name)}
+        if options:
+            rest = {name: value for name, value in always.items() if name not in options}
+            self._model = self.inner.model_copy(update={"additional_kwargs": rest})
+            self._always_sent = options
 
     @classmethod
     def class_name(cls) -> str:
@@ -137,25 +138,22 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """`complete`, awaited."""
-        return await self._aanswer(
-            self._completion(self._model.acomplete, prompt, kwargs, formatted)
-        )
+        call = self._completion(self._model.acomplete, prompt, kwargs, formatted)
+        return await self._aanswer(call)
 
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Return the inner model's completion of the prompt, piece by piece."""
-        return self._stream(
-            self._completion(self._model.stream_complete, prompt, kwargs, formatted)
-        )
+        call = self._completion(self._model.stream_complete, prompt, kwargs, formatted)
+        return self._stream(call)
 
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """`stream_complete`, awaited."""
-        return self._astream(
-            self._completion(self._model.astream_complete, prompt, kwargs, formatted)
-        )
+        call = self._completion(self._model.astream_complete, prompt, kwargs, formatted)
+        return self._astream(call)
 
     def structured_predict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the inner model's structured answer to the prompt."""
@@ -168,17 +166,15 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
 
     def stream_structured_predict(self, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """Return the inner model's structured answer to the prompt as it grows."""
-        return self._stream(
-            self._structured(self._model.stream_structured_predict, *args, **kwargs)
-        )
+        call = self._structured(self._model.stream_structured_predict, *args, **kwargs)
+        return self._stream(call)
 
     async def astream_structured_predict(
         self, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
         """`stream_structured_predict`, awaited."""
-        return self._astream(
-            self._structured(self._model.astream_structured_predict, *args, **kwargs)
-        )
+        call = self._structured(self._model.astream_structured_predict, *args, **kwargs)
+        return self._astream(call)
 
     async def achat_batch(
         self,
@@ -229,9 +225,9 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         answers: list[CompletionResponse] = asyncio_run(self.acomplete_batch(prompts, **kwargs))
         return answers
 
-    def _set_inside(self, name: str, value: Any) -> None:
-        super()._set_inside(name, value)
-        if self._model is not self.inner:
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in DELEGATED and self._model is not self.inner:
             setattr(self._model, name, value)
 
     def _chat(
@@ -288,16 +284,19 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
     ) -> _ModelCall[_Answer]:
         bare = prompt.model_copy(update={"output_parser": None})  # it adds its words later
         messages = bare.format_messages(llm=self.inner, **arguments)
-        is_text = not self.inner.metadata.is_chat_model and bare.format(
-            llm=self.inner, **arguments
-        ) == message_text(messages[0])
+        is_text = not self.inner.metadata.is_chat_model
+        is_text = is_text and bare.format(llm=self.inner, **arguments) == message_text(messages[0])
         parts = self._gateway.attempt(lambda: prompt_parts(messages), lambda: ())
         read = self._prompt(parts, {**(llm_kwargs or {}), "response_format": output_cls})
         options = partial(self._options, llm_kwargs or {}, current_scope())
 
         def send(planned: PlannedPrompt) -> _Answer:
             sent = messages_with(messages, planned.texts) if planned.texts else messages
-            filled = filled_template(prompt, sent, is_text=is_text)
+            kept: dict[str, Any] = {"output_parser": prompt.output_parser}
+            kept["metadata"] = {**prompt.metadata}
+            filled: BasePromptTemplate = ChatPromptTemplate(sent, **kept)
+            if is_text:
+                filled = PromptTemplate(message_text(sent[0]), **kept)
             return method(output_cls, filled, options(planned))
 
         return _ModelCall(read, send)
@@ -318,10 +317,8 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
 
     def _prompt(self, parts: tuple[PromptPart, ...], arguments: Mapping[str, Any]) -> ScopedPrompt:
         attempt, scope = self._gateway.attempt, current_scope()
-        root, beside = attempt(root_of_call, lambda: None), lambda: said_beside(arguments)
-        return ScopedPrompt(
-            parts, scope, root, not self.find_retrieved, attempt(beside, lambda: "")
-        )
+        beside = attempt(lambda: said_beside(arguments), str)
+        return ScopedPrompt(parts, scope, attempt(root_of_call), not self.find_retrieved, beside)
 
     def _options(
         self, given: dict[str, Any], scope: RequestScope, planned: PlannedPrompt
@@ -330,17 +327,18 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         if not (self.send_cache_salt or self.send_session_id or self.planner.cache.is_routed):
             return dict(given)
 
-        def added() -> dict[str, Any]:
+        try:
             own = {n: self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS}
             known = {**given, "prompt_cache_options": "unused"}  # nothing is marked
             told = EngineOptions.of(self).added(planned.groups, scope, known, *own.values())
             sent = {name: {**told.get(name, {}), **one} for name, one in own.items()}
             return {**given, **{name: one for name, one in sent.items() if one}}
-
-        return self._gateway.attempt(added, lambda: {**given, **self._always_sent})
+        except Exception as error:
+            self._gateway.fail_open.note(error)
+            return {**given, **self._always_sent}
 
     def _answer(self, call: _ModelCall[_Answer]) -> _Answer:
-        planned = self._gateway.plan(call.prompt, call.wire)
+        planned = run_here(self._gateway.aplan(call.prompt, call.wire, blocks=True))
         with self._gateway.calling(planned) as read:
             return read(call.send(planned))
 
@@ -351,7 +349,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
 
     def _stream(self, call: _ModelCall[Any]) -> Generator[Any, None, None]:
         """Yield what the model streams; nothing is planned before the first piece is asked for."""
-        planned = self._gateway.plan(call.prompt, call.wire)
+        planned = run_here(self._gateway.aplan(call.prompt, call.wire, blocks=True))
         yield from self._gateway.stream(planned, lambda: call.send(planned))
 
     async def _astream(self, call: _ModelCall[Any]) -> AsyncGenerator[Any, None]:
@@ -408,15 +406,3 @@ def reported_usage(answer: object) -> ReportedTokens | None:
 
 def _raise(error: Exception, planned: PlannedPrompt) -> NoReturn:
     raise error
-
-
-def _without_engine_options(model: LLM) -> tuple[LLM, dict[str, Any]]:
-    """Part a model from its engine options: a call's would replace them as a whole."""
-    always: Any = getattr(model, "additional_kwargs", None)
-    if not isinstance(always, dict):
-        return model, {}
-    options = {name: always[name] for name in _ENGINE_OPTIONS if always.get(name)}
-    if not options:
-        return model, {}
-    rest = {name: value for name, value in always.items() if name not in options}
-    return model.model_copy(update={"additional_kwargs": rest}), options

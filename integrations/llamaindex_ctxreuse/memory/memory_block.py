@@ -35,14 +35,8 @@ from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
-from ctxreuse.pipeline.clock import planning_time
 from ctxreuse.pipeline.document_turn import best_first
-from ctxreuse.pipeline.memories import (
-    ENTITIES,
-    Placement,
-    checked_placement,
-    tenant_of,
-)
+from ctxreuse.pipeline.memories import ENTITIES, Placement, checked_placement, tenant_of
 from ctxreuse.pipeline.memory_planner import (
     MemoryPlanner,
     MemoryRecord,
@@ -50,6 +44,7 @@ from ctxreuse.pipeline.memory_planner import (
     asked,
     found_memories,
 )
+from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.planning_fields import PlanningFields
@@ -138,15 +133,11 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
         self._source = _memory_source(self, self._reading)
-        self._memories = MemoryPlanner(
-            self.planner,
-            self._source.tenant,
-            name,
-            labels=self.labels,
-            annotate=self.annotate,
-            growth_limit=None,  # the memory around it looks after that
-            store=self.memory,
-        )
+        # the memory around it looks after growth and placement
+        settings: tuple[bool, bool, None, Placement]
+        settings = self.labels, self.annotate, None, "before_question"
+        tenant = self._source.tenant
+        self._memories = MemoryPlanner(self.planner, tenant, name, *settings, self.memory)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a new block with the same settings, but for those that change."""
@@ -165,7 +156,13 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     @property
     def faults(self) -> int:
         """How often planning, reading what was found, searching or storing has failed."""
-        steps = self._memories, self._planning, self._reading, self._searching, self._storing
+        steps = (
+            self._memories.fail_open,
+            self._planning,
+            self._reading,
+            self._searching,
+            self._storing,
+        )
         return sum(step.faults for step in steps)
 
     @property
@@ -185,7 +182,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         session_id = block_kwargs.get("session_id")
         search = MemorySearch(self._source.search, query, (session_id,), {})
         try:
-            found = await search.run()
+            found = await self._source.search(query, session_id)
         except Exception as error:
             self._searching.note(error)
             return ""
@@ -234,7 +231,12 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         """Remember messages that the short-term memory lets go."""
         options = (message.additional_kwargs for message in messages)
         sessions = [given["session_id"] for given in options if "session_id" in given]
-        said = [(one.role, text) for one in messages if (text := _said(one))]
+        said: list[tuple[MessageRole, str]] = []
+        for one in messages:
+            text = message_text(one)
+            if one.role == MessageRole.ASSISTANT:  # what a model thought is nothing to remember
+                text = without_thoughts(text)
+            said += [(one.role, text)] if text else []
         try:
             if said:
                 await self._source.add(said, sessions[0] if sessions else None)
@@ -246,9 +248,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         made = self._made(content)
         if made is None:
             return None
-        return self._planning.attempt(
-            lambda: self._truncated(made, content, tokens_to_truncate), lambda: None
-        )
+        return self._planning.attempt(lambda: self._truncated(made, content, tokens_to_truncate))
 
     def note_shown(self, content: str, role: str, texts: Iterable[str]) -> None:
         """Have the texts among these that show a `content` sent as they are."""
@@ -396,12 +396,6 @@ def _memory_source(block: ReuseMemoryBlock, reading: FailOpen) -> _Mem0Source | 
         f"memory must be a Mem0 memory, a vector store, an index or a retriever, not "
         f"{type(memory).__name__}"
     )
-
-
-def _said(message: ChatMessage) -> str:
-    """Return the text of a message; what a model thought is nothing to remember."""
-    text = message_text(message)
-    return without_thoughts(text) if message.role == MessageRole.ASSISTANT else text
 
 
 async def _called(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

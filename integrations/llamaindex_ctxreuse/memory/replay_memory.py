@@ -164,7 +164,13 @@ class ReplayMemory(Memory):
         content = await self._content(turns, known, block_kwargs)
         opening: bytes | None = None
         if known and self._is_too_long(turns, known, content):
-            opening, known = self._better_place(turns, content), {}
+            known = {}
+            if turns.opening is not None and len(self.memory_blocks) == 1 and self._ours:
+                # where a first turn shows them, if more is found there than was said since
+                [block] = self._ours
+                found = block.found_in_front(content.get(block.name, ""))
+                is_better = found > self._tokens(turns.before_the_turn({}))
+                opening = turns.opening if is_better else None
             content = await self._content(turns, known, block_kwargs, opens=opening is not None)
         others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
         own = self._tokens(content.values())
@@ -173,14 +179,6 @@ class ReplayMemory(Memory):
         if opening is not None:  # and nothing for this turn, which is served so
             return {opening: inserted, turns.place: _Addition()}
         return {**known, turns.place: inserted}
-
-    def _better_place(self, turns: _PlacedHistory, content: Mapping[str, Any]) -> bytes | None:
-        """Return where a first turn shows memories, if more is found there than was said since."""
-        if turns.opening is None or len(self.memory_blocks) != 1 or not self._ours:
-            return None
-        [block] = self._ours
-        found = block.found_in_front(content.get(block.name, ""))
-        return turns.opening if found > self._tokens(turns.before_the_turn({})) else None
 
     def _is_too_long(
         self, turns: _PlacedHistory, known: _Insertions, content: Mapping[str, Any]
@@ -243,7 +241,10 @@ class ReplayMemory(Memory):
                 content = await block.aget(asked, session_id=self.session_id, **block_kwargs)
             if content:
                 contents[block.name] = content
-                history += map(message_as_openai, _as_shown(content))
+                shown = [ChatMessage(content=content)] if isinstance(content, str) else content
+                if not all(isinstance(one, ChatMessage) for one in shown):
+                    shown = [ChatMessage(blocks=content)]
+                history += map(message_as_openai, shown)
         return contents
 
     @property
@@ -265,7 +266,9 @@ class _PlacedHistory:
     def __init__(self, stored: Sequence[ChatMessage], question: str | ChatMessage | None) -> None:
         self._stored = len(stored)
         self.messages = list(stored)
-        asked = None if question is None else _as_message(question)
+        asked = question
+        if isinstance(asked, str):
+            asked = ChatMessage(role=MessageRole.USER, content=asked)
         last = stored[-1] if stored and stored[-1].role == MessageRole.USER else None
         if asked is not None and (last is None or message_text(last) != message_text(asked)):
             self.messages.append(asked)
@@ -362,28 +365,12 @@ def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> Replay
     return ReplayMemory.from_defaults(memory_blocks=list(memory_blocks), **options)
 
 
-def _as_message(question: str | ChatMessage) -> ChatMessage:
-    if isinstance(question, ChatMessage):
-        return question
-    return ChatMessage(role=MessageRole.USER, content=question)
-
-
-def _as_shown(content: Any) -> list[ChatMessage]:
-    """Return the content of a memory block as messages."""
-    if isinstance(content, str):
-        return [ChatMessage(content=content)]
-    if all(isinstance(one, ChatMessage) for one in content):
-        return list(content)
-    return [ChatMessage(blocks=content)]
-
-
 def _digest(before: bytes, message: ChatMessage) -> bytes:
     digest = hashlib.blake2b(before, digest_size=16)
-    for part in (message.role.value, *map(_as_text, message.blocks)):
+    said = [
+        f"text {one.text}" if isinstance(one, TextBlock) else repr(one) for one in message.blocks
+    ]
+    for part in (message.role.value, *said):
         encoded = part.encode("utf-8", "surrogatepass")
         digest.update(len(encoded).to_bytes(8, "big") + encoded)
     return digest.digest()
-
-
-def _as_text(block: ContentBlock) -> str:
-    return f"text {block.text}" if isinstance(block, TextBlock) else repr(block)

@@ -18,11 +18,7 @@ from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.planning_fields import PlansDocuments
 from llamaindex_ctxreuse.llm.delegating_llm import pickled_state
-from llamaindex_ctxreuse.nodes.node_plans import (
-    checked_metadata_mode,
-    checked_retriever,
-    node_kind,
-)
+from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, checked_retriever, node_kind
 from llamaindex_ctxreuse.nodes.run_nodes import follow_runs, is_fused, retrieved_items
 
 
@@ -153,7 +149,7 @@ class ReuseRetriever(FixedSettings, BaseRetriever):
     @property
     def faults(self) -> int:
         """How often planning has failed and nodes went through as retrieved."""
-        return self._documents.faults
+        return self._documents.fail_open.faults
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"retriever": self._retriever}

@@ -202,24 +202,23 @@ def _shown(nodes: Sequence[NodeWithScore], template: str | None, mode: MetadataM
     if template is None:
         return [one.node.get_content(metadata_mode=mode) for one in nodes]
     checked_kind("text_template", template, str, "a string with {content} in it")
-    return [_filled(template, one.node, mode) for one in nodes]
-
-
-def _filled(template: str, node: BaseNode, mode: MetadataMode) -> str:
-    fields = {
-        **node.metadata,
-        "content": node.get_content(metadata_mode=MetadataMode.NONE),
-        "metadata_str": node.get_metadata_str(mode=mode),
-    }
-    try:
-        return template.format_map(fields)
-    except KeyError as error:
-        raise InvalidRequestError(
-            f"text_template names {error}, which a node's metadata lacks; it has "
-            f"{', '.join(map(repr, node.metadata)) or 'none'}"
-        ) from error
-    except (ValueError, IndexError, AttributeError) as error:
-        raise InvalidRequestError(f"text_template: {error}; write {{{{ for a brace") from error
+    shown: list[str] = []
+    for node in [one.node for one in nodes]:
+        fields = {
+            **node.metadata,
+            "content": node.get_content(metadata_mode=MetadataMode.NONE),
+            "metadata_str": node.get_metadata_str(mode=mode),
+        }
+        try:
+            shown.append(template.format_map(fields))
+        except KeyError as error:
+            raise InvalidRequestError(
+                f"text_template names {error}, which a node's metadata lacks; it has "
+                f"{', '.join(map(repr, node.metadata)) or 'none'}"
+            ) from error
+        except (ValueError, IndexError, AttributeError) as error:
+            raise InvalidRequestError(f"text_template: {error}; write {{{{ for a brace") from error
+    return shown
 
 
 def _identity(scored: NodeWithScore, metadata_mode: MetadataMode) -> ContextBlock:

@@ -120,37 +120,31 @@ class _RunHandler(OpenCalls):
         default_factory=lambda: FailOpen("ReuseLLM", "retrieved nodes are not found in prompts")
     )
 
-    @property
-    def parts(self) -> dict[str, PartSize]:
-        """How many calls are remembered, and how many may be."""
-        return {"calls": PartSize(len(self._calls), _MOST_CALLS)}
-
     def current(self) -> BegunCall | None:
         """Return the innermost call under way, if the handler was told of it."""
         return self._calls.get(active_span_id.get() or "")
 
     def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
         """Forget a call."""
-        RETRIEVALS.end(id_)
+        RETRIEVALS.pop(id_, None)
         super().span_drop(id_)
 
     def _begin(self, call: BegunCall, arguments: Mapping[str, Any]) -> None:
         if call.gives_nodes:
-            RETRIEVALS.begin(call.id, current_scope().tenant or "")
+            RETRIEVALS[call.id] = current_scope().tenant or ""
 
     def _end(self, call: BegunCall, arguments: Mapping[str, Any], result: object) -> None:
-        if call.gives_nodes and isinstance(result, list):
-            self._fail_open.attempt(lambda: _see(call, result))
-
-
-def _see(call: BegunCall, nodes: Sequence[NodeWithScore]) -> None:
-    """Have nodes known, unless another retriever, or what works on its nodes, is to return them."""
-    _, *around = call.outwards()
-    are_nodes = all(isinstance(one, NodeWithScore) for one in nodes)
-    if not are_nodes or any(one.gives_nodes for one in around):
-        return
-    forms = seen_forms(without_annotations(nodes))
-    known_texts().add_seen(current_scope().tenant or "", forms, call.root)
+        if not call.gives_nodes or not isinstance(result, list):
+            return
+        _, *around = call.outwards()
+        if any(one.gives_nodes for one in around):  # that is to return them
+            return
+        try:
+            if all(isinstance(one, NodeWithScore) for one in result):
+                forms = seen_forms(without_annotations(result))
+                known_texts().add_seen(current_scope().tenant or "", forms, call.root)
+        except Exception as error:
+            self._fail_open.note(error)
 
 
 _HANDLER = _RunHandler()
@@ -166,7 +160,7 @@ def follow_runs() -> None:
 
 def run_parts() -> dict[str, PartSize]:
     """Return how much of what is bounded is remembered of runs that go on."""
-    return _HANDLER.parts
+    return {"calls": PartSize(len(_HANDLER._calls), _MOST_CALLS)}
 
 
 def root_of_call() -> str | None:
@@ -181,7 +175,7 @@ def retrieved_items(
     """Return what the call at hand has retrieved; it, and those around it, wait for no more."""
     call = _HANDLER.current()
     for one in () if call is None else call.outwards():
-        RETRIEVALS.end(one.id)
+        RETRIEVALS.pop(one.id, None)
     given = without_annotations(nodes) if isinstance(nodes, list) else nodes
     asked = "" if query is None else query.query_str
     return RetrievedItems(given, asked, current_scope(), None if call is None else call.root)

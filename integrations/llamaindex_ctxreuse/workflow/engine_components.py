@@ -26,12 +26,7 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, Query
 from llama_index.core.settings import Settings
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from ctxreuse.context.checks import (
-    check_function,
-    checked_integer,
-    checked_kind,
-    reported_count,
-)
+from ctxreuse.context.checks import check_function, checked_integer, checked_kind, reported_count
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.client.request import Prompt, check_params
@@ -102,20 +97,18 @@ def _as_nodes(
     blocks: Documents, scores: Sequence[float] | None, node_of: NodeOf | None
 ) -> list[NodeWithScore]:
     """Return found blocks as nodes, in their order, or as copies of `node_of` them."""
+    found: list[NodeWithScore] = []
     known = [None] * len(blocks) if scores is None else scores
-    return [
-        NodeWithScore(node=_node(block, node_of), score=score)
-        for block, score in zip(blocks, known, strict=True)
-    ]
-
-
-def _node(block: ContextBlock, node_of: NodeOf | None) -> BaseNode:
-    if node_of is None:
-        return TextNode(id_=str(block.id), text=block.text)
-    node = node_of(block.id)
-    if not isinstance(node, BaseNode):
-        raise InvalidRequestError(f"node_of must return a node, not {type(node).__name__}")
-    return node.model_copy(update={"metadata": deepcopy(node.metadata)})
+    for block, score in zip(blocks, known, strict=True):
+        if node_of is None:
+            node: BaseNode = TextNode(id_=str(block.id), text=block.text)
+        else:
+            node = node_of(block.id)
+            if not isinstance(node, BaseNode):
+                raise InvalidRequestError(f"node_of must return a node, not {type(node).__name__}")
+            node = node.model_copy(update={"metadata": deepcopy(node.metadata)})
+        found.append(NodeWithScore(node=node, score=score))
+    return found
 
 
 class SpeculativeRAGQueryEngine(BaseQueryEngine):
@@ -284,7 +277,9 @@ class LlamaIndexLLM:
         """Yield the answer piece by piece; see `ctxreuse.workflow.LanguageModel`."""
         check_params(params)
         told = used = 0
-        messages = converted_messages(prompt, _as_messages, "LlamaIndex")
+        messages = converted_messages(
+            prompt, lambda given: [ChatMessage(**one) for one in given], "LlamaIndex"
+        )
         chunks: Any = await self._llm.astream_chat(messages, **params)
         async with aclosing(chunks):
             async for chunk in chunks:
@@ -295,10 +290,6 @@ class LlamaIndexLLM:
                     yield Piece(chunk.delta, 1)
         if used > told:
             yield Piece("", used - told)
-
-
-def _as_messages(messages: list[dict[str, Any]]) -> list[ChatMessage]:
-    return [ChatMessage(**message) for message in messages]
 
 
 class RetrieverStage:
