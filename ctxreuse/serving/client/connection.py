@@ -60,7 +60,7 @@ class EngineConnection:
         if http_client is None:
             renew_after_fork(self._start_anew)
         self._retries = checked_integer("retries", retries)
-        self._wait = waiting(backoff_s)
+        self._backoff_s = backoff_s
 
     def _start_anew(self) -> None:
         """Have no connections, as a child: on a shared one, bytes of two processes would mix."""
@@ -122,15 +122,24 @@ class EngineConnection:
 
     def attempts(self, limit: TimeLimit) -> Any:
         """Return tenacity's attempts at one request."""
-        from tenacity import AsyncRetrying, retry_if_exception
+        from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
+
+        grow = wait_random_exponential(multiplier=self._backoff_s, max=_LONGEST_BACKOFF_S)
+
+        def wait(state: Any) -> float:
+            asked_s = retry_after_s(state.outcome.exception())
+            return grow(state) if asked_s is None else asked_s
 
         def stop(state: Any) -> Any:
             left_s = _LONGEST_WAIT_S if limit.left_s is None else limit.left_s
             return state.attempt_number > self._retries or state.upcoming_sleep > left_s
 
-        return AsyncRetrying(
-            stop=stop, wait=self._wait, retry=retry_if_exception(is_transient), reraise=True
-        )
+        def is_transient(error: BaseException) -> bool:
+            known = isinstance(error, client_library_errors())
+            return known and status_rule(status_of(error)).again
+
+        again = retry_if_exception(is_transient)
+        return AsyncRetrying(stop=stop, wait=wait, retry=again, reraise=True)
 
     async def ask(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
@@ -229,11 +238,6 @@ class EngineConnection:
                 "with its docs enabled"
             )
         return _SALT_FIELD[-1]
-
-    async def max_model_len(self) -> int | None:
-        """Return what the engine's first model holds; None if the engine does not tell."""
-        models = await self.ask_json("GET", "/v1/models")
-        return reported_count(field_of(models, "data", 0, "max_model_len")) or None
 
     def error(self, error: BaseException, attempts: int) -> EngineError:
         """Return an EngineError without the message of the cause, which may hold the prompt."""
@@ -367,29 +371,10 @@ def client_library_errors() -> tuple[type[BaseException], ...]:
     )
 
 
-def is_transient(error: BaseException) -> bool:
-    """Return whether a request that failed so may succeed when it is sent again."""
-    known = isinstance(error, client_library_errors())
-    return known and status_rule(status_of(error)).again
-
-
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status that an error stands for; None if no answer came."""
     status = getattr(error, "status_code", None)
     return status if isinstance(status, int) else None
-
-
-def waiting(backoff_s: float) -> Callable[[Any], float]:
-    """Return how long tenacity waits: exponentially with jitter, or what the server asks for."""
-    from tenacity import wait_random_exponential
-
-    grow = wait_random_exponential(multiplier=backoff_s, max=_LONGEST_BACKOFF_S)
-
-    def wait(state: Any) -> float:
-        asked = retry_after_s(state.outcome.exception())
-        return grow(state) if asked is None else asked
-
-    return wait
 
 
 def retry_after_s(error: BaseException | None) -> float | None:

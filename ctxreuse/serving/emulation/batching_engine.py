@@ -64,15 +64,6 @@ class BatchedRequest:
         self.failure: Exception | None = None
         self.has_news = asyncio.Event()
 
-    async def more_than(self, tokens: int) -> int:
-        """Wait until the reader may have more tokens; return how many."""
-        while self.generated <= tokens:
-            if self.failure is not None:
-                raise self.failure
-            self.has_news.clear()
-            await self.has_news.wait()
-        return self.generated
-
 
 class BatchStep(NamedTuple):
     """What a step did."""
@@ -228,7 +219,12 @@ class BatchingEngine:
         read = 0
         try:
             while read < len(request.answer):
-                read = await request.more_than(read)
+                while request.generated <= read:
+                    if request.failure is not None:
+                        raise request.failure
+                    request.has_news.clear()
+                    await request.has_news.wait()
+                read = request.generated
                 yield read
         finally:
             if read < len(request.answer):

@@ -54,10 +54,7 @@ class ReplicaFactory:
     client_options: Mapping[str, Any]
     make: Callable[..., Replica]
 
-    def replicas(
-        self,
-        engines: Engines,
-    ) -> Iterator[Replica]:
+    def replicas(self, engines: Engines) -> Iterator[Replica]:
         """Yield the replicas of engines, which are given as to `EnginePool`."""
         if isinstance(engines, (str, EngineSpec)):
             engines = [engines]
