@@ -122,8 +122,8 @@ def said(
 
 def plain_answer(asked: Asked) -> str:
     """Answer as `SteadyLLM` does, for the plain interpreter."""
-    passages = [int(block.text[len("passage ") : -1]) for block in asked.prompt.blocks]
-    return said(passages, _question(asked.prompt.query), asked.system, asked.params)
+    passages = [int(block.text[len("passage ") : -1]) for block in asked.blocks]
+    return said(passages, _question(asked.query), asked.system, asked.params)
 
 
 def plainly(graph: WorkflowGraph, question: str) -> Interpreted:

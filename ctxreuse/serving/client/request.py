@@ -79,14 +79,6 @@ def prompt_fields(prompt: Prompt, protocol: Protocol, tools: Sequence[Any]) -> d
     return {name: one for name, one in fields.items() if not name.startswith("prompt_cache_")}
 
 
-def unreadable_messages(framework: str, error: Exception) -> InvalidRequestError:
-    """Return the error for chat messages that a framework cannot make its own of."""
-    return InvalidRequestError(
-        f"{framework} cannot read the chat messages ({type(error).__name__}); give each a role "
-        "that it knows, such as 'user', and text as content"
-    )
-
-
 def check_params(params: Mapping[str, Any]) -> None:
     """Check what a caller adds to a request."""
     for name in checked_kind("params", params, Mapping, "a dict"):

@@ -159,14 +159,6 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 @dataclass(frozen=True, slots=True)
-class RenderedPrompt:
-    """A prompt that is ready to be planned."""
-
-    query: str  # documents are only referred to in it
-    blocks: tuple[ContextBlock, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Template:
     """A text with `{name}` variables and braces `{{`, `}}`; values are not read as templates."""
 
@@ -220,8 +212,8 @@ class Template:
             text += (_as_text(state[name]), literal)
         return "".join(text)
 
-    def render_prompt(self, state: Mapping[str, Any]) -> RenderedPrompt:
-        """Return the text with the state's values, and apart the documents, which stand first."""
+    def render_prompt(self, state: Mapping[str, Any]) -> tuple[str, tuple[ContextBlock, ...]]:
+        """Return the text, which only refers to documents, and apart these, which stand first."""
         blocks: dict[BlockKey, ContextBlock] = {}
         values = {name: state[name] for name in self.names if name in state}
         for name, value in values.items():
@@ -230,7 +222,7 @@ class Template:
                 values[name] = DOCUMENTS_ABOVE if documents else NO_DOCUMENTS
                 for block in documents:
                     blocks.setdefault(block.key, block)
-        return RenderedPrompt(self.render_text(values), tuple(blocks.values()))
+        return self.render_text(values), tuple(blocks.values())
 
 
 def _as_text(value: object) -> str:

@@ -10,7 +10,7 @@ from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.client.request import Prompt, check_params, messages_of, unreadable_messages
+from ctxreuse.serving.client.request import Prompt, check_params, messages_of
 
 _Message = TypeVar("_Message")
 
@@ -63,7 +63,10 @@ def converted_messages(
     try:
         return convert(messages)
     except Exception as error:  # of several kinds; its words hold the message
-        raise unreadable_messages(framework, error) from error
+        raise InvalidRequestError(
+            f"{framework} cannot read the chat messages ({type(error).__name__}); give each a role "
+            "that it knows, such as 'user', and text as content"
+        ) from error
 
 
 class OpenAILLM(AsyncClosing):
