@@ -300,7 +300,6 @@ class EngineFact:
 
 
 def _checked_address(base_url: object) -> SplitResult:
-    """Return the parts of an engine's address."""
     try:
         parts = None
         if isinstance(base_url, str) and well_formed(base_url) == base_url:

@@ -314,7 +314,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         on_first_token: Callable[[], object] | None = None,
         leader_first: bool | None = None,
     ) -> EngineCall:
-        """Return the call for a prompt."""
         check_params(params)
         checked_kind("leader_first", leader_first, (bool, NoneType), "True, False or None")
         if session_id is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
@@ -86,10 +87,8 @@ class OpenAILLM(AsyncClosing):
 
     def __init__(self, client: EngineClient | str, **params: Any) -> None:
         check_params(params)
-        if not isinstance(client, (EngineClient, str)):
-            raise InvalidRequestError(
-                f"client must be an EngineClient or an engine's address, not {describe(client)}"
-            )
+        words = "an EngineClient or an engine's address"
+        checked_kind("client", client, (EngineClient, str), words)
         self._is_own = isinstance(client, str)
         self._client = EngineClient(client) if isinstance(client, str) else client
         self._params = params

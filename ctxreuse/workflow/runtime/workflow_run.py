@@ -109,7 +109,6 @@ class WorkflowRun:
         return value
 
     async def _next(self, ended: tuple[str, ...] | list[str]) -> tuple[str, ...]:
-        """Return the wavefront that follows."""
         targets: list[str] = []
         for name in ended:
             edges = self._graph.edges[name]
@@ -174,7 +173,6 @@ class WorkflowRun:
             self._search_ahead.begin(retrieval, expected, executor, self._last_search(name))
 
     async def _retrieval(self, node: Retrieval, visit: int, is_alone: bool) -> Documents:
-        """Search, and return what was found."""
         name = node.retriever or DEFAULT_RETRIEVER
         text = node.query.render_text(self.state)
         executor = self._services.executors.get(name)

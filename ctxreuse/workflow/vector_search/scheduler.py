@@ -230,10 +230,10 @@ class SearchScheduler:
             self._is_embedding = True
             searches, self._unembedded = self._unembedded, []
             return EmbeddingJob(searches, self._retriever)
-        searches, overhead_s = len(self._queue), self._overhead_s.value
+        waiting, overhead_s = len(self._queue), self._overhead_s.value
         arriving_per_s = self._arrivals.per_s(began)
-        budget_s = sub_stage_s(overhead_s, searches, arriving_per_s, self._workers)
-        if searches < self._workers:  # each takes a part
+        budget_s = sub_stage_s(overhead_s, waiting, arriving_per_s, self._workers)
+        if waiting < self._workers:  # each takes a part
             part_s = self._queue.work_s() / (self._workers - self._working + 1)
             budget_s = min(budget_s, max(part_s, _LEAST_SCANS * overhead_s))
         batch = self._queue.next_batch(budget_s, overhead_s)
