@@ -7,7 +7,7 @@ import math
 import os
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -280,23 +280,21 @@ class EngineConnection:
 class EngineFact:
     """A text such as a model's name: given, or looked up once for all; after a failure anew."""
 
-    def __init__(self, given: str | None, look_up: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, given: str | None, look_up: Callable[[], Coroutine[Any, Any, str]]) -> None:
         self._known = given
         self._look_up = look_up
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[str] | None = None
 
     async def get(self) -> str:
         """Return the text, or raise what the look-up raises."""
-        while self._known is None:
+        if self._known is None:
             task = self._task
             # a task of an event loop that is gone never ends
             if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-                task = self._task = asyncio.create_task(self._find())
-            await asyncio.shield(task)  # a cancelled caller does not cancel it for the others
+                task = self._task = asyncio.create_task(self._look_up())
+            # a cancelled caller does not cancel it for the others
+            self._known = await asyncio.shield(task)
         return self._known
-
-    async def _find(self) -> None:
-        self._known = await self._look_up()
 
 
 def _checked_address(base_url: object) -> SplitResult:

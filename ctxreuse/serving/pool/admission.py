@@ -213,15 +213,7 @@ class AdmissionSlot:
 
 def recorded(planner: ReusePlanner, plan: Plan) -> Plan:
     """Return a plan as one that this planner has recorded as sent; the prompt stays the same."""
-    request = plan.request
-    again = ContextRequest(
-        plan.blocks,
-        request.query,
-        system=request.system,
-        history=request.history,
-        conversation_id=request.conversation_id,
-        tenant=request.tenant,
-    )
+    again = replace(plan.request, blocks=plan.blocks, request_id=None, outdated=(), labels=None)
     noted = planner.plan(again, "none", deduplicate=False, **planning_time(planner))
     return replace(
         plan,
