@@ -262,7 +262,7 @@ def executors_of(engine: WorkflowEngine) -> list[SearchExecutor]:
 async def assert_idle(engine: WorkflowEngine) -> None:
     """Check that nothing is left of runs that have ended, once the last scan has."""
     for executor in executors_of(engine):
-        await executor.drain()
+        await executor.close()
     for executor in executors_of(engine):
         queue = executor.scheduler._queue
         assert len(executor.scheduler) == len(queue) == 0

@@ -8,7 +8,7 @@ import os
 import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
@@ -194,17 +194,18 @@ class EngineConnection:
         send: Any = self.openai.chat.completions.create
         if protocol == "anthropic":
             send = self._message
-        async with AsyncExitStack() as exits:
-            try:  # what happens on the way to the engine is a library's error
-                response = await send(**{**arguments, "extra_headers": headers})
-            except (TypeError, ValueError, RecursionError) as error:
-                raise InvalidRequestError(
-                    f"the request cannot be made of these arguments: {describe(str(error))}; pass "
-                    f"what {_TAKEN[protocol]}, as JSON"
-                ) from error
-            exits.push_async_callback(response.close)
+        try:  # what happens on the way to the engine is a library's error
+            response = await send(**{**arguments, "extra_headers": headers})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequestError(
+                f"the request cannot be made of these arguments: {describe(str(error))}; pass what "
+                f"{_TAKEN[protocol]}, as JSON"
+            ) from error
+        try:
             async for received in response.iter_bytes():
                 yield received
+        finally:
+            await response.close()
 
     async def _message(
         self, *, extra_body: dict[str, Any], extra_headers: dict[str, str], **fields: Any
@@ -298,21 +299,18 @@ class EngineFact:
 
 
 def _checked_address(base_url: object) -> SplitResult:
-    try:
-        parts = None
+    parts = None
+    with suppress(ValueError):  # a broken IPv6 address
         if isinstance(base_url, str) and well_formed(base_url) == base_url:
             parts = urlsplit(base_url)
-        if parts is not None and parts.scheme in ("http", "https") and parts.hostname:
-            if parts.query or parts.fragment:
-                raise InvalidRequestError(
-                    f"base_url {shown_url(base_url)!r} must have no query and no fragment, which "
-                    "end up in logs; give a key as api_key=..., other parameters as http_client="
-                    "httpx.AsyncClient(params=...)"
-                )
-            return parts
-    except ValueError as error:  # a broken IPv6 address
-        if isinstance(error, InvalidRequestError):
-            raise
+    if parts is not None and parts.scheme in ("http", "https") and parts.hostname:
+        if parts.query or parts.fragment:
+            raise InvalidRequestError(
+                f"base_url {shown_url(base_url)!r} must have no query and no fragment, which end "
+                "up in logs; give a key as api_key=..., other parameters as http_client="
+                "httpx.AsyncClient(params=...)"
+            )
+        return parts
     raise InvalidRequestError(
         f"base_url must be the engine's address, such as 'http://127.0.0.1:8000/v1', not "
         f"{shown_url(base_url)!r}"

@@ -115,9 +115,10 @@ class Documents(tuple[ContextBlock, ...]):
                 "documents must be a list of ContextBlock or str, not a value of type "
                 f"{type(blocks).__name__}; a single one goes into a list of one"
             )
-        return super().__new__(
-            cls, (one if isinstance(one, ContextBlock) else _as_block(one) for one in blocks)
-        )
+        kinds, words = (ContextBlock, str), "a ContextBlock or str"
+        known: list[Any] = [checked_kind("a document", one, kinds, words) for one in blocks]
+        texts = (ContextBlock(text=one) if isinstance(one, str) else one for one in known)
+        return super().__new__(cls, texts)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> ContextBlock: ...
@@ -144,12 +145,6 @@ def documents_in(value: object) -> Documents | None:
     if not isinstance(value, (list, tuple)) or not value:
         return None
     return Documents(value) if all(isinstance(item, ContextBlock) for item in value) else None
-
-
-def _as_block(document: object) -> ContextBlock:
-    if isinstance(document, str):
-        return ContextBlock(text=document)
-    raise InvalidRequestError(f"a document must be a ContextBlock or str, not {describe(document)}")
 
 
 DOCUMENTS_ABOVE = "the documents above"
