@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +15,12 @@ from ctxreuse.errors import EngineError
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving import Completion, CompletionStream
 from ctxreuse.serving.client.request import Prompt, messages_of
-from ctxreuse.serving.emulation.batching_engine import BatchingEngine
+from ctxreuse.serving.emulation.batching_engine import BatchedRequest, BatchingEngine
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 
 NOTE_TOKENS = 96
 """Tokens of an emulated agent's answer."""
+_BLOCK_TOKENS = 16
 
 
 @dataclass(slots=True)
@@ -80,13 +82,14 @@ class VirtualClient:
         workers_alone: bool = False,
     ) -> None:
         self._name = name
-        self._engine = BatchingEngine(capacity_tokens)
+        self._engine = BatchingEngine(capacity_tokens, _BLOCK_TOKENS)
+        self._blocks = capacity_tokens // _BLOCK_TOKENS
         self._manager = manager
         self._ledger = ledger
         self._workers_alone = workers_alone
         self._answers = 0
         self._is_down = False
-        self._under_way: dict[asyncio.Task[CacheUsage], None] = {}  # in order: runs repeat
+        self._under_way: dict[asyncio.Task[None], None] = {}  # in order: runs repeat
         ledger.usage[name] = CacheUsage()
 
     def stop(self) -> None:
@@ -135,10 +138,19 @@ class VirtualClient:
         """Have the engine serve a call; `stop` breaks it."""
         tokens = ENGINE_TOKENIZER.ids(chat_markup(messages))
         answer = ENGINE_TOKENIZER.ids(text)[:NOTE_TOKENS]
-        serving = asyncio.ensure_future(self._engine.serve(tokens, answer))
+        request = BatchedRequest(tokens, answer)
+
+        async def served() -> None:
+            async with aclosing(self._engine.stream(request)) as counts:
+                async for _ in counts:
+                    pass
+
+        serving = asyncio.ensure_future(served())
         self._under_way[serving] = None
         try:
-            return await serving
+            await serving
+            assert request.usage is not None, "a finished request has begun"
+            return request.usage
         except asyncio.CancelledError:
             if self._is_down:
                 raise EngineError(f"{self._name} broke the connection") from None
@@ -166,9 +178,7 @@ class VirtualClient:
 
     async def metrics(self) -> PrefixCacheMetrics:
         """Return the size of the cache."""
-        return PrefixCacheMetrics(
-            block_size=self._engine.block_size, num_gpu_blocks=self._engine.num_blocks
-        )
+        return PrefixCacheMetrics(block_size=_BLOCK_TOKENS, num_gpu_blocks=self._blocks)
 
     async def aclose(self) -> None:
         """Close nothing: there is no connection."""

@@ -114,7 +114,6 @@ def manager_query(prompts: ChainPrompts, question: str, notes: Sequence[Note]) -
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text in small letters."""
     return [word.casefold() for word in _all_words(text)]
 
 

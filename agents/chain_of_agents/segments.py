@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from langchain_text_splitters import RecursiveCharacterTextSplitter
 
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.checks import checked_list
 from ctxreuse.context.tokens import joined_up_to, well_formed
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 
@@ -57,11 +58,8 @@ class Segment:
 
 def as_blocks(documents: object) -> list[ContextBlock]:
     """Return documents as context blocks; the same id and text twice counts once."""
-    if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Iterable):
-        raise InvalidRequestError(
-            f"documents must be a list, not {describe(documents)}; a single text goes into a list "
-            "of one"
-        )
+    words = "a list; a single text goes into a list of one"
+    documents = checked_list("documents", documents, words, but=(str, bytes, Mapping))
     blocks: dict[bytes, ContextBlock] = {}
     for position, document in enumerate(documents):
         try:

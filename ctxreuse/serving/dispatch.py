@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from ctxreuse.context.checks import check_function, checked_integer, checked_kind
+from ctxreuse.context.checks import check_function, checked_integer, checked_kind, checked_list
 from ctxreuse.context.tokens import well_formed
-from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe
+from ctxreuse.errors import EngineError, MissingExtraError
 from ctxreuse.pipeline.leader_first import leaders, leaders_needed
 from ctxreuse.pipeline.ordered_release import OrderedQueue, Slot, TaskWaiter
 from ctxreuse.planning.plan import BatchPlan, Plan
@@ -72,10 +72,9 @@ async def dispatch(
     Returns:
         One outcome a request, in the order of the batch's input, or of the plans.
     """
-    sequence = plans.plans if isinstance(plans, BatchPlan) else plans
     checked_kind("client", client, EngineClient, "an EngineClient")
-    if isinstance(sequence, (str, bytes)) or not isinstance(sequence, Sequence):
-        raise InvalidRequestError(f"plans must be a BatchPlan or a list, not {describe(plans)}")
+    given = plans.plans if isinstance(plans, BatchPlan) else plans
+    sequence = checked_list("plans", given, "a BatchPlan or a list")
     for plan in sequence:
         checked_kind("a plan", plan, Plan, "a Plan")
     checked_integer("concurrency", concurrency, 1)

@@ -73,9 +73,6 @@ class EngineClosedError(WorkflowError, RuntimeError):
 
 def quoted(names: Iterable[object]) -> str:
     """Return names for an error message: quoted, shortened, with commas between them."""
-    return ", ".join(map(_quoted, names)) or "none"
-
-
-def _quoted(name: object) -> str:
-    text = repr(name)
-    return text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 1] + "…"
+    texts = map(repr, names)
+    most = _LONGEST_NAME
+    return ", ".join(one if len(one) <= most else one[: most - 1] + "…" for one in texts) or "none"

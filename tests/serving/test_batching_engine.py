@@ -387,10 +387,19 @@ def test_every_request_ends_exactly_once_or_is_aborted(script, running, budget, 
     assert_is_unused(cache, blocks)
 
 
+async def serve(timed, tokens, answer):
+    """Wait until a prompt is answered; return its usage."""
+    request = BatchedRequest(tokens, answer)
+    async with aclosing(timed.stream(request)) as counts:
+        async for _ in counts:
+            pass
+    return request.usage
+
+
 async def served(timed, start, length, answer=1, at=0.0):
     """Ask for an answer at a time; return (when it came, its usage)."""
     await asyncio.sleep(at - now())
-    usage = await timed.serve(range(start, start + length), range(answer))
+    usage = await serve(timed, range(start, start + length), range(answer))
     return now(), usage
 
 
@@ -476,9 +485,9 @@ async def test_a_cancelled_request_does_not_hold_up_the_others():
 async def test_requests_that_the_engine_refuses_raise_and_leave_nothing_behind():
     timed, _ = engine(capacity_tokens=10)
     with pytest.raises(InvalidRequestError, match="larger than the cache"):
-        await timed.serve(range(11), [1])
+        await serve(timed, range(11), [1])
     with pytest.raises(InvalidRequestError, match="at least one token"):
-        await timed.serve(range(2), [])
+        await serve(timed, range(2), [])
     assert await served(timed, 0, 8) == (0.125 + 1.25, CacheUsage(8, 0))
     assert timed.open_requests == 0
     assert not timed.has_work
@@ -491,7 +500,7 @@ async def test_requests_that_the_engine_refuses_raise_and_leave_nothing_behind()
 async def test_token_ids_that_are_none_raise_instead_of_keeping_everybody_waiting(tokens, answer):
     timed, cache = engine()
     with pytest.raises(InvalidRequestError, match="token ids must be integers"):
-        await timed.serve(tokens, answer)
+        await serve(timed, tokens, answer)
     assert not timed.has_work
     assert cache._users == {}
     assert (await served(timed, 0, 64, at=now()))[1] == CacheUsage(64, 0)
@@ -507,7 +516,7 @@ async def followed(timed, start, length, answer=1, at=0.0, chunk_tokens=2):
     """Follow an answer from a time on; return (when, tokens) for each number."""
     await asyncio.sleep(at - now())
     async with aclosing(
-        timed.stream(range(start, start + length), range(answer), chunk_tokens=chunk_tokens)
+        timed.stream(BatchedRequest(range(start, start + length), range(answer), chunk_tokens))
     ) as counts:
         return [(now(), said) async for said in counts]
 
@@ -544,7 +553,7 @@ async def test_there_is_no_task_but_those_that_wait():
 @virtual_time
 async def test_who_stops_following_aborts_the_request(after, left_at):
     timed, cache = engine()
-    counts = timed.stream(range(64), range(10), chunk_tokens=2)
+    counts = timed.stream(BatchedRequest(range(64), range(10), 2))
     for _ in range(after):
         await anext(counts)
     assert timed.has_work
@@ -558,7 +567,7 @@ async def test_who_stops_following_aborts_the_request(after, left_at):
 @virtual_time
 async def test_who_leaves_with_the_last_token_has_aborted_nothing():
     timed, _ = engine()
-    counts = timed.stream(range(64), range(64, 66), chunk_tokens=2)
+    counts = timed.stream(BatchedRequest(range(64), range(64, 66), 2))
     assert await anext(counts) == 2
     await counts.aclose()
     assert (await served(timed, 0, 66, at=now()))[1] == CacheUsage(
@@ -572,7 +581,7 @@ async def test_token_ids_that_are_none_end_every_stream():
 
     async def refused():
         await asyncio.sleep(0)
-        await timed.serve(["no", "tokens"], [1])
+        await serve(timed, ["no", "tokens"], [1])
 
     assert [
         type(one)

@@ -16,7 +16,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.cache import PrefixCacheMetrics
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError
 from ctxreuse.serving import Completion, EmulatedEngine, EngineClient, ToolCall
-from ctxreuse.serving.client.connection import waiting
+from ctxreuse.serving.client.connection import EngineConnection
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -383,7 +383,8 @@ def test_a_missing_package_names_the_extra(monkeypatch, name):
 
 async def test_the_wait_between_attempts_grows_at_random_and_the_time_is_that_of_the_last():
     state = SimpleNamespace(outcome=SimpleNamespace(exception=lambda: None), attempt_number=3)
-    waits = {waiting(0.5)(state) for _ in range(50)}
+    connection = EngineConnection("http://engine", "key", None, 2, 0.5, None, 1_000)
+    waits = {connection.attempts(connection.time_limit()).wait(state) for _ in range(50)}
     assert len(waits) > 1
     assert all(0 <= wait <= 2.0 for wait in waits)
 

@@ -122,8 +122,8 @@ def said(
 
 def plain_answer(asked: Asked) -> str:
     """Answer as `SteadyLLM` does, for the plain interpreter."""
-    passages = [int(block.text[len("passage ") : -1]) for block in asked.prompt.blocks]
-    return said(passages, _question(asked.prompt.query), asked.system, asked.params)
+    passages = [int(block.text[len("passage ") : -1]) for block in asked.blocks]
+    return said(passages, _question(asked.query), asked.system, asked.params)
 
 
 def plainly(graph: WorkflowGraph, question: str) -> Interpreted:
@@ -262,7 +262,7 @@ def executors_of(engine: WorkflowEngine) -> list[SearchExecutor]:
 async def assert_idle(engine: WorkflowEngine) -> None:
     """Check that nothing is left of runs that have ended, once the last scan has."""
     for executor in executors_of(engine):
-        await executor.drain()
+        await executor.close()
     for executor in executors_of(engine):
         queue = executor.scheduler._queue
         assert len(executor.scheduler) == len(queue) == 0

@@ -15,14 +15,15 @@ from ctxreuse import ContextBlock
 from ctxreuse.workflow.errors import RouterError, VisitLimitError
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
-from ctxreuse.workflow.graph.state import Documents, RenderedPrompt, State
+from ctxreuse.workflow.graph.state import Documents, State
 
 
 @dataclass(frozen=True)
 class Asked:
     """What a language model is asked: the prompt, and all that can change its answer."""
 
-    prompt: RenderedPrompt
+    query: str
+    blocks: tuple[ContextBlock, ...]
     system: str | None
     params: Mapping[str, Any]
 
@@ -92,7 +93,7 @@ def _result(
 ) -> Any:
     if isinstance(node, Generation):
         system = None if node.system is None else node.system.render_text(state)
-        return llm(Asked(node.prompt.render_prompt(state), system, node.params))
+        return llm(Asked(*node.prompt.render_prompt(state), system, node.params))
     if isinstance(node, Retrieval):
         ask = retrieve if node.retriever is None else retrievers[node.retriever]
         return Documents(ask(node.query.render_text(state), node.k))

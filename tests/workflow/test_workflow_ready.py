@@ -40,11 +40,11 @@ class Backend:
 
     @property
     def prompts(self):
-        return [asked.prompt.query for asked in self.asked]
+        return [asked.query for asked in self.asked]
 
     @property
     def read(self):
-        return [[block.id for block in asked.prompt.blocks] for asked in self.asked]
+        return [[block.id for block in asked.blocks] for asked in self.asked]
 
 
 GIVEN = "You are given the documents above.\n\nQuestion: {}\n\nAnswer:"

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.errors import GraphError, StateKeyError
-from ctxreuse.workflow.graph.state import Documents, RenderedPrompt, State, Template
+from ctxreuse.workflow.graph.state import Documents, State, Template
 
 keys = st.sampled_from("abc")
 writes = st.dictionaries(keys, st.integers(0, 9))
@@ -151,7 +151,7 @@ def test_what_parses_is_what_the_standard_library_reads_without_attributes(text)
         return
     state = {name: f"<{name}>" for name in template.variables}
     assert template.render_text(state) == text.format(**state)
-    assert template.render_prompt(state) == RenderedPrompt(text.format(**state))
+    assert template.render_prompt(state) == (text.format(**state), ())
 
 
 @given(st.lists(values, min_size=2, max_size=2))
@@ -189,18 +189,20 @@ def test_a_query_shows_values_as_text(value, text):
 @pytest.mark.parametrize("documents", [Documents([A, B]), [A, B], (A, B), Documents([A, B, A])])
 def test_a_prompt_refers_to_its_documents_which_stand_before_it(documents):
     assert prompt_of("Answer {input} using {docs}.", input="Why?", docs=documents) == (
-        RenderedPrompt("Answer Why? using the documents above.", (A, B))
+        ("Answer Why? using the documents above.", (A, B))
     )
 
 
 def test_a_prompt_says_where_there_are_no_documents_and_sends_each_once():
     assert prompt_of("You are given {docs}.", docs=Documents()) == (
-        RenderedPrompt("You are given no documents.")
+        ("You are given no documents.", ())
     )
     changed = ContextBlock(id="a", text="another text of a")
-    rendered = prompt_of("{new} {old} {new}", old=Documents([A, B]), new=Documents([C, B, changed]))
-    assert rendered.query == "the documents above the documents above the documents above"
-    assert rendered.blocks == (C, B, changed, A)
+    query, blocks = prompt_of(
+        "{new} {old} {new}", old=Documents([A, B]), new=Documents([C, B, changed])
+    )
+    assert query == "the documents above the documents above the documents above"
+    assert blocks == (C, B, changed, A)
 
 
 @pytest.mark.parametrize("render", ["render_text", "render_prompt"])

@@ -59,6 +59,8 @@ class _Total(NamedTuple):
 def render(question: str, mode: str, steps: Sequence[Step], duration_s: float) -> str:
     """Return the page of a chain's trace; the arguments are attributes of a `Trace`."""
     calls = _calls(mode, steps)
+    pairs = ((step.cached_tokens, step.prompt_tokens) for step in steps)
+    told = [(one, other) for one, other in pairs if one is not None and other is not None]
     return _PAGE.render(
         question=question,
         mode=mode,
@@ -70,7 +72,8 @@ def render(question: str, mode: str, steps: Sequence[Step], duration_s: float) -
         failures=[call for call in calls if call.has_failed],
         prompt=_total([step.prompt_tokens for step in steps]),
         cached=_total([step.cached_tokens for step in steps]),
-        cached_share=_share_of_all(steps),
+        # over the steps that tell both numbers
+        cached_share=_share(sum(cached for cached, _ in told), sum(prompt for _, prompt in told)),
         lanes=_lanes(calls, duration_s),
         ticks=_ticks(duration_s),
     )
@@ -125,27 +128,23 @@ def _calls(mode: str, steps: Sequence[Step]) -> list[_ShownCall]:
     notes: tuple[int, ...] = ()
     is_sequential = mode == "sequential"
     for number, step in enumerate(steps, start=1):
-        given = notes if is_sequential or step.role == "manager" else ()
-        calls.append(_call(number, step, given))
+        labels: dict[BlockId, list[str]] = {}
+        for label, one in step.labels.items():
+            labels.setdefault(one, []).append(label)
+        known = {*step.documents, *step.shown_before}
+        call = _ShownCall(
+            number=number,
+            step=step,
+            labels=labels,
+            read=_read(step),
+            others=[one for one in labels if one not in known],
+            notes=notes if is_sequential or step.role == "manager" else (),
+            cached=_share(step.cached_tokens, step.prompt_tokens),
+        )
+        calls.append(call)
         if step.outcome == "answered":
             notes = (number,) if is_sequential else (*notes, number)
     return calls
-
-
-def _call(number: int, step: Step, notes: tuple[int, ...]) -> _ShownCall:
-    labels: dict[BlockId, list[str]] = {}
-    for label, one in step.labels.items():
-        labels.setdefault(one, []).append(label)
-    known = {*step.documents, *step.shown_before}
-    return _ShownCall(
-        number=number,
-        step=step,
-        labels=labels,
-        read=_read(step),
-        others=[one for one in labels if one not in known],
-        notes=notes,
-        cached=_share(step.cached_tokens, step.prompt_tokens),
-    )
 
 
 def _read(step: Step) -> list[BlockId]:
@@ -166,16 +165,6 @@ def _share(part: int | None, whole: int | None) -> float | None:
     return min(1.0, max(0.0, part / whole))
 
 
-def _share_of_all(steps: Sequence[Step]) -> float | None:
-    """Return the share of prompts served from the cache, over the steps that tell both numbers."""
-    cached = prompts = 0
-    for step in steps:
-        if step.cached_tokens is not None and step.prompt_tokens is not None:
-            cached += step.cached_tokens
-            prompts += step.prompt_tokens
-    return _share(cached, prompts)
-
-
 def _total(counts: Sequence[int | None]) -> _Total:
     known = [count for count in counts if count is not None]
     return _Total(tokens=sum(known) if known else None, unknown=len(counts) - len(known))
@@ -186,19 +175,18 @@ def _lanes(calls: Sequence[_ShownCall], duration_s: float) -> list[_Lane]:
     lanes: dict[str, list[_ShownCall]] = {}
     for call in calls:
         lanes.setdefault(call.step.name, []).append(call)
-    return [_lane(agent, own, duration_s) for agent, own in lanes.items()]
-
-
-def _lane(agent: str, calls: Sequence[_ShownCall], duration_s: float) -> _Lane:
-    ends: list[float] = []  # of the rows, in percent
-    bars = []
-    for call in sorted(calls, key=lambda call: call.step.began_s):
-        left = min(_percentage(call.step.began_s, duration_s), 100 - _NARROWEST_BAR)
-        end = max(_percentage(call.step.ended_s, duration_s), left + _NARROWEST_BAR)
-        row = next((row for row, taken in enumerate(ends) if taken <= left), len(ends))
-        ends[row : row + 1] = [end]
-        bars.append(_Bar(call=call, left=left, width=end - left, row=row))
-    return _Lane(name=agent, bars=bars, rows=len(ends))
+    shown = []
+    for agent, own in lanes.items():
+        ends: list[float] = []  # of the rows, in percent
+        bars = []
+        for call in sorted(own, key=lambda call: call.step.began_s):
+            left = min(_percentage(call.step.began_s, duration_s), 100 - _NARROWEST_BAR)
+            end = max(_percentage(call.step.ended_s, duration_s), left + _NARROWEST_BAR)
+            row = next((row for row, taken in enumerate(ends) if taken <= left), len(ends))
+            ends[row : row + 1] = [end]
+            bars.append(_Bar(call=call, left=left, width=end - left, row=row))
+        shown.append(_Lane(name=agent, bars=bars, rows=len(ends)))
+    return shown
 
 
 def _percentage(time_s: float, duration_s: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from queue import SimpleQueue
 from threading import Thread, current_thread
@@ -20,14 +20,10 @@ from ctxreuse.context.fork_safety import (
 
 _Result = TypeVar("_Result")
 _Piece = TypeVar("_Piece")
-_waiting: ContextVar[frozenset[asyncio.AbstractEventLoop]] = ContextVar(
+waiting_loops: ContextVar[frozenset[asyncio.AbstractEventLoop]] = ContextVar(
     "ctxreuse_waiting_loops", default=frozenset()
 )
-
-
-def waiting_loops() -> frozenset[asyncio.AbstractEventLoop]:
-    """Return the event loops that are blocked until the running code has ended."""
-    return _waiting.get()
+"""The event loops that are blocked until the running code has ended."""
 
 
 def run(work: Callable[[], Coroutine[Any, Any, _Result]], *, lasting: bool) -> _Result:
@@ -67,13 +63,12 @@ def iterate(work: Callable[[], AsyncIterator[_Piece]], *, lasting: bool) -> Iter
 @contextmanager
 def _starting(lasting: bool) -> Iterator[Callable[[Callable[[], Any]], Future[Any]]]:
     """Yield what starts a coroutine in an event loop, with the caller's context variables."""
+    context = copy_context()  # a generator's caller goes on between the pieces
+    with suppress(RuntimeError):  # no event loop runs here
+        here = asyncio.get_running_loop()
+        context.run(lambda: waiting_loops.set(waiting_loops.get() | {here}))
     # a caller that waited inside the lasting event loop would keep its own call from running
-    token = _waiting.set(_waiting.get() | _loop_here())
-    try:
-        context = copy_context()  # a generator's caller goes on between the pieces
-    finally:
-        _waiting.reset(token)
-    if lasting and not _LASTING.is_here():
+    if lasting and current_thread() is not _LASTING.thread:
         yield lambda work: context.run(started, work)
     else:
         with importing_late:
@@ -83,41 +78,30 @@ def _starting(lasting: bool) -> Iterator[Callable[[Callable[[], Any]], Future[An
             yield lambda work: context.run(portal.start_task_soon, work)
 
 
-def _loop_here() -> frozenset[asyncio.AbstractEventLoop]:
-    try:
-        return frozenset([asyncio.get_running_loop()])
-    except RuntimeError:
-        return frozenset()
-
-
 class _LastingLoop:
     """An event loop in a thread that starts when it is first needed, and ends with the process."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
-        self._thread: Thread | None = None
+        self.thread: Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         renew_after_fork(self._start_anew)
 
     def _start_anew(self) -> None:
         """Have no thread, as a child."""
         leave_to_parent(self._loop)
-        self._thread = self._loop = None
+        self.thread = self._loop = None
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop; a process that was forked gets its own."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = Thread(
+                self.thread = Thread(
                     target=self._loop.run_forever, name="ctxreuse-sync", daemon=True
                 )
-                self._thread.start()
+                self.thread.start()
             return self._loop
-
-    def is_here(self) -> bool:
-        """Return whether the calling code runs in the event loop."""
-        return current_thread() is self._thread
 
 
 _LASTING = _LastingLoop()

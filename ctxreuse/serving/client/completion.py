@@ -92,10 +92,8 @@ class CachedTokenReports:
 
     def expect(self, arguments: Mapping[str, Any]) -> Expectation:
         """Return what must be cached of all that is sent, judged by what was answered so far."""
-        if self._has_reported or self._has_warned:
-            return Expectation()
-        messages = repr(arguments["messages"])
-        if len(messages) < _BEGINNING:
+        is_known = self._has_reported or self._has_warned
+        if is_known or len(messages := repr(arguments["messages"])) < _BEGINNING:
             return Expectation()
         # all else counts, too: tools come before the messages, a salt keeps prompts apart
         others = sorted(

@@ -7,8 +7,8 @@ import math
 import os
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
@@ -60,7 +60,7 @@ class EngineConnection:
         if http_client is None:
             renew_after_fork(self._start_anew)
         self._retries = checked_integer("retries", retries)
-        self._wait = waiting(backoff_s)
+        self._backoff_s = backoff_s
 
     def _start_anew(self) -> None:
         """Have no connections, as a child: on a shared one, bytes of two processes would mix."""
@@ -122,15 +122,24 @@ class EngineConnection:
 
     def attempts(self, limit: TimeLimit) -> Any:
         """Return tenacity's attempts at one request."""
-        from tenacity import AsyncRetrying, retry_if_exception
+        from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
+
+        grow = wait_random_exponential(multiplier=self._backoff_s, max=_LONGEST_BACKOFF_S)
+
+        def wait(state: Any) -> float:
+            asked_s = retry_after_s(state.outcome.exception())
+            return grow(state) if asked_s is None else asked_s
 
         def stop(state: Any) -> Any:
             left_s = _LONGEST_WAIT_S if limit.left_s is None else limit.left_s
             return state.attempt_number > self._retries or state.upcoming_sleep > left_s
 
-        return AsyncRetrying(
-            stop=stop, wait=self._wait, retry=retry_if_exception(is_transient), reraise=True
-        )
+        def is_transient(error: BaseException) -> bool:
+            known = isinstance(error, client_library_errors())
+            return known and status_rule(status_of(error)).again
+
+        again = retry_if_exception(is_transient)
+        return AsyncRetrying(stop=stop, wait=wait, retry=again, reraise=True)
 
     async def ask(
         self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
@@ -185,17 +194,18 @@ class EngineConnection:
         send: Any = self.openai.chat.completions.create
         if protocol == "anthropic":
             send = self._message
-        async with AsyncExitStack() as exits:
-            try:  # what happens on the way to the engine is a library's error
-                response = await send(**{**arguments, "extra_headers": headers})
-            except (TypeError, ValueError, RecursionError) as error:
-                raise InvalidRequestError(
-                    f"the request cannot be made of these arguments: {describe(str(error))}; pass "
-                    f"what {_TAKEN[protocol]}, as JSON"
-                ) from error
-            exits.push_async_callback(response.close)
+        try:  # what happens on the way to the engine is a library's error
+            response = await send(**{**arguments, "extra_headers": headers})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidRequestError(
+                f"the request cannot be made of these arguments: {describe(str(error))}; pass what "
+                f"{_TAKEN[protocol]}, as JSON"
+            ) from error
+        try:
             async for received in response.iter_bytes():
                 yield received
+        finally:
+            await response.close()
 
     async def _message(
         self, *, extra_body: dict[str, Any], extra_headers: dict[str, str], **fields: Any
@@ -229,11 +239,6 @@ class EngineConnection:
                 "with its docs enabled"
             )
         return _SALT_FIELD[-1]
-
-    async def max_model_len(self) -> int | None:
-        """Return what the engine's first model holds; None if the engine does not tell."""
-        models = await self.ask_json("GET", "/v1/models")
-        return reported_count(field_of(models, "data", 0, "max_model_len")) or None
 
     def error(self, error: BaseException, attempts: int) -> EngineError:
         """Return an EngineError without the message of the cause, which may hold the prompt."""
@@ -276,42 +281,36 @@ class EngineConnection:
 class EngineFact:
     """A text such as a model's name: given, or looked up once for all; after a failure anew."""
 
-    def __init__(self, given: str | None, look_up: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, given: str | None, look_up: Callable[[], Coroutine[Any, Any, str]]) -> None:
         self._known = given
         self._look_up = look_up
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[str] | None = None
 
     async def get(self) -> str:
         """Return the text, or raise what the look-up raises."""
-        while self._known is None:
+        if self._known is None:
             task = self._task
             # a task of an event loop that is gone never ends
             if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-                task = self._task = asyncio.create_task(self._find())
-            await asyncio.shield(task)  # a cancelled caller does not cancel it for the others
+                task = self._task = asyncio.create_task(self._look_up())
+            # a cancelled caller does not cancel it for the others
+            self._known = await asyncio.shield(task)
         return self._known
-
-    async def _find(self) -> None:
-        self._known = await self._look_up()
 
 
 def _checked_address(base_url: object) -> SplitResult:
-    """Return the parts of an engine's address."""
-    try:
-        parts = None
+    parts = None
+    with suppress(ValueError):  # a broken IPv6 address
         if isinstance(base_url, str) and well_formed(base_url) == base_url:
             parts = urlsplit(base_url)
-        if parts is not None and parts.scheme in ("http", "https") and parts.hostname:
-            if parts.query or parts.fragment:
-                raise InvalidRequestError(
-                    f"base_url {shown_url(base_url)!r} must have no query and no fragment, which "
-                    "end up in logs; give a key as api_key=..., other parameters as http_client="
-                    "httpx.AsyncClient(params=...)"
-                )
-            return parts
-    except ValueError as error:  # a broken IPv6 address
-        if isinstance(error, InvalidRequestError):
-            raise
+    if parts is not None and parts.scheme in ("http", "https") and parts.hostname:
+        if parts.query or parts.fragment:
+            raise InvalidRequestError(
+                f"base_url {shown_url(base_url)!r} must have no query and no fragment, which end "
+                "up in logs; give a key as api_key=..., other parameters as http_client="
+                "httpx.AsyncClient(params=...)"
+            )
+        return parts
     raise InvalidRequestError(
         f"base_url must be the engine's address, such as 'http://127.0.0.1:8000/v1', not "
         f"{shown_url(base_url)!r}"
@@ -367,29 +366,10 @@ def client_library_errors() -> tuple[type[BaseException], ...]:
     )
 
 
-def is_transient(error: BaseException) -> bool:
-    """Return whether a request that failed so may succeed when it is sent again."""
-    known = isinstance(error, client_library_errors())
-    return known and status_rule(status_of(error)).again
-
-
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status that an error stands for; None if no answer came."""
     status = getattr(error, "status_code", None)
     return status if isinstance(status, int) else None
-
-
-def waiting(backoff_s: float) -> Callable[[Any], float]:
-    """Return how long tenacity waits: exponentially with jitter, or what the server asks for."""
-    from tenacity import wait_random_exponential
-
-    grow = wait_random_exponential(multiplier=backoff_s, max=_LONGEST_BACKOFF_S)
-
-    def wait(state: Any) -> float:
-        asked = retry_after_s(state.outcome.exception())
-        return grow(state) if asked is None else asked
-
-    return wait
 
 
 def retry_after_s(error: BaseException | None) -> float | None:

@@ -19,6 +19,7 @@ from ctxreuse.context.checks import (
     checked_choice,
     checked_header,
     checked_kind,
+    reported_count,
 )
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
@@ -47,7 +48,7 @@ from ctxreuse.serving.client.connection import (
     status_of,
 )
 from ctxreuse.serving.client.priming import PrimeCall, Primer
-from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader
+from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader, field_of
 from ctxreuse.serving.client.request import (
     CompletionStream,
     EngineCall,
@@ -276,7 +277,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         Raises:
             EngineError: the engine does not answer.
         """
-        return await self._connection.max_model_len()
+        models = await self._connection.ask_json("GET", "/v1/models")
+        return reported_count(field_of(models, "data", 0, "max_model_len")) or None
 
     async def metrics(self) -> PrefixCacheMetrics:
         """Return what the engine's `/metrics` say of its prefix cache; EngineError if silent."""
@@ -312,7 +314,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         on_first_token: Callable[[], object] | None = None,
         leader_first: bool | None = None,
     ) -> EngineCall:
-        """Return the call for a prompt."""
         check_params(params)
         checked_kind("leader_first", leader_first, (bool, NoneType), "True, False or None")
         if session_id is not None:
@@ -346,20 +347,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 )
         use = None if plan is None or leader_first is False else PrefixUse.of(plan, leader_first)
         return EngineCall(plan, arguments, on_first_token, reads, use)
-
-    def _drop_refused(self, error: BaseException, arguments: dict[str, Any]) -> bool:
-        """Drop the fields of ours that a refusal names, for good; return whether it names any."""
-        if status_of(error) != 400:
-            return False
-        own = arguments["extra_body"]
-        words = set(_WORD.findall(str(error)))
-        named = [name for name in _OWN_FIELDS if name in own and name in words]
-        for name in named:
-            del own[name]
-            if name not in self._refused:
-                self._refused.add(name)
-                _log.warning(_REFUSED, self._connection.host, name)
-        return bool(named)
 
     def _added(self, plan: Plan, *own: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what the body and the headers tell of a plan, without what the engine refuses."""
@@ -408,8 +395,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         reader.end()
 
     async def _taken(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the reply; send again without a field of ours that the engine does not take."""
-        has_begun = False
+        """Yield the reply; send again without the fields of ours that a refusal names, for good."""
+        has_begun, own = False, arguments["extra_body"]
         while True:
             try:
                 async with aclosing(self._connection.reply(self._protocol, arguments)) as reply:
@@ -418,8 +405,15 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                         yield received
                 return
             except client_library_errors() as error:
-                if has_begun or not self._drop_refused(error, arguments):
+                words = set(_WORD.findall(str(error))) if status_of(error) == 400 else ()
+                named = [name for name in _OWN_FIELDS if name in own and name in words]
+                if has_begun or not named:
                     raise
+                for name in named:
+                    del own[name]
+                    if name not in self._refused:
+                        self._refused.add(name)
+                        _log.warning(_REFUSED, self._connection.host, name)
 
     async def _sent(
         self, call: EngineCall, limit: TimeLimit, *, whole: bool

@@ -13,7 +13,7 @@ from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.process_planners import engine_address
-from ctxreuse.pipeline.prompt_turn import PlannedPrompt, Wire, WirePrompt
+from ctxreuse.pipeline.prompt_turn import PlannedPrompt, Wire
 from ctxreuse.planner import PromptFollower
 from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.serving.aio import sync_bridge
@@ -71,7 +71,16 @@ class OwnCalls:
 
     async def _prime(self, planned: PlannedPrompt, wire: Wire) -> Sequence[CacheUsage]:
         try:
-            return await self._connected().send_all(self._primes(planned, wire(planned)))
+            sent, calls = wire(planned), list[PrimeCall]()
+            for fork in planned.forks:
+                place, text = sent.places[fork.part], planned.texts[fork.part]
+                content = None if place is None else sent.messages[place].get("content")
+                if place is not None and isinstance(content, str) and text in content:
+                    begun = content[: content.index(text) + fork.characters]
+                    front = [*sent.messages[:place], {**sent.messages[place], "content": begun}]
+                    beside = self._rules, sent.fields, sent.headers
+                    calls.append(PrimeCall(sent.messages, front, *beside))
+            return await self._connected().send_all(calls)
         except Exception as error:
             self._fail_open.note(error)
             return ()
@@ -84,17 +93,6 @@ class OwnCalls:
             # nobody closes a wrapper
             finalize(self, sync_bridge.started, connection.aclose).atexit = False
         return self._primer
-
-    def _primes(self, planned: PlannedPrompt, sent: WirePrompt) -> list[PrimeCall]:
-        calls, messages = list[PrimeCall](), sent.messages
-        for fork in planned.forks:
-            place, text = sent.places[fork.part], planned.texts[fork.part]
-            content = None if place is None else messages[place].get("content")
-            if place is not None and isinstance(content, str) and text in content:
-                begun = content[: content.index(text) + fork.characters]
-                front = [*messages[:place], {**messages[place], "content": begun}]
-                calls.append(PrimeCall(messages, front, self._rules, sent.fields, sent.headers))
-        return calls
 
     def follow(self, planned: PlannedPrompt, follower: PromptFollower) -> None:
         """Find out in the background which tokens a prompt had, and tell a follower."""

@@ -59,7 +59,10 @@ class Primer:
                 usage = await way(prime)
             except EngineError as error:
                 failure = error
-                if not self._is_refused(way, error):
+                is_refused, has_no_route = error.status in _REFUSED, error.status in _NO_ROUTE
+                if (has_no_route or (is_refused and way not in self._works)) and way in self._ways:
+                    self._ways.remove(way)  # it is not asked so any more
+                if not (is_refused or has_no_route):
                     break
             else:
                 self._works.add(way)
@@ -68,14 +71,6 @@ class Primer:
             self._has_failed = True
             _log.warning(_FAILED, failure)
         return None
-
-    def _is_refused(self, way: _Way, error: EngineError) -> bool:
-        """Return whether an engine does not take a prime so; unless it ever did, ask no more."""
-        is_refused = error.status in _REFUSED
-        has_no_route = error.status in _NO_ROUTE
-        if (has_no_route or (is_refused and way not in self._works)) and way in self._ways:
-            self._ways.remove(way)
-        return is_refused or has_no_route
 
     async def _by_ids(self, prime: PrimeCall) -> CacheUsage | None:
         ids = await self._ids(prime, prime.whole)

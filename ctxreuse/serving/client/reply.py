@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ctxreuse.context.checks import reported_count
@@ -57,7 +59,7 @@ class ReplyReader:
         self._line: list[bytes] = []
         self._data: list[bytes] = []
         self._pieces: list[str] = []
-        self._calls: dict[int, _Call] = {}
+        self._calls = defaultdict[int, _Call](_Call)
 
     @property
     def text(self) -> str:
@@ -67,7 +69,8 @@ class ReplyReader:
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The tool calls so far."""
-        return tuple(self._calls[index].joined() for index in sorted(self._calls))
+        calls = (call for _, call in sorted(self._calls.items()))
+        return tuple(ToolCall("".join(one.name), "".join(one.arguments), one.id) for one in calls)
 
     def take(self, received: bytes) -> Iterator[str]:
         """Read bytes as they come; yield the text of each event, which may be empty."""
@@ -82,7 +85,12 @@ class ReplyReader:
                 data, self._data = b"\n".join(self._data), []
                 self.has_ended = data.startswith(b"[DONE]")
                 if not self.has_ended:
-                    yield self._take_event(parsed_json(data))
+                    event = checked(parsed_json(data), dict, "an event")
+                    if event.get("error") or event.get("type") == "error":
+                        kind = field_of(event, "error", "type")
+                        kind = kind if isinstance(kind, str) else ""
+                        raise BrokenReplyError("the engine reports an error", kind)
+                    yield self._take_chunk(event)
         self._line.append(rest)
 
     def end(self) -> None:
@@ -90,39 +98,25 @@ class ReplyReader:
         if self.finish_reason is None:
             raise BrokenReplyError("the stream ended before the answer did")
 
-    def _take_event(self, event: object) -> str:
-        event = checked(event, dict, "an event")
-        if event.get("error") or event.get("type") == "error":
-            kind = field_of(event, "error", "type")
-            raise BrokenReplyError(
-                "the engine reports an error", kind if isinstance(kind, str) else ""
-            )
-        return self._take_chunk(event)
-
     def _take_chunk(self, chunk: Mapping[str, Any]) -> str:
         reply_id = chunk.get("id")
         self.reply_id = reply_id if isinstance(reply_id, str) and reply_id else self.reply_id
-        self._take_counts(chunk)
-        choices = checked(chunk.get("choices"), list, "choices", [])
-        return "".join([self._take_choice(one) for one in choices])
-
-    def _take_counts(self, chunk: Mapping[str, Any]) -> None:
         ids = chunk.get("prompt_token_ids")
         if isinstance(ids, list):
             is_right = all(reported_count(one) is not None for one in ids)
             self.prompt_token_ids = tuple(ids) if is_right else None
             self.has_odd_counts |= not is_right
-        usage = chunk.get("usage")
-        if usage is None:
-            return
-        self._count(usage, "prompt_tokens")
-        self._count(usage, "prompt_tokens_details", "cached_tokens")
-        told = usage_of(usage) or ReportedTokens()
-        cached, prompt = told.cached_tokens, told.prompt_tokens
-        if cached is not None and prompt is not None and cached > prompt:
-            cached, self.has_odd_counts = None, True
-        answer = self._count(usage, "completion_tokens")
-        self.usage = told._replace(cached_tokens=cached, completion_tokens=answer)
+        if (usage := chunk.get("usage")) is not None:
+            self._count(usage, "prompt_tokens")
+            self._count(usage, "prompt_tokens_details", "cached_tokens")
+            told = usage_of(usage) or ReportedTokens()
+            cached, prompt = told.cached_tokens, told.prompt_tokens
+            if cached is not None and prompt is not None and cached > prompt:
+                cached, self.has_odd_counts = None, True
+            answer = self._count(usage, "completion_tokens")
+            self.usage = told._replace(cached_tokens=cached, completion_tokens=answer)
+        choices = checked(chunk.get("choices"), list, "choices", [])
+        return "".join([self._take_choice(one) for one in choices])
 
     def _count(self, usage: object, *path: str) -> int | None:
         told = field_of(usage, *path)
@@ -136,7 +130,15 @@ class ReplyReader:
         text = checked(delta.get("content"), str, "content", "")
         called = checked(delta.get("tool_calls"), list, "tool_calls", [])
         for position, piece in enumerate(called):
-            self._take_call(position, checked(piece, dict, "a tool call"))
+            piece = checked(piece, dict, "a tool call")
+            index = piece.get("index", position)
+            if reported_count(index) is None or index >= _MAX_TOOL_CALLS:
+                raise BrokenReplyError("a tool call's index is no number that it may be")
+            function = checked(piece.get("function") or {}, dict, "a tool call's function")
+            call = self._calls[index]
+            call.id = checked(piece.get("id"), str, "a tool call's id", "") or call.id
+            call.name.append(checked(function.get("name"), str, "a tool's name", ""))
+            call.arguments.append(checked(function.get("arguments"), str, "a tool's arguments", ""))
         finish = checked(choice.get("finish_reason"), str, "finish_reason", "")
         self.finish_reason = finish or self.finish_reason
         thought = delta.get("reasoning_content") or delta.get("reasoning")
@@ -145,27 +147,14 @@ class ReplyReader:
             self._pieces.append(text)
         return text
 
-    def _take_call(self, position: int, piece: Mapping[str, Any]) -> None:
-        index = piece.get("index", position)
-        if reported_count(index) is None or index >= _MAX_TOOL_CALLS:
-            raise BrokenReplyError("a tool call's index is no number that it may be")
-        function = checked(piece.get("function") or {}, dict, "a tool call's function")
-        call = self._calls.setdefault(index, _Call())
-        call.id = checked(piece.get("id"), str, "a tool call's id", "") or call.id
-        call.name.append(checked(function.get("name"), str, "a tool's name", ""))
-        call.arguments.append(checked(function.get("arguments"), str, "a tool's arguments", ""))
 
-
+@dataclass(slots=True)
 class _Call:
     """A tool call as it comes, in pieces."""
 
-    def __init__(self) -> None:
-        self.id = ""
-        self.name: list[str] = []
-        self.arguments: list[str] = []
-
-    def joined(self) -> ToolCall:
-        return ToolCall("".join(self.name), "".join(self.arguments), self.id)
+    id: str = ""
+    name: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
 
 
 def checked(value: object, kind: type[_Kind], what: str, null: _Kind | None = None) -> _Kind:

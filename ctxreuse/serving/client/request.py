@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 from ctxreuse.context.blocks import Message, copied_message
-from ctxreuse.context.checks import checked_header, checked_kind
+from ctxreuse.context.checks import checked_header, checked_kind, checked_list
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.leader_first import CallInFlight, PrefixUse
 from ctxreuse.planning.plan import Plan
@@ -62,13 +62,9 @@ def messages_of(prompt: object) -> list[dict[str, Any]]:
     """Return a prompt as chat messages, copied."""
     if isinstance(prompt, Plan):
         return prompt.messages()
-    if isinstance(prompt, (str, bytes, Mapping)) or not isinstance(prompt, Sequence):
-        raise InvalidRequestError(
-            f"a prompt must be a Plan or a list of chat messages, not {describe(prompt)}"
-        )
-    for message in prompt:
-        checked_kind("a chat message", message, Mapping, "a dict")
-    return [copied_message(message) for message in prompt]
+    words = "a Plan or a list of chat messages"
+    messages = checked_list("a prompt", prompt, words, but=(str, bytes, Mapping))
+    return [copied_message(checked_kind("a chat message", m, Mapping, "a dict")) for m in messages]
 
 
 def prompt_fields(prompt: Prompt, protocol: Protocol, tools: Sequence[Any]) -> dict[str, Any]:
@@ -77,14 +73,6 @@ def prompt_fields(prompt: Prompt, protocol: Protocol, tools: Sequence[Any]) -> d
         return as_form(messages_of(prompt), protocol)
     fields = prompt.body(protocol, tools=tools)
     return {name: one for name, one in fields.items() if not name.startswith("prompt_cache_")}
-
-
-def unreadable_messages(framework: str, error: Exception) -> InvalidRequestError:
-    """Return the error for chat messages that a framework cannot make its own of."""
-    return InvalidRequestError(
-        f"{framework} cannot read the chat messages ({type(error).__name__}); give each a role "
-        "that it knows, such as 'user', and text as content"
-    )
 
 
 def check_params(params: Mapping[str, Any]) -> None:

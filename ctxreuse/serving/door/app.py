@@ -164,7 +164,13 @@ class _Door:
         added = self._options.added(groups, scope, {}, fields, {}).get("extra_body")
         if held or added or written is not None:
             raw = json.dumps({**(written or fields), **(added or {})}).encode()
-        prompt = _routed(planned, scope)
+        prompt: ContextRequest | Plan
+        if planned is not None and planned.plans:
+            prompt = planned.plans[0]
+        else:  # a later turn goes where its conversation is
+            named, shown = scope.conversation_id, "".join(planned.texts if planned else ())
+            turns = None if named is None else [{"role": "user", "content": shown}]
+            prompt = ContextRequest((), history=turns, conversation_id=named, tenant=tenant)
         tells = body and body.tells and body.told(prompt if isinstance(prompt, Plan) else None)
         return await self._relayed(request, raw, planned, prompt, tells)
 
@@ -182,7 +188,12 @@ class _Door:
             raise HTTPException(503, "too many requests at a time", {"retry-after": "1"})
         await self._places.acquire()  # waits for nobody
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        headers = self._passed_on(request)
+        held = _KEPT_BACK | {self._settings.tenant_header.lower()}
+        if self._key or self._settings.keys:  # the callers' keys are this server's
+            held |= _KEY_HEADERS
+        headers = {name: one for name, one in request.headers.items() if name not in held}
+        if self._key:
+            headers |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
         forward = forwarding.ForwardedRequest(request.method, path, raw, headers, told)
         start = partial(self.pool.stream, prompt, forward=forward)
         pieces = self._chats.gateway.astream(planned, start)
@@ -307,16 +318,6 @@ class _Door:
             raise HTTPException(401, "this API key is not known here")
         return tenant
 
-    def _passed_on(self, request: Request) -> dict[str, str]:
-        """Return the headers that an engine gets, with the key that it is to see."""
-        held = _KEPT_BACK | {self._settings.tenant_header.lower()}
-        if self._key or self._settings.keys:  # the callers' keys are this server's
-            held |= _KEY_HEADERS
-        passed = {name: one for name, one in request.headers.items() if name not in held}
-        if self._key:
-            passed |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
-        return passed
-
 
 def make_app(planner: ReusePlanner, settings: Any) -> ASGIApp:
     """Return the server as an ASGI application; `settings` has the fields of the command."""
@@ -355,15 +356,6 @@ def _asked(body: Mapping[str, Any], tenant: str) -> ContextRequest:
         labels=body.get("labels"),
         request_id=f"plan-{uuid4().hex}",  # unlike those of other processes, and of other tenants
     )
-
-
-def _routed(planned: PlannedPrompt | None, scope: RequestScope) -> ContextRequest | Plan:
-    """Return by what the pool chooses an engine: a later turn goes where its conversation is."""
-    if planned is not None and planned.plans:
-        return planned.plans[0]
-    named, shown = scope.conversation_id, "".join(() if planned is None else planned.texts)
-    history = None if named is None else [{"role": "user", "content": shown}]
-    return ContextRequest((), history=history, conversation_id=named, tenant=scope.tenant or "")
 
 
 def _object(raw: bytes) -> dict[str, Any]:

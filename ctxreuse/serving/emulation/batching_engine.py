@@ -6,7 +6,6 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,15 +63,6 @@ class BatchedRequest:
         self.failure: Exception | None = None
         self.has_news = asyncio.Event()
 
-    async def more_than(self, tokens: int) -> int:
-        """Wait until the reader may have more tokens; return how many."""
-        while self.generated <= tokens:
-            if self.failure is not None:
-                raise self.failure
-            self.has_news.clear()
-            await self.has_news.wait()
-        return self.generated
-
 
 class BatchStep(NamedTuple):
     """What a step did."""
@@ -96,8 +86,6 @@ class BatchingEngine:
         max_step_tokens: int = 8_192,
     ) -> None:
         self.cache = PrefixCacheSimulator(capacity_tokens, block_size, null_block=True)
-        self.block_size = block_size
-        self.num_blocks = None if capacity_tokens is None else capacity_tokens // block_size
         self.usage = CacheUsage()
         self.generated_tokens = 0
         self._rates = checked_kind("rates", rates, EngineRates, "EngineRates")
@@ -122,7 +110,7 @@ class BatchingEngine:
 
     @property
     def open_requests(self) -> int:
-        """How many requests of `serve` and `stream` wait for their turn or are being answered."""
+        """How many requests of `stream` wait for their turn or are being answered."""
         return len(self._readers)
 
     def submit(self, request: BatchedRequest) -> None:
@@ -203,22 +191,8 @@ class BatchingEngine:
             self.cache.finish(request.running, answer, uncomputed=request.to_prefill)
             request.running = self._without_room = None
 
-    async def serve(self, tokens: Sequence[int], answer: Sequence[int]) -> CacheUsage:
-        """Wait until a prompt is answered; cancelling the caller aborts the request."""
-        request = BatchedRequest(tokens, answer)
-        async with aclosing(self._answered(request)) as counts:
-            async for _ in counts:
-                pass
-        assert request.usage is not None, "a finished request has begun"
-        return request.usage
-
-    def stream(
-        self, tokens: Sequence[int], answer: Sequence[int], *, chunk_tokens: int = 8
-    ) -> AsyncGenerator[int, None]:
-        """Yield how many tokens of an answer there are; leaving early aborts it."""
-        return self._answered(BatchedRequest(tokens, answer, chunk_tokens=chunk_tokens))
-
-    async def _answered(self, request: BatchedRequest) -> AsyncGenerator[int, None]:
+    async def stream(self, request: BatchedRequest) -> AsyncGenerator[int, None]:
+        """Yield how many tokens of a request's answer there are; leaving early aborts it."""
         loop = asyncio.get_running_loop()
         self.submit(request)
         self._readers[request] = None
@@ -228,7 +202,12 @@ class BatchingEngine:
         read = 0
         try:
             while read < len(request.answer):
-                read = await request.more_than(read)
+                while request.generated <= read:
+                    if request.failure is not None:
+                        raise request.failure
+                    request.has_news.clear()
+                    await request.has_news.wait()
+                read = request.generated
                 yield read
         finally:
             if read < len(request.answer):

@@ -120,8 +120,15 @@ class AdmissionQueue:
 
     def _planned(self, slots: list[_Slot]) -> list[_Slot]:
         """Plan requests; return them in the order in which to go."""
-        line = self._fail_open.attempt(lambda: self._plan_together(slots), lambda: None)
-        if line is not None:
+        asked = [slot.item for slot in slots]
+        planned = self._fail_open.attempt(
+            lambda: self._planner.plan_batch(asked, self._strategy, **planning_time(self._planner)),
+            lambda: None,
+        )
+        if planned is not None:
+            line = [slots[position] for position in planned.order]
+            for slot, plan in zip(line, planned.plans, strict=True):
+                slot.results = [plan]
             return line
         for slot in slots:
             try:
@@ -129,14 +136,6 @@ class AdmissionQueue:
             except Exception as error:
                 slot.error = error
         return slots
-
-    def _plan_together(self, slots: list[_Slot]) -> list[_Slot]:
-        asked = [slot.item for slot in slots]
-        planned = self._planner.plan_batch(asked, self._strategy, **planning_time(self._planner))
-        line = [slots[position] for position in planned.order]
-        for slot, plan in zip(line, planned.plans, strict=True):
-            slot.results = [plan]
-        return line
 
     def _planned_as_it_came(self, request: Plannable) -> Plan:
         return self._fail_open.attempt(
@@ -153,9 +152,8 @@ class AdmissionQueue:
         if isinstance(request, Plan):
             plan, given_id = request, request.request.request_id
         else:
-            spare = as_given(
-                ReusePlanner, templates=self._planner.templates
-            )  # with counts of its own
+            # with counts of its own
+            spare = as_given(ReusePlanner, templates=self._planner.templates)
             plan, given_id = spare.plan(request, "none"), request.request_id
         if given_id is None:  # an id of another planner may be another request's here
             given_id = f"unplanned-{token_hex(8)}"  # a count would show other tenants' requests
@@ -216,15 +214,7 @@ class AdmissionSlot:
 
 def recorded(planner: ReusePlanner, plan: Plan) -> Plan:
     """Return a plan as one that this planner has recorded as sent; the prompt stays the same."""
-    request = plan.request
-    again = ContextRequest(
-        plan.blocks,
-        request.query,
-        system=request.system,
-        history=request.history,
-        conversation_id=request.conversation_id,
-        tenant=request.tenant,
-    )
+    again = replace(plan.request, blocks=plan.blocks, request_id=None, outdated=(), labels=None)
     noted = planner.plan(again, "none", deduplicate=False, **planning_time(planner))
     return replace(
         plan,

@@ -277,7 +277,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             EngineError: no engine answered, or the request is at fault; where all refused it, what
                 the first one said.
         """
-        going = self._going(prompt, replica, limit_s, {"session_id": session_id, **params})
+        going = _Going(prompt, replica, limit_s, {"session_id": session_id, **params})
         while going.result is None:
             async with self._attempt(going) as (client, sending):
                 await _prime(going, client, sending)
@@ -302,7 +302,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         with`, so that a request whose answer is left early is cancelled at once.
         """
         request_of(prompt)
-        going = self._going(prompt, replica, limit_s, {"session_id": session_id, **params})
+        going = _Going(prompt, replica, limit_s, {"session_id": session_id, **params})
         stream = PoolStream()
         stream.pieces = self._pieces(going, stream)
         return stream
@@ -324,13 +324,6 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             raise InvalidRequestError(
                 f"there is no replica {describe(name)}; there are {', '.join(self._replicas)}"
             ) from None
-
-    def _going(
-        self, prompt: Plannable, wanted: str | None, limit_s: float | None, options: dict[str, Any]
-    ) -> _Going:
-        if limit_s is not None:
-            checked_positive("limit_s", limit_s)
-        return _Going(prompt, wanted, limit_s, options, limit_s or self._patience_s)
 
     @asynccontextmanager
     async def _attempt(self, going: _Going) -> AsyncIterator[tuple[EngineClient, InFlightRequest]]:
@@ -372,14 +365,14 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             wait_s = chosen.busy_s
             if not wait_s:
                 return chosen
-            if wait_s > going.patience_s:
+            if going.waited_s + wait_s > (going.limit_s or self._patience_s):
                 raise going.last or EngineError(
                     f"{chosen.name} is busy and asks to be left alone for {wait_s:.0f} s, longer "
                     "than the request may take; add engines, or give a larger limit_s",
                     attempts=0,
                     retry_after_s=wait_s,
                 )
-            going.patience_s -= wait_s
+            going.waited_s += wait_s
             await asyncio.sleep(wait_s)
 
     async def _give_up_or_wait(self, error: EngineError, failed: Replica, going: _Going) -> None:
@@ -419,7 +412,7 @@ class _Going:
     wanted: str | None
     limit_s: float | None
     options: dict[str, Any]  # of the client's call
-    patience_s: float
+    waited_s: float = 0.0  # for busy replicas
     tried: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
     refused: dict[Replica, EngineError] = field(default_factory=dict)
@@ -427,6 +420,10 @@ class _Going:
     has_begun: bool = False  # to be answered, so that it is not sent again
     completion: Completion | None = None
     result: PoolResult | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit_s is not None:
+            checked_positive("limit_s", self.limit_s)
 
 
 async def _prime(going: _Going, client: EngineClient, sending: InFlightRequest) -> None:

@@ -175,7 +175,16 @@ class DocumentAffinity:
     def note(self, documents: Sequence[Document], assigned: Sequence[Agent]) -> None:
         """Remember the agent of each document."""
         for document, agent in zip(documents, assigned, strict=True):
-            self._note(document, agent)
+            readers = self._readers.setdefault(document.key, {})
+            readers.pop(agent, None)
+            readers[agent] = None
+            if len(readers) > _MAX_READERS:
+                del readers[next(iter(readers))]
+            self._readers.move_to_end(document.key)
+            fading = math.exp(-document.tokens / _WINDOW_TOKENS)
+            for one in self._loads:
+                self._loads[one] *= fading
+            self._loads[agent] = self._loads.get(agent, 0.0) + document.tokens
 
     def __len__(self) -> int:
         """Return how many documents are remembered; who keeps it bounds them."""
@@ -193,18 +202,6 @@ class DocumentAffinity:
             del self._readers[key][agent]
             if not self._readers[key]:
                 del self._readers[key]
-
-    def _note(self, document: Document, agent: Agent) -> None:
-        readers = self._readers.setdefault(document.key, {})
-        readers.pop(agent, None)
-        readers[agent] = None
-        if len(readers) > _MAX_READERS:
-            del readers[next(iter(readers))]
-        self._readers.move_to_end(document.key)
-        fading = math.exp(-document.tokens / _WINDOW_TOKENS)
-        for one in self._loads:
-            self._loads[one] *= fading
-        self._loads[agent] = self._loads.get(agent, 0.0) + document.tokens
 
 
 def _order(key: bytes, engine_of: Mapping[Agent, Agent], read_by: Iterable[Agent]) -> list[Agent]:

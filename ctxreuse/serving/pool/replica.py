@@ -393,26 +393,20 @@ class Replica:
                 through="",
             )
         is_current = sending.cache_epoch == self.cache_epoch
-        if not is_current and self._events is None:
+        if is_current and cached:
+            self._misses = 0
+            self._unconfirmed.clear()
+        elif is_current:
+            self._misses += cached == 0 and plan.expected_cached_tokens >= _LEAST_EXPECTED_TOKENS
+            if self._misses:
+                self._unconfirmed.append(plan)
+            if self._misses >= _MAX_MISSES:  # the engine has lost its cache
+                self._reset()
+        elif self._events is None:
             # The index was emptied while this was on its way. It is answered all the same, so
             # the engine lives, and has its prompt in the cache.
             self.planner.forget(plan)
-            plan = recorded(self.planner, plan)
-        if is_current:
-            self._judge(plan, cached)
-
-    def _judge(self, plan: Plan, cached: int | None) -> None:
-        """Tell from an answer whether the engine has lost its cache."""
-        if cached:
-            self._misses = 0
-            self._unconfirmed.clear()
-            return
-        if cached == 0 and plan.expected_cached_tokens >= _LEAST_EXPECTED_TOKENS:
-            self._misses += 1
-        if self._misses:
-            self._unconfirmed.append(plan)
-        if self._misses >= _MAX_MISSES:
-            self._reset()
+            recorded(self.planner, plan)
 
     def _note_error(self, error: EngineError, is_trial: bool) -> None:
         rule = status_rule(error.status, error.retry_after_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
+from ctxreuse.context.checks import checked_kind, checked_list
 from ctxreuse.errors import InvalidRequestError, describe, shown_url
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.client.engine_client import EngineClient
@@ -54,10 +55,7 @@ class ReplicaFactory:
     client_options: Mapping[str, Any]
     make: Callable[..., Replica]
 
-    def replicas(
-        self,
-        engines: Engines,
-    ) -> Iterator[Replica]:
+    def replicas(self, engines: Engines) -> Iterator[Replica]:
         """Yield the replicas of engines, which are given as to `EnginePool`."""
         if isinstance(engines, (str, EngineSpec)):
             engines = [engines]
@@ -75,21 +73,16 @@ class ReplicaFactory:
                     )
                 planner = self.planner.sibling(name)
                 yield self.make(name, connect, planner, tells_planner=False)
-        elif isinstance(engines, Iterable):
-            for engine in engines:
-                yield self.replica_at(engine)
         else:
-            raise InvalidRequestError(
-                f"engines must be addresses, such as 'http://127.0.0.1:8000', not "
-                f"{describe(engines)}"
-            )
+            words = "addresses, such as 'http://127.0.0.1:8000'"
+            for engine in checked_list("engines", engines, words):
+                yield self.replica_at(engine)
 
     def replica_at(self, engine: str | EngineSpec) -> Replica:
         """Return the replica of an engine at an address."""
         if isinstance(engine, str):
             engine = EngineSpec(base_url=engine)
-        if not isinstance(engine, EngineSpec):
-            raise InvalidRequestError(f"an engine must be an address, not {describe(engine)}")
+        checked_kind("an engine", engine, EngineSpec, "an address")
         base_url, options = engine.base_url, self.client_options
         name = engine.name or host_of(base_url)
         planner = self.planner.sibling(name)

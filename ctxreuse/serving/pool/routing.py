@@ -7,11 +7,12 @@ from typing import TypeAlias
 from weakref import ref
 
 from ctxreuse.context.blocks import ContextRequest, text_digest
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import message_texts
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.errors import EngineError
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.pool.admission import Plannable
 from ctxreuse.serving.pool.placement import rendezvous_order
@@ -112,11 +113,7 @@ def request_of(prompt: object) -> ContextRequest:
     """Return the request of what is to be sent; raise InvalidRequestError for another type."""
     if isinstance(prompt, Plan):
         return prompt.request
-    if not isinstance(prompt, ContextRequest):
-        raise InvalidRequestError(
-            f"a prompt must be a ContextRequest or a Plan, not {describe(prompt)}"
-        )
-    return prompt
+    return checked_kind("a prompt", prompt, ContextRequest, "a ContextRequest or a Plan")
 
 
 def _history_tokens(request: ContextRequest) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from ctxreuse.context.checks import checked_list
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import GraphError, quoted
-from ctxreuse.workflow.graph.compiled import Edges, Graph, RouteFunction, Router, drawn
+from ctxreuse.workflow.graph.compiled import Edges, Graph, RouteFunction, Router, mermaid_lines
 from ctxreuse.workflow.graph.nodes import END, START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.graph.state import State, Template
 from ctxreuse.workflow.graph.validation import check_flow, check_names
@@ -227,7 +227,7 @@ class WorkflowGraph:
         Raises:
             GraphError: The graph has no nodes, or an edge leads to a missing one.
         """
-        return drawn(self._assembled())
+        return "\n    ".join(["flowchart TD", *mermaid_lines(self._assembled())]) + "\n"
 
     def _add(self, node: Node) -> WorkflowGraph:
         if node.name in self._nodes:
@@ -266,18 +266,15 @@ class WorkflowGraph:
                 )
             return self._answer
         generations = [one for one in self._nodes.values() if isinstance(one, Generation)]
-        last = {one.output for one in generations if self._leads_to_end(one.name)}
+        leading = [source for source, targets in self._static.items() if END in targets]
+        for source, routers in self._routers.items():
+            leading += [source for router in routers if END in (router.targets or ())]
+        last = {one.output for one in generations if one.name in leading}
         if len(last) == 1:
             return last.pop()
         if generations:
             return generations[-1].output
         return outputs[-1] if outputs else ""  # a graph without nodes is refused
-
-    def _leads_to_end(self, name: str) -> bool:
-        routers = self._routers.get(name, ())
-        return END in self._static.get(name, ()) or any(
-            END in (one.targets or ()) for one in routers
-        )
 
 
 def _check_key(what: str, key: object) -> None:

@@ -81,12 +81,8 @@ class Graph:
         return made_with(Graph, **given | maps)
 
 
-def drawn(graph: Graph) -> str:
-    """Return a graph as a Mermaid flowchart."""
-    return "\n    ".join(["flowchart TD", *_lines(graph)]) + "\n"
-
-
-def _lines(graph: Graph) -> Iterator[str]:
+def mermaid_lines(graph: Graph) -> Iterator[str]:
+    """Yield the lines of a graph's Mermaid flowchart."""
     ids = {name: f"n{number}" for number, name in enumerate(graph.nodes)}
     ids |= {START: "n_start", END: "n_end"}
     yield f'{ids[START]}(["start"])'

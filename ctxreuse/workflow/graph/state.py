@@ -115,9 +115,10 @@ class Documents(tuple[ContextBlock, ...]):
                 "documents must be a list of ContextBlock or str, not a value of type "
                 f"{type(blocks).__name__}; a single one goes into a list of one"
             )
-        return super().__new__(
-            cls, (one if isinstance(one, ContextBlock) else _as_block(one) for one in blocks)
-        )
+        kinds, words = (ContextBlock, str), "a ContextBlock or str"
+        known: list[Any] = [checked_kind("a document", one, kinds, words) for one in blocks]
+        texts = (ContextBlock(text=one) if isinstance(one, str) else one for one in known)
+        return super().__new__(cls, texts)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> ContextBlock: ...
@@ -146,24 +147,10 @@ def documents_in(value: object) -> Documents | None:
     return Documents(value) if all(isinstance(item, ContextBlock) for item in value) else None
 
 
-def _as_block(document: object) -> ContextBlock:
-    if isinstance(document, str):
-        return ContextBlock(text=document)
-    raise InvalidRequestError(f"a document must be a ContextBlock or str, not {describe(document)}")
-
-
 DOCUMENTS_ABOVE = "the documents above"
 NO_DOCUMENTS = "no documents"
 
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedPrompt:
-    """A prompt that is ready to be planned."""
-
-    query: str  # documents are only referred to in it
-    blocks: tuple[ContextBlock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +207,8 @@ class Template:
             text += (_as_text(state[name]), literal)
         return "".join(text)
 
-    def render_prompt(self, state: Mapping[str, Any]) -> RenderedPrompt:
-        """Return the text with the state's values, and apart the documents, which stand first."""
+    def render_prompt(self, state: Mapping[str, Any]) -> tuple[str, tuple[ContextBlock, ...]]:
+        """Return the text, which only refers to documents, and apart these, which stand first."""
         blocks: dict[BlockKey, ContextBlock] = {}
         values = {name: state[name] for name in self.names if name in state}
         for name, value in values.items():
@@ -230,7 +217,7 @@ class Template:
                 values[name] = DOCUMENTS_ABOVE if documents else NO_DOCUMENTS
                 for block in documents:
                     blocks.setdefault(block.key, block)
-        return RenderedPrompt(self.render_text(values), tuple(blocks.values()))
+        return self.render_text(values), tuple(blocks.values())
 
 
 def _as_text(value: object) -> str:

@@ -45,7 +45,16 @@ def check_flow(graph: Graph) -> None:
     _check_ways(graph, ahead)
     _check_cycles(graph, ahead)
     _check_outputs(graph)
-    _check_keys(graph)
+    known = dict.fromkeys([*graph.inputs, *graph.defaults])
+    known |= dict.fromkeys(node.output for node in graph.nodes.values())
+    for template in [one for node in graph.nodes.values() for one in node.templates]:
+        for key in template.variables:
+            if key not in known:
+                raise GraphError(
+                    f"{template.where} reads {{{key}}}, which nothing writes; there can be "
+                    f"{quoted(known)}{suggestion(key, known)}. Correct the name, or give the key a "
+                    "value with inputs= or defaults="
+                )
 
 
 def _check_ways(graph: Graph, ahead: Mapping[str, list[str]]) -> None:
@@ -65,21 +74,6 @@ def _check_ways(graph: Graph, ahead: Mapping[str, list[str]]) -> None:
                 f"END cannot be reached from node {quoted([name])}; "
                 f"add_edge({quoted([name])}, END), or an edge to a node that leads there"
             )
-
-
-def _check_keys(graph: Graph) -> None:
-    """Check that what is read is given, or written by some node."""
-    known = dict.fromkeys([*graph.inputs, *graph.defaults])
-    known |= dict.fromkeys(node.output for node in graph.nodes.values())
-    for node in graph.nodes.values():
-        for template in node.templates:
-            for key in template.variables:
-                if key not in known:
-                    raise GraphError(
-                        f"{template.where} reads {{{key}}}, which nothing writes; there can be "
-                        f"{quoted(known)}{suggestion(key, known)}. Correct the name, or give the "
-                        "key a value with inputs= or defaults="
-                    )
 
 
 def _ahead(graph: Graph) -> dict[str, list[str]]:

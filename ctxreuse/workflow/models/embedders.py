@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxreuse.context.checks import checked_integer, checked_texts
+from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 
 Vectors: TypeAlias = NDArray[np.float32]
@@ -110,15 +111,11 @@ class WordLlamaEmbedder:
         means = np.zeros((len(known), self.dimension), np.float32)
         for mean, text in zip(means, known, strict=True):
             # each token once, with its number: a long text takes no more memory than the vocabulary
-            tokens, counts = np.unique(self._tokens(text), return_counts=True)
+            encoded = self._tokenizer.encode(well_formed(text), add_special_tokens=False)
+            tokens, counts = np.unique(np.array(encoded.ids, np.int64), return_counts=True)
             if len(tokens):
                 mean[:] = np.average(self._vectors[tokens], axis=0, weights=counts)
         return _normalized(means)
-
-    def _tokens(self, text: str) -> NDArray[np.int64]:
-        known = text.encode(errors="replace").decode()  # lone surrogates are in no vocabulary
-        encoded = self._tokenizer.encode(known, add_special_tokens=False)
-        return np.array(encoded.ids, np.int64)
 
 
 class LangChainEmbedder:

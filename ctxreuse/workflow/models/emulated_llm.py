@@ -10,7 +10,12 @@ from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.checks import check_function, checked_integer, checked_optional_integer
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.client.request import Prompt, check_params, messages_of
-from ctxreuse.serving.emulation.batching_engine import COMMON_RATES, BatchingEngine, EngineRates
+from ctxreuse.serving.emulation.batching_engine import (
+    COMMON_RATES,
+    BatchedRequest,
+    BatchingEngine,
+    EngineRates,
+)
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
 from ctxreuse.workflow.models.language_model import Piece
 
@@ -79,13 +84,10 @@ class EmulatedLLM:
         limit = "max_completion_tokens" if "max_completion_tokens" in params else "max_tokens"
         most = checked_optional_integer(limit, params.get(limit), 1)
         words = ENGINE_TOKENIZER.pieces(text)[:most] or [""]
-        counts = self._engine.stream(
-            ENGINE_TOKENIZER.ids(chat_markup(messages)),
-            ENGINE_TOKENIZER.ids("".join(words)) or [0],
-            chunk_tokens=self._chunk_tokens,
-        )
+        tokens, answer = map(ENGINE_TOKENIZER.ids, (chat_markup(messages), "".join(words)))
+        request = BatchedRequest(tokens, answer or [0], self._chunk_tokens)
         given = 0
-        async with aclosing(counts):
+        async with aclosing(self._engine.stream(request)) as counts:
             async for generated in counts:
                 yield Piece("".join(words[given:generated]), generated - given)
                 given = generated

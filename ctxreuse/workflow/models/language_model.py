@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.client.request import Prompt, check_params, messages_of, unreadable_messages
+from ctxreuse.serving.client.request import Prompt, check_params, messages_of
 
 _Message = TypeVar("_Message")
 
@@ -63,7 +64,10 @@ def converted_messages(
     try:
         return convert(messages)
     except Exception as error:  # of several kinds; its words hold the message
-        raise unreadable_messages(framework, error) from error
+        raise InvalidRequestError(
+            f"{framework} cannot read the chat messages ({type(error).__name__}); give each a role "
+            "that it knows, such as 'user', and text as content"
+        ) from error
 
 
 class OpenAILLM(AsyncClosing):
@@ -83,10 +87,8 @@ class OpenAILLM(AsyncClosing):
 
     def __init__(self, client: EngineClient | str, **params: Any) -> None:
         check_params(params)
-        if not isinstance(client, (EngineClient, str)):
-            raise InvalidRequestError(
-                f"client must be an EngineClient or an engine's address, not {describe(client)}"
-            )
+        words = "an EngineClient or an engine's address"
+        checked_kind("client", client, (EngineClient, str), words)
         self._is_own = isinstance(client, str)
         self._client = EngineClient(client) if isinstance(client, str) else client
         self._params = params

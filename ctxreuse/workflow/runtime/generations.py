@@ -36,9 +36,9 @@ class GenerationRequest:
     @classmethod
     def of(cls, node: Generation, state: State) -> GenerationRequest:
         """Return the request of a node in a state."""
-        prompt = node.prompt.render_prompt(state)
+        query, blocks = node.prompt.render_prompt(state)
         system = None if node.system is None else node.system.render_text(state)
-        return cls(prompt.query, prompt.blocks, system, node.params, node.llm, node.policy)
+        return cls(query, blocks, system, node.params, node.llm, node.policy)
 
 
 class GenerationAnswer:

@@ -48,12 +48,6 @@ _PRIOR_BINS = (8, 4.0)
 """Until searches have ended: previews of a quarter of a search are final, as if seen four times."""
 
 
-def default_workers() -> int:
-    """Return how many scans to run at a time: one for each CPU."""
-    is_known = hasattr(os, "sched_getaffinity")  # what this process may use, where that is told
-    return len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowOptions:
     """How a workflow engine works. No option changes what a run returns.
@@ -175,16 +169,16 @@ class Services:
             max_weight=_MOST_SESSION_BYTES,
             weight_of=lambda record: record.size_bytes,
         )
-        self.generation_statistics: LRUMap[NodeKey, GenerationStatistics] = LRUMap(_MOST_NODES)
-        self.preview_stability: LRUMap[tuple[NodeKey, bool], PreviewStability]
-        self.preview_stability = LRUMap(_MOST_NODES)
+        self.generation_statistics = LRUMap[NodeKey, GenerationStatistics](_MOST_NODES)
+        self.preview_stability = LRUMap[tuple[NodeKey, bool], PreviewStability](_MOST_NODES)
         self.speculation = SpeculationCounters()
         self.speculating = FailOpen(
             "WorkflowEngine", "stages begin when they are due", work="speculation, or its history,"
         )
         self.timeline = Timeline(maxlen=_MOST_SPANS)
         self._threads = Threads(_OTHER_THREADS)
-        workers = options.workers or default_workers()
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        workers = options.workers or cpus or 1
         self.retrievers: dict[str, Retriever] = {}
         self.executors: dict[str, SearchExecutor] = {}
         for name, retriever in retrievers.items():

@@ -40,7 +40,7 @@ class SingleLoopRunner:
         with self._used(None) as owner:
             if owner.loop is here:
                 return await work()
-            if owner.loop in sync_bridge.waiting_loops():
+            if owner.loop in sync_bridge.waiting_loops.get():
                 raise InvalidRequestError(
                     "a call that is not asynchronous waits in the event loop that would have to "
                     "answer it; await the method that is: ainvoke, aretrieve, arun_batch, ..."

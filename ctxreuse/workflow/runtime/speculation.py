@@ -207,7 +207,8 @@ class SpeculativeRetrieval:
         except StateKeyError:
             return  # the real search will say so
         if self._begun is not None:
-            record = self._record(*self._begun[1:]) or record
+            _, earlier, search = self._begun
+            record = search.record_of(earlier.progress(search).best) or record
             self.drop()
         self._services.speculation.searches += 1
         self._begun = (node.name, executor, executor.begin(text, node.k, NEVER, record))
@@ -224,7 +225,7 @@ class SpeculativeRetrieval:
                 self._begun = None
                 counters.searches_committed += 1
                 return search, None
-            record = self._record(executor, search)
+            record = search.record_of(executor.progress(search).best)
             counters.hints += record is not None
         self.drop()
         return None, record
@@ -235,7 +236,3 @@ class SpeculativeRetrieval:
             _, executor, search = self._begun
             executor.cancel(search)
             self._begun = None
-
-    @staticmethod
-    def _record(executor: SearchExecutor, search: SearchHandle) -> SearchRecord | None:
-        return search.record_of(executor.progress(search).best)

@@ -55,7 +55,11 @@ class WorkflowRun:
         self._generation_ahead = SpeculativeGeneration(context, self._background)
         self._search_ahead = SpeculativeRetrieval(services)
         self._records: dict[str, SearchRecord] = {}
-        self._remembers = context.session is not None or may_search_again(context.graph)
+        nodes = context.graph.nodes.values()
+        searches = sum(isinstance(node, Retrieval) for node in nodes)
+        has_cycles = any(node.max_visits is not None for node in nodes)
+        may_search_again = searches > 1 or (searches == 1 and has_cycles)
+        self._remembers = context.session is not None or may_search_again
 
     async def execute(self) -> None:
         """Run until all branches have led to END."""
@@ -105,7 +109,6 @@ class WorkflowRun:
         return value
 
     async def _next(self, ended: tuple[str, ...] | list[str]) -> tuple[str, ...]:
-        """Return the wavefront that follows."""
         targets: list[str] = []
         for name in ended:
             edges = self._graph.edges[name]
@@ -170,7 +173,6 @@ class WorkflowRun:
             self._search_ahead.begin(retrieval, expected, executor, self._last_search(name))
 
     async def _retrieval(self, node: Retrieval, visit: int, is_alone: bool) -> Documents:
-        """Search, and return what was found."""
         name = node.retriever or DEFAULT_RETRIEVER
         text = node.query.render_text(self.state)
         executor = self._services.executors.get(name)
@@ -335,13 +337,6 @@ def certain_successor(graph: Graph, name: str, state: State) -> Node | None:
     except VisitLimitError:
         return None
     return graph.nodes.get(target)
-
-
-def may_search_again(graph: Graph) -> bool:
-    """Return whether a run may search twice, so that the first is worth remembering."""
-    searches = sum(isinstance(node, Retrieval) for node in graph.nodes.values())
-    has_cycles = any(node.max_visits is not None for node in graph.nodes.values())
-    return searches > 1 or (searches == 1 and has_cycles)
 
 
 def _within_limit(graph: Graph, target: str, state: State) -> str:

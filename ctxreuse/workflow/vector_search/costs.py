@@ -68,15 +68,11 @@ class ScanCosts:
         self._unfitted += 1
         if self._unfitted >= _FITTED_EVERY:
             self._unfitted = 0
-            self._fit()
-
-    def _fit(self) -> None:
-        ridge = 1e-6 * np.trace(self._gram) * np.eye(3)
-        root = np.linalg.cholesky(self._gram + ridge)
-        known = self._moment + ridge @ (self._rates * self._scale)
-        target = np.linalg.solve(root, known)
-        fitted, _ = nnls(root.T, target)
-        self._rates = fitted / self._scale
+            ridge = 1e-6 * np.trace(self._gram) * np.eye(3)
+            root = np.linalg.cholesky(self._gram + ridge)
+            known = self._moment + ridge @ (self._rates * self._scale)
+            fitted, _ = nnls(root.T, np.linalg.solve(root, known))
+            self._rates = fitted / self._scale
 
 
 class FasterWay:

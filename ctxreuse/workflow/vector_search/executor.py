@@ -74,19 +74,11 @@ class SearchExecutor:
         with self._lock:
             return self.scheduler.progress(search)
 
-    async def drain(self) -> None:
-        """Wait until nothing runs in other threads."""
-        while True:
-            running: set[Any] = {asyncio.wrap_future(one) for one in tuple(self._workers)}
-            if self._rebuilding is not None:
-                running.add(self._rebuilding)
-            if not running:
-                return
-            await asyncio.wait(running)
-
     async def close(self) -> None:
         """Wait until nothing runs, and end the threads; they start again if they are needed."""
-        await self.drain()
+        left: list[Any]
+        while left := [one for one in (*self._workers, self._rebuilding) if one is not None]:
+            await asyncio.wait([asyncio.wrap_future(one) for one in left])
         if self._threads is not None:
             self._threads.close()
 

@@ -93,7 +93,11 @@ class ScanQueue:
     def add(self, search: SearchHandle) -> None:
         """Let a search take part from the next batch on."""
         if not self._free or search.kept > self._found.width:
-            self._enlarge(search.kept)
+            old, more = len(self._found), 0 if self._free else max(16, len(self._found))
+            self._found.resize(old + more, max(search.kept, self._found.width))
+            self._vectors = np.pad(self._vectors, ((0, more), (0, 0)))
+            self._states = np.pad(self._states, ((0, 0), (0, more)))
+            self._free += range(old + more - 1, old - 1, -1)
         search.slot = slot = self._free.pop()
         self._vectors[slot] = search.vector
         clusters = search.clusters[self._sizes[search.clusters] > 0]
@@ -257,14 +261,6 @@ class ScanQueue:
         if search.slot >= 0 and not search.in_flight:
             self._free.append(search.slot)
             search.slot = -1
-
-    def _enlarge(self, kept: int) -> None:
-        """Make room for one more search that keeps some results."""
-        old, more = len(self._found), 0 if self._free else max(16, len(self._found))
-        self._found.resize(old + more, max(kept, self._found.width))
-        self._vectors = np.pad(self._vectors, ((0, more), (0, 0)))
-        self._states = np.pad(self._states, ((0, 0), (0, more)))
-        self._free += range(old + more - 1, old - 1, -1)
 
 
 _due = attrgetter("due")

@@ -230,7 +230,13 @@ class SearchScheduler:
             self._is_embedding = True
             searches, self._unembedded = self._unembedded, []
             return EmbeddingJob(searches, self._retriever)
-        batch = self._queue.next_batch(self._budget_s(began), self._overhead_s.value)
+        waiting, overhead_s = len(self._queue), self._overhead_s.value
+        arriving_per_s = self._arrivals.per_s(began)
+        budget_s = sub_stage_s(overhead_s, waiting, arriving_per_s, self._workers)
+        if waiting < self._workers:  # each takes a part
+            part_s = self._queue.work_s() / (self._workers - self._working + 1)
+            budget_s = min(budget_s, max(part_s, _LEAST_SCANS * overhead_s))
+        batch = self._queue.next_batch(budget_s, overhead_s)
         if batch is None:
             self._working -= 1
             return None
@@ -261,15 +267,6 @@ class SearchScheduler:
         self._working -= 1
         self._is_embedding = False
         return self._fail(list(self._open), error)
-
-    def _budget_s(self, now_s: float) -> float:
-        searches, overhead_s = len(self._queue), self._overhead_s.value
-        arriving_per_s = self._arrivals.per_s(now_s)
-        budget_s = sub_stage_s(overhead_s, searches, arriving_per_s, self._workers)
-        if searches < self._workers:  # each takes a part
-            part_s = self._queue.work_s() / (self._workers - self._working + 1)
-            budget_s = min(budget_s, max(part_s, _LEAST_SCANS * overhead_s))
-        return budget_s
 
     def _take_in_vectors(self, job: EmbeddingJob) -> list[SearchHandle]:
         told = []
