@@ -17,11 +17,9 @@ from ctxreuse.planning.tracing import AnsweredCall
 
 _MOST_REQUESTS = 4_096
 """The most answers that a measurement looks back on, however little each of them stored."""
-_MOST_BLOCKS = 500_000
-"""The most blocks that these answers may have together, about 250 bytes each."""
+_MOST_BLOCKS = 500_000  # the most blocks that these answers may have together, about 250 bytes each
 
-_Block: TypeAlias = tuple[str, BlockKey]
-"""A block of a tenant; that of another one is not the same."""
+_Block: TypeAlias = tuple[str, BlockKey]  # a block of a tenant; that of another one is not the same
 
 
 class _ObservedPrompt(NamedTuple):

@@ -14,8 +14,7 @@ BlockHash: TypeAlias = bytes | int
 ExtraKeys: TypeAlias = tuple[object, ...] | None
 """What tells blocks of equal tokens apart: adapter, images, and in the first block the salt."""
 
-Name: TypeAlias = Hashable
-"""What a prompt is followed under: a request id."""
+Name: TypeAlias = Hashable  # what a prompt is followed under: a request id
 
 Link = NewType("Link", bytes)
 """A block's own tokens and extra keys: which child of its parent it is."""
@@ -97,8 +96,7 @@ class BlockTree:
     """
 
     def __init__(self, max_blocks: int) -> None:
-        self.size = 0
-        """Tokens of each block; 0 before one was stored."""
+        self.size = 0  # tokens of each block; 0 before one was stored
         self.lowered: dict[Name, int] = {}
         self._max_blocks = max_blocks
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
@@ -150,12 +148,15 @@ class BlockTree:
     def removed(self, key: BlockHash) -> None:
         """Take a copy of a block out; with an unknown one, all that was only implied."""
         block = self._blocks.get(key)
-        if block is None:
-            self._drop_implied()
+        if block is not None:
+            block.copies -= 1
+            if block.copies < 1:
+                self._drop(key)
             return
-        block.copies -= 1
-        if block.copies < 1:
-            self._drop(key)
+        for implied in list(self._implied):
+            self._drop(implied)
+        self._unknown_parents.clear()
+        self._epoch += 1
 
     def clear(self) -> None:
         """Drop all blocks."""
@@ -316,13 +317,6 @@ class BlockTree:
     def _enforce_bound(self) -> None:
         while len(self._blocks) > self._max_blocks:
             self._drop(next(iter(self._blocks)))
-
-    def _drop_implied(self) -> None:
-        for key in list(self._implied):
-            if key in self._implied:
-                self._drop(key)
-        self._unknown_parents.clear()
-        self._epoch += 1
 
     def _note_unknown_parent(self, key: _Key | None) -> None:
         """Note the unknown block at the top of a block that was just built upon: it is there."""

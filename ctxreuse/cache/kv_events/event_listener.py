@@ -212,8 +212,8 @@ class EventListener:
                 return
             self._counts["replayed"] += 1
             self._apply(message)
-        if replay.outcome is not None:
-            self._end_replay(is_complete=replay.outcome)
+        if replay.is_over:
+            self._end_replay(is_complete=replay.is_complete)
 
     def _end_replay(self, *, is_complete: bool) -> None:
         """Apply the live messages that have waited; what is missing still is lost."""

@@ -28,9 +28,8 @@ _NUMBER_BYTES = 8
 _LIVE_FRAMES = 3
 _END = -1  # the number behind the last message of a replay, which `["", number]` asks for
 _LARGEST_TOKEN = 2**63 - 1
-_LONGEST_HASH = 64
-"""In bytes; vLLM's are of SHA-256, which has 32."""
-_GROUPS = range(1 << 16)
+_LONGEST_HASH = 64  # in bytes; vLLM's are of SHA-256, which has 32
+_MOST_GROUPS = 1 << 16
 _DEVICE = "GPU"  # vLLM's name of the memory that attention reads, on a CPU, too
 _WHOLE_PROMPTS = frozenset(
     {"full_attention", "mla_attention", "sink_full_attention", "unknown", None}
@@ -75,16 +74,16 @@ class EventSockets:
         replay_timeout_s: float,
         counts: Counter[str],
     ) -> None:
-        for name, address in (("endpoint", endpoint), ("replay_endpoint", replay_endpoint)):
-            is_listening = bind and name == "endpoint"
-            if address is None and name == "replay_endpoint":
-                continue
+        addresses: dict[str, object] = {"endpoint": endpoint}
+        if replay_endpoint is not None:
+            addresses["replay_endpoint"] = replay_endpoint
+        for name, address in addresses.items():
             if not isinstance(address, str) or "://" not in address:
                 raise InvalidRequestError(
                     f"{name} must be an address such as 'tcp://127.0.0.1:5557', not "
                     f"{describe(address)}"
                 )
-            if "*" in address and not is_listening:
+            if "*" in address and not (bind and name == "endpoint"):
                 raise InvalidRequestError(
                     f"{name} {describe(address)} is what the engine binds; "
                     "give the address to connect to, such as 'tcp://127.0.0.1:5557'"
@@ -202,7 +201,9 @@ class EventSockets:
         """Yield the messages that have come of a replay, without waiting for others."""
         replay = self.replay
         assert replay is not None, "a replay was asked for"
-        replay.note_wait(has_come=bool(replay.socket.poll(0)))
+        waited = time.monotonic() - replay.asked_at
+        replay.waited_s += waited
+        replay.idle_s = 0.0 if replay.socket.poll(0) else replay.idle_s + waited
         for _ in range(most):
             if replay.is_complete or not replay.socket.poll(0):
                 break
@@ -225,29 +226,18 @@ class PendingReplay:
         self.is_complete = False
         self.messages = 0
         self.asked_at = time.monotonic()
+        self.idle_s = self.waited_s = 0.0
         self._timeout_s = timeout_s
-        self._idle_s = self._waited_s = 0.0
 
     @property
-    def outcome(self) -> bool | None:
-        """Whether it has come to its end; None while it goes on.
-
-        It has failed if it takes too long, or brings more than a sender keeps.
-        """
-        if self.is_complete:
-            return True
-        is_overdue = (
-            self._idle_s >= self._timeout_s
-            or self._waited_s >= 2 * self._timeout_s
+    def is_over(self) -> bool:
+        """Whether it has come to its end, takes too long, or brings more than a sender keeps."""
+        return (
+            self.is_complete
+            or self.idle_s >= self._timeout_s
+            or self.waited_s >= 2 * self._timeout_s
             or self.messages > _MOST_REPLAYED
         )
-        return False if is_overdue else None
-
-    def note_wait(self, *, has_come: bool) -> None:
-        """Count the time since it was last looked at as waiting."""
-        waited = time.monotonic() - self.asked_at
-        self._waited_s += waited
-        self._idle_s = 0.0 if has_come else self._idle_s + waited
 
 
 def _message(frames: list[bytes]) -> Received | None:
@@ -297,10 +287,8 @@ class EventBatch(NamedTuple):
 
 def decode_batch(payload: bytes) -> EventBatch | None:
     """Return the batch of events in a message; None if it holds none."""
-    try:
-        import msgspec
-    except ImportError as error:
-        raise MissingExtraError("KVEventSync", "vllm-events") from error
+    import msgspec
+
     try:
         decoded = msgspec.msgpack.decode(payload)
     except (ValueError, RecursionError):  # msgspec.DecodeError is a ValueError
@@ -327,7 +315,7 @@ def _event(raw: Any) -> CacheEvent | None:
     medium, group = raw.get("medium"), raw.get("group_idx") or 0
     hashes = raw.get("block_hashes")
     is_here = medium is None or (isinstance(medium, str) and medium.upper() == _DEVICE)
-    if not is_here or raw.get("locality") == "REMOTE" or not _is_integer(group, len(_GROUPS)):
+    if not is_here or raw.get("locality") == "REMOTE" or not _is_integer(group, _MOST_GROUPS):
         return None
     if not isinstance(hashes, list) or not all(map(_is_hash, hashes)):
         return None

@@ -129,7 +129,11 @@ class PlannerCollector:
             family = self._family(one, whose)
             for names, samples in read.items():
                 for labels, value in samples[one.name]:
-                    shown = _buckets(value) if isinstance(value, PlanningTime) else (value,)
+                    shown: tuple[Any, ...] = (value,)
+                    if isinstance(value, PlanningTime):
+                        bounds = [*map(str, PLANNING_BOUNDS_S), "+Inf"]
+                        buckets = zip(bounds, accumulate(value.buckets), strict=True)
+                        shown = list(buckets), value.total_s
                     family.add_metric([*names, *labels], *shown)
             yield family
 
@@ -150,11 +154,6 @@ def _read_pool(name: str, pool: WatchedPool) -> dict[tuple[str, ...], _Samples]:
 def _samples(families: Iterable[Family], numbers: Any) -> _Samples:
     """Return all that is shown of one planner or engine; whatever fails does so before any is."""
     return {one.name: list(one.read(numbers)) for one in families}
-
-
-def _buckets(times: PlanningTime) -> tuple[Any, ...]:
-    bounds = [*map(str, PLANNING_BOUNDS_S), "+Inf"]
-    return list(zip(bounds, accumulate(times.buckets), strict=True)), times.total_s
 
 
 def _named(name: str, given: Any, kind: Any, words: str) -> dict[str, Any]:

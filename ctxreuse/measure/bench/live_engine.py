@@ -45,8 +45,7 @@ class LiveEngine:
     model: str | None
     api_key: str = field(repr=False)
     answer_tokens: int
-    advance: Callable[[], object]
-    """Called twice a request and run."""
+    advance: Callable[[], object]  # called twice a request and run
     cache: CacheRules = DEFAULT_CACHE
     client: EngineClient = field(init=False)
     """One for all runs, because it learns whether the server tells of 0 cached tokens."""

@@ -8,8 +8,7 @@ from ctxreuse.context.checks import checked_number
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.options import BESIDE_TRACE, option
 
-MOST_TOKENS = 20_000
-"""The longest prompt that is sent."""
+MOST_TOKENS = 20_000  # the longest prompt that is sent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,11 +23,9 @@ from ctxreuse.serving.client.connection import SEE_CAUSE, EngineConnection, conn
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.pool.replica_factory import host_of
 
-PROMPTS = 4
-"""How many prompts are sent."""
+PROMPTS = 4  # how many prompts are sent
 
-DEFAULT_TOKENS = 2_800
-"""Half of it is more than the 1,024 tokens from which hosted APIs cache."""
+DEFAULT_TOKENS = 2_800  # half of it is more than the 1,024 tokens from which hosted APIs cache
 
 _FEWEST_TOKENS = 64
 _BLOCKS_A_PROMPT = 4
@@ -65,8 +63,7 @@ class PromptReading(NamedTuple):
         return min(self.counted.hits, self.prompt_tokens)
 
 
-NOT_ASKED = PromptReading()
-"""That of a prompt that was not sent, or not answered."""
+NOT_ASKED = PromptReading()  # that of a prompt that was not sent, or not answered
 
 
 @dataclass(slots=True)
@@ -140,8 +137,7 @@ async def probe(
     return readings
 
 
-_Page: TypeAlias = tuple[EngineConnection, str]
-"""Where metrics are: at a server, and a path."""
+_Page: TypeAlias = tuple[EngineConnection, str]  # where metrics are: at a server, and a path
 
 
 @dataclass(slots=True)

@@ -164,8 +164,7 @@ REMEDIES = {
 """What to do about what is computed again, by cause."""
 
 
-TREE_DEPTH = 5
-"""Blocks of a prompt that the prefix tree shows."""
+TREE_DEPTH = 5  # blocks of a prompt that the prefix tree shows
 
 _LEAST_SHARE = 0.004
 

@@ -19,8 +19,7 @@ from ctxreuse.errors import describe
 from ctxreuse.measure.replay.simulate import SizeResult, counted
 from ctxreuse.measure.traces.json_lines import LARGEST, JsonLine
 
-BLOCK_TOKENS = 512
-"""Tokens of a block in Mooncake's traces."""
+BLOCK_TOKENS = 512  # tokens of a block in Mooncake's traces
 
 USUAL_SIZES = (16_000, 64_000, 256_000, 1_000_000, 4_000_000, 16_000_000, None)
 """Tokens that caches hold, from a GPU's memory to a pool of many machines; None is unlimited."""

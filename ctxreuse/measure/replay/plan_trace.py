@@ -25,8 +25,7 @@ class ReplayedStep:
     answer: str | None = None
 
 
-ANSWER = "OK."
-"""The answer to every turn of a replayed conversation where there is no model."""
+ANSWER = "OK."  # the answer to every turn of a replayed conversation where there is no model
 
 
 def plan_under(
@@ -78,10 +77,8 @@ class _Histories:
     def __init__(self, conversations: bool) -> None:
         self._conversations = conversations
         self._history: dict[object, list[dict[str, Any]]] = {}
-        self.last: dict[object, str | int] = {}
-        """The request that each history ends with."""
-        self.ended: set[object] = set()
-        """Conversations of which a turn has no answer."""
+        self.last: dict[object, str | int] = {}  # the request that each history ends with
+        self.ended: set[object] = set()  # conversations of which a turn has no answer
 
     def key(self, traced: TraceRequest) -> tuple[str, str | int] | None:
         """Return the conversation that a request is a turn of, if conversations are replayed."""

@@ -54,8 +54,7 @@ SETTLED: Final = "documents without what changes"
 WAYS = (SETTLED, WRAPPED, SHOWN_ONCE, RENDERED, ORDERED, LABELLED, BEHIND, BOTH)
 """The least change first."""
 
-LEAST_SAVED = 0.02
-"""Of the tokens that are computed; a smaller share is nothing to gain."""
+LEAST_SAVED = 0.02  # of the tokens that are computed; a smaller share is nothing to gain
 
 _LESS = 0.05  # that a lesser change may save less
 _TOKEN = 4  # characters; from a first difference on nothing is shared, so cuts need not be words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -84,13 +84,9 @@ class SavingsVerdict:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        return {
-            "sentence": self.sentence,
-            "next_step": self.next_step,
-            "also": list(self.also),
-            "is_gain": self.is_gain,
-            **self.measured,
-        }
+        told = asdict(self)
+        measured: dict[str, Any] = told.pop("measured")
+        return told | measured
 
 
 def verdict(results: Results) -> SavingsVerdict:
@@ -198,7 +194,7 @@ def _of_order(results: Results) -> SavingsVerdict:
         said = _gain(results, chosen) if chosen.is_worth_it else (why, step)
         also = [*_by_cache(results, chosen, savings), *_also(chosen, together, bill, savings)]
     else:
-        said = (_lower_bill if chosen.is_worth_it else _no_lower_bill)(results, bill, chosen)
+        said = _of_bill(results, bill, chosen)
         also = [*_also_of_bill(bill, chosen, together)]
     return SavingsVerdict(*said, tuple(also), chosen.is_worth_it, _figures(results, chosen))
 
@@ -220,13 +216,12 @@ def _figures(results: Results, saving: Saving) -> dict[str, Any]:
             "bill_to_uncached": round(saving.to_uncached, 6),
         }
     else:
-        seconds = None if rate is None else round(saving.a_thousand(saving.tokens) / rate, 3)
         figures |= {
             "capacity_tokens": saving.run.capacity_tokens,
             "computed_tokens_as_retrieved": saving.before.uncached,
             "computed_tokens": saving.after.uncached,
             "prefill_tokens_per_s": rate,
-            "seconds_per_1000_requests": seconds,
+            "seconds_per_1000_requests": rate and round(saving.a_thousand(saving.tokens) / rate, 3),
         }
     money = None if prices is None else round(saving.money(prices), 6)
     known = None if prices is None else prices.as_json()
@@ -259,11 +254,9 @@ def _gain(results: Results, saving: Saving) -> tuple[str, str]:
     is_default = planner == "ReusePlanner()"
     if saving.run.mode == "online":
         fields = "" if is_default else f", with planner={planner}"
-        step = _ONLINE_STEP.format(
-            fields=fields + ", prime=True" * is_primed,
-            planner=planner,
-            shadow=_planner(results, 'mode="shadow"'),
-        )
+        fields += ", prime=True" * is_primed
+        shadow = _planner(results, 'mode="shadow"')
+        step = _ONLINE_STEP.format(fields=fields, planner=planner, shadow=shadow)
     else:
         named, primes = "planner" if is_default else planner, ", primes=True" * is_primed
         step = f"collect requests, and plan them together: {named}.plan_batch(requests{primes})."
@@ -313,24 +306,15 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
             f"the retriever's order already has {_served(saving):.0%} of the prompt tokens "
             f"served; {bound:.0%} of the block tokens were sent before"
         ), _NO_STEP
-    few = f"{abs(saving.share):.1%} {_more(saving)} prompt tokens than as retrieved"
     return (
-        f"requests share blocks but not enough of them together: {_policy(saving)} computes {few}"
+        f"requests share blocks but not enough of them together: {_policy(saving)} computes "
+        f"{_percent(saving, 1)} prompt tokens than as retrieved"
     ), _NO_STEP
 
 
 def _served(saving: Saving) -> float:
     """Return which share of the prompts is served before anything is planned."""
     return saving.before.read / max(1, saving.before.prompt_tokens)
-
-
-def _lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
-    """Return how much lower a hosted cache's bill is, and what to do."""
-    return (
-        f"{saving.share:.0%} lower input bill than {bill.base.policy} with {_policy(saving)} "
-        f"(cache profile {profile_spec(bill.cache)}): {_instead(saving)}"
-        f"{_a_thousand(results, saving, '; ')}."
-    ), _step_of_bill(results, saving)
 
 
 def _planner(results: Results, *options: str) -> str:
@@ -409,9 +393,14 @@ def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterat
         )
 
 
-def _no_lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
-    """Return why planning does not lower a bill, and what to do."""
-    step = _NO_STEP
+def _of_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
+    """Return how much lower a hosted cache's bill is, or why it is not, and what to do."""
+    step, profile = _NO_STEP, f"cache profile {profile_spec(bill.cache)}"
+    if saving.is_worth_it:
+        return (
+            f"{saving.share:.0%} lower input bill than {bill.base.policy} with {_policy(saving)} "
+            f"({profile}): {_instead(saving)}{_a_thousand(results, saving, '; ')}."
+        ), _step_of_bill(results, saving)
     if bill.is_too_short and bill.requests > 1:
         step = _LONGER_STEP
         reason = (
@@ -427,7 +416,7 @@ def _no_lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, s
             f"{_instead(saving)}"
         )
     nothing, step = _nothing(results, step)
-    return f"{nothing}: {reason} (cache profile {profile_spec(bill.cache)}).", step
+    return f"{nothing}: {reason} ({profile}).", step
 
 
 def _instead(saving: Saving) -> str:
@@ -457,12 +446,8 @@ def _also(
         yield f"Planned together, all requests as one batch: {change}."
 
 
-def _more(saving: Saving) -> str:
-    return "more" if saving.tokens < 0 else "fewer"
-
-
-def _percent(saving: Saving) -> str:
-    return f"{abs(saving.share):.0%} {_more(saving)}"
+def _percent(saving: Saving, digits: int = 0) -> str:
+    return f"{abs(saving.share):.{digits}%} {'more' if saving.tokens < 0 else 'fewer'}"
 
 
 def _policy(saving: Saving) -> str:

@@ -43,11 +43,9 @@ from ctxreuse.measure.traces.sent_calls import ReadCall, SentCall, read_call
 from ctxreuse.pipeline.known_texts import Form, KnownSpan, KnownTexts, known_texts, words_at
 from ctxreuse.pipeline.prompt_turn import PromptPart
 
-CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
-"""The files of a recording."""
+CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"  # the files of a recording
 
-PROMPTS = "prompts.jsonl"
-"""The prompts that a framework has made, and the texts that stand in them."""
+PROMPTS = "prompts.jsonl"  # the prompts that a framework has made, and the texts that stand in them
 
 _SHORT_DIGEST = 16
 _SAID = re.compile(r"\w(?:.*\w)?")  # a line, but for what stands around its words

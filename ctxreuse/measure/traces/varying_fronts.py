@@ -23,8 +23,7 @@ _MOST_SET_UPS = 8
 _MOST_WORDS = 500
 _MOST_CHARACTERS = 20_000
 _ALIKE = 0.5
-OFTEN = 0.1
-"""Share of the requests that begin in a new way from which on this is a problem."""
+OFTEN = 0.1  # share of the requests that begin in a new way from which on this is a problem
 _NEARLY_ALL = 0.9
 _LONGEST_OPENING = 100  # words; of what is longer, the rest is a document
 _CUT_OPENING = re.compile(r"\s*(?:\S+\s+){60}")
