@@ -9,9 +9,9 @@ import typer
 
 from ctxreuse.cli.command_options import PrintsJson, api_key
 from ctxreuse.cli.terminal import progress, put, say, show
-from ctxreuse.measure.doctor.doctor_config import DoctorConfig
 from ctxreuse.measure.doctor.examination import examine
 from ctxreuse.measure.doctor.findings import finding_lines, findings_json, is_healthy, verdict
+from ctxreuse.measure.doctor.probe import DoctorConfig
 from ctxreuse.measure.lint import lint
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, PRICES, option
 from ctxreuse.measure.results.prices import prices_given

@@ -17,11 +17,7 @@ from ctxreuse.cli.terminal import progress, put, say, show
 from ctxreuse.context.files import check_writable
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.bench.judge import Judge, in_words
-from ctxreuse.measure.bench.recorded_bench import (
-    BenchConfig,
-    answers_of,
-    bench_recording,
-)
+from ctxreuse.measure.bench.recorded_bench import BenchConfig, answers_of, bench_recording
 from ctxreuse.measure.options import CACHES, PRICES, option
 from ctxreuse.measure.report import write_pictures, write_report
 from ctxreuse.measure.report.report_page import check_report
@@ -163,10 +159,7 @@ def stamped(results: Results) -> Results:
     """Return results with the command that made them, without passwords, and its day."""
     command = re.sub(r"(?<=://)[^/@\s]*@", "", shlex.join(["ctxreuse", *sys.argv[1:]]))
     return replace(
-        results,
-        command=command,
-        date=f"{date.today():%Y-%m-%d}",
-        python=platform.python_version(),
+        results, command=command, date=f"{date.today():%Y-%m-%d}", python=platform.python_version()
     )
 
 

@@ -15,13 +15,7 @@ from typing import Any
 from ctxreuse.cache import CacheUsage
 from ctxreuse.cli.command_options import PrintsJson
 from ctxreuse.cli.recorded_program import ProgramEnd, run_program
-from ctxreuse.cli.terminal import (
-    only_one_from_standard_input,
-    progress,
-    put,
-    say,
-    show,
-)
+from ctxreuse.cli.terminal import only_one_from_standard_input, progress, put, say, show
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import check_writable, file_errors
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe

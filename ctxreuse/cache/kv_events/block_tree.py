@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, TypeAlias
 
 BlockHash: TypeAlias = bytes | int
@@ -42,36 +43,31 @@ class PathEnd(NamedTuple):
     end: int
 
 
+@dataclass(slots=True)
 class _Block:
-    __slots__ = ("copies", "link", "names", "noted", "parent", "start")
-
-    def __init__(self, parent: _Key | None, link: Link) -> None:
-        self.parent = parent
-        self.link = link
-        self.copies = 1
-        self.start = _UNREACHED
-        self.noted = -1  # in which of the tree's epochs what stands above it was noted
-        self.names: set[Name] = set()
+    parent: _Key | None
+    link: Link
+    copies: int = 1
+    start: int = _UNREACHED
+    noted: int = -1  # in which of the tree's epochs what stands above it was noted
+    names: set[Name] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
 class PromptBlocks:
     """A prompt's tokens, ready to be looked up."""
 
-    def __init__(
-        self, token_ids: array[int], first: ExtraKeys = None, others: ExtraKeys = None
-    ) -> None:
-        self._tokens = token_ids
-        self._first = first
-        self._others = others
+    token_ids: array[int]
+    first: ExtraKeys
+    others: ExtraKeys
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self.token_ids)
 
     def link(self, start: int, size: int) -> Link:
         """Return the link of the block of `size` tokens that begins at `start`."""
-        return block_link(
-            self._tokens[start : start + size], self._others if start else self._first
-        )
+        extra = self.others if start else self.first
+        return block_link(self.token_ids[start : start + size], extra)
 
 
 def block_link(token_ids: array[int], extra: ExtraKeys) -> Link:

@@ -174,7 +174,10 @@ class EngineBlocks:
         goes_on: bool = False,
     ) -> int:
         """Let `take_lowered` tell when less of a prompt is held; return how many tokens are now."""
-        prompt = self._prompt(token_ids, cache_salt, lora)
+        # an engine that has never named a salt does not tell blocks of different salts apart
+        salts = () if cache_salt is None or not self._knows_salts else (cache_salt,)
+        adapters = () if lora is None else (lora,)
+        prompt = PromptBlocks(token_array(token_ids), adapters + salts, adapters)
         goes_on = goes_on and name in self._looked_up
         self._looked_up.add(name)
         for tree in self._trees.values():
@@ -216,14 +219,6 @@ class EngineBlocks:
         for states in self._states.values():
             ends = states.readable(path, ends)
         return max(ends, default=0)
-
-    def _prompt(
-        self, token_ids: Sequence[int], cache_salt: str | None, lora: str | None
-    ) -> PromptBlocks:
-        # an engine that has never named a salt does not tell blocks of different salts apart
-        salts = () if cache_salt is None or not self._knows_salts else (cache_salt,)
-        adapters = () if lora is None else (lora,)
-        return PromptBlocks(token_array(token_ids), adapters + salts, adapters)
 
 
 _RequestName: TypeAlias = tuple[str, str | int]  # a tenant, and the id of a request of its

@@ -154,7 +154,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         """What has been seen so far."""
         return KVEventStatistics(
             **self._counts,
-            queued=self._listener.queued,
+            queued=len(self._listener.waiting),
             last_seq=self._listener.applied,
             requests=self._listener.requests.followed,
             faults=self._faults.faults,
@@ -231,17 +231,8 @@ class KVEventSync(FixedSettings, OnePerProcess):
         else:
             ends = prompt_ends.checked_ends(block_ends, len(plan.blocks))
         if ends:  # a turn without blocks of its own has nothing in the index
-            self._recorded.add(
-                SentRequest(
-                    plan.request_id,
-                    plan.request.tenant,
-                    tokens,
-                    ends,
-                    cache_salt,
-                    lora,
-                    self._clock(),
-                )
-            )
+            name, now = (plan.request_id, plan.request.tenant), self._clock()
+            self._recorded.add(SentRequest(*name, tokens, ends, cache_salt, lora, now))
 
     def _find_ends(self, plan: Plan, prompt_tokens: int) -> list[int]:
         if self._tokenizer is not None:

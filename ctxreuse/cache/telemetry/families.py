@@ -68,6 +68,10 @@ def _parts(index: int) -> Callable[[PlannerNumbers], dict[str, int]]:
     return read
 
 
+def _is_shadow(numbers: PlannerNumbers) -> float:
+    return float(numbers.savings.mode == "shadow")
+
+
 def _shared(numbers: PlannerNumbers) -> dict[str, int]:
     told = ("told", "taken_in", "lost", "unreadable")
     return {name: getattr(numbers.sharing, name) for name in told}
@@ -79,202 +83,130 @@ def _states(status: Any) -> dict[str, float]:
 
 
 _CLASS = ("tenant_class",)
+_Told: TypeAlias = tuple[str, str | Callable[[Any], Any], str]
+
+
+def _families(kind: Kind, labels: tuple[str, ...], *told: _Told) -> Iterator[Family]:
+    """Yield metrics of one kind: what is told is their names, their values, and their help."""
+    for name, value, words in told:
+        yield Family(name, kind, words, value, labels)
+
 
 OF_PLANNERS: Final = (
-    Family(
-        "ctxreuse_expected_prefix_cache_queries_tokens", "counter",
-        "Block tokens that were sent.",
-        _sent, _CLASS,
+    *_families(
+        "counter", _CLASS,
+        ("ctxreuse_expected_prefix_cache_queries_tokens", _sent, "Block tokens that were sent."),
+        ("ctxreuse_expected_prefix_cache_hits_tokens", "cached_as_sent",
+         "Block tokens that were expected in the engine's prefix cache as they were sent."),
+        ("ctxreuse_reported_prefix_cache_queries_tokens", "reported.prompt_tokens",
+         "Prompt tokens of answers whose usage tells the cached ones, as the engine counts them."),
+        ("ctxreuse_reported_prefix_cache_hits_tokens", "reported.cached_tokens",
+         "Of these, served from the engine's prefix cache."),
+        ("ctxreuse_reported_prefix_cache_expected_hits_tokens", "reported.expected_cached_tokens",
+         "Block tokens that were expected in the cache for the same answers."),
+        ("ctxreuse_reported_prefix_cache_confirmed_tokens", "reported.confirmed_cached_tokens",
+         "Of these, cached as far as the answers say; where it stays far below, another process "
+         "may share the engine."),
+        ("ctxreuse_primes", "reported.primes",
+         "Calls that were sent besides, to make forks readable; they count nowhere else."),
+        ("ctxreuse_prime_tokens", "reported.prime_tokens", "Tokens that these calls computed."),
+        ("ctxreuse_planned_prefix_cache_hits_tokens", "cached_if_planned",
+         "Block tokens that are expected in the cache as planned; in shadow mode, would be."),
+        ("ctxreuse_block_tokens", "block_tokens",
+         "Tokens of the blocks of all requests, those that are left out included."),
+        ("ctxreuse_left_out_tokens", "left_out",
+         "Tokens of blocks that a reference stands for; in shadow mode, would."),
+        ("ctxreuse_references", "references",
+         "Blocks that a reference stands for; in shadow mode, would."),
+        ("ctxreuse_requests", "requests", "Requests that were planned."),
+        ("ctxreuse_changed_requests", "changed",
+         "Of these, sent otherwise than retrieved; in shadow mode, would be."),
     ),
-    Family(
-        "ctxreuse_expected_prefix_cache_hits_tokens", "counter",
-        "Block tokens that were expected in the engine's prefix cache as they were sent.",
-        "cached_as_sent", _CLASS,
+    *_families(
+        "counter", (*_CLASS, "time_to_live"),
+        ("ctxreuse_reported_prefix_cache_written_tokens", "reported.written",
+         "Prompt tokens that hosted caches have written and charged for, by time to live."),
     ),
-    Family(
-        "ctxreuse_reported_prefix_cache_queries_tokens", "counter",
-        "Prompt tokens of answers whose usage tells the cached ones, as the engine counts them.",
-        "reported.prompt_tokens", _CLASS,
+    *_families(
+        "gauge", _CLASS,
+        ("ctxreuse_retrieved_prefix_cache_hits_tokens", "cached_as_retrieved",
+         "Block tokens that would be expected in the cache in the retriever's order; an "
+         "estimate."),
+        ("ctxreuse_retrieved_prefix_cache_error_tokens", "error_tokens",
+         "Two standard errors of that estimate."),
     ),
-    Family(
-        "ctxreuse_reported_prefix_cache_hits_tokens", "counter",
-        "Of these, served from the engine's prefix cache.",
-        "reported.cached_tokens", _CLASS,
+    *_families(
+        "counter", (*_CLASS, "usage"),
+        ("ctxreuse_answers", _answers,
+         "Answers whose usage told the cached tokens (reported), or did not (unreported)."),
     ),
-    Family(
-        "ctxreuse_reported_prefix_cache_written_tokens", "counter",
-        "Prompt tokens that hosted caches have written and charged for, by time to live.",
-        "reported.written", (*_CLASS, "time_to_live"),
+    *_families(
+        "histogram", (),
+        ("ctxreuse_planning_seconds", "savings.planning",
+         "How long planning took; a request of a batch has its share of the batch's time."),
     ),
-    Family(
-        "ctxreuse_reported_prefix_cache_expected_hits_tokens", "counter",
-        "Block tokens that were expected in the cache for the same answers.",
-        "reported.expected_cached_tokens", _CLASS,
+    *_families(
+        "gauge", (),
+        ("ctxreuse_planning_max_seconds", "savings.planning.max_s",
+         "The longest time that planning took."),
+        ("ctxreuse_unseen_contexts", "savings.unseen",
+         "Contexts that were ordered where nobody sees the prompt; they count nowhere else."),
+        ("ctxreuse_shadow_mode", _is_shadow, "1 if the planner only counts (shadow mode), else 0."),
+        ("ctxreuse_index_nodes", "statistics.nodes", "Nodes of the context index."),
+        ("ctxreuse_index_tokens", "statistics.tokens",
+         "Block tokens that the planner believes to be cached."),
+        ("ctxreuse_shared_log_waiting_entries", "sharing.untold", "Entries that wait to be told."),
     ),
-    Family(
-        "ctxreuse_reported_prefix_cache_confirmed_tokens", "counter",
-        "Of these, cached as far as the answers say; where it stays far below, another process may "
-        "share the engine.",
-        "reported.confirmed_cached_tokens", _CLASS,
+    *_families(
+        "counter", (),
+        ("ctxreuse_planning_failures", "savings.planning_failures",
+         "Internal errors of planning; something was sent as it came."),
+        ("ctxreuse_prompts_without_context", "savings.prompts_without_context",
+         "Prompts in which a wrapper around a model found no context."),
+        ("ctxreuse_changed_texts", "savings.changed_texts",
+         "Texts of one id that differed from others of late: no prompt is served from there on."),
+        ("ctxreuse_shared_log_faults", "sharing.faults",
+         "How often the shared log could not be read or written."),
     ),
-    Family(
-        "ctxreuse_primes", "counter",
-        "Calls that were sent besides, to make forks readable; they count nowhere else.",
-        "reported.primes", _CLASS,
+    *_families(
+        "gauge", ("part",),
+        ("ctxreuse_remembered_entries", _parts(0),
+         "How much of each part of its state a planner remembers."),
+        ("ctxreuse_remembered_entries_limit", _parts(1), "How much of it may be remembered."),
     ),
-    Family(
-        "ctxreuse_prime_tokens", "counter",
-        "Tokens that these calls computed.",
-        "reported.prime_tokens", _CLASS,
+    *_families(
+        "counter", ("search",),
+        ("ctxreuse_limits_reached", "statistics.limits_reached",
+         "Searches that ended at the bound on their work, by what was looked for."),
     ),
-    Family(
-        "ctxreuse_retrieved_prefix_cache_hits_tokens", "gauge",
-        "Block tokens that would be expected in the cache in the retriever's order; an estimate.",
-        "cached_as_retrieved", _CLASS,
-    ),
-    Family(
-        "ctxreuse_retrieved_prefix_cache_error_tokens", "gauge",
-        "Two standard errors of that estimate.",
-        "error_tokens", _CLASS,
-    ),
-    Family(
-        "ctxreuse_planned_prefix_cache_hits_tokens", "counter",
-        "Block tokens that are expected in the cache as planned; in shadow mode, would be.",
-        "cached_if_planned", _CLASS,
-    ),
-    Family(
-        "ctxreuse_block_tokens", "counter",
-        "Tokens of the blocks of all requests, those that are left out included.",
-        "block_tokens", _CLASS,
-    ),
-    Family(
-        "ctxreuse_left_out_tokens", "counter",
-        "Tokens of blocks that a reference stands for; in shadow mode, would.",
-        "left_out", _CLASS,
-    ),
-    Family(
-        "ctxreuse_references", "counter",
-        "Blocks that a reference stands for; in shadow mode, would.",
-        "references", _CLASS,
-    ),
-    Family(
-        "ctxreuse_requests", "counter", "Requests that were planned.",
-        "requests", _CLASS,
-    ),
-    Family(
-        "ctxreuse_changed_requests", "counter",
-        "Of these, sent otherwise than retrieved; in shadow mode, would be.",
-        "changed", _CLASS,
-    ),
-    Family(
-        "ctxreuse_answers", "counter",
-        "Answers whose usage told the cached tokens (reported), or did not (unreported).",
-        _answers, (*_CLASS, "usage"),
-    ),
-    Family(
-        "ctxreuse_planning_seconds", "histogram",
-        "How long planning took; a request of a batch has its share of the batch's time.",
-        "savings.planning",
-    ),
-    Family(
-        "ctxreuse_planning_max_seconds", "gauge", "The longest time that planning took.",
-        "savings.planning.max_s",
-    ),
-    Family(
-        "ctxreuse_planning_failures", "counter",
-        "Internal errors of planning; something was sent as it came.",
-        "savings.planning_failures",
-    ),
-    Family(
-        "ctxreuse_prompts_without_context", "counter",
-        "Prompts in which a wrapper around a model found no context.",
-        "savings.prompts_without_context",
-    ),
-    Family(
-        "ctxreuse_unseen_contexts", "gauge",
-        "Contexts that were ordered where nobody sees the prompt; they count nowhere else.",
-        "savings.unseen",
-    ),
-    Family(
-        "ctxreuse_shadow_mode", "gauge", "1 if the planner only counts (shadow mode), else 0.",
-        lambda numbers: float(numbers.savings.mode == "shadow"),
-    ),
-    Family(
-        "ctxreuse_index_nodes", "gauge", "Nodes of the context index.",
-        "statistics.nodes",
-    ),
-    Family(
-        "ctxreuse_index_tokens", "gauge", "Block tokens that the planner believes to be cached.",
-        "statistics.tokens",
-    ),
-    Family(
-        "ctxreuse_remembered_entries", "gauge",
-        "How much of each part of its state a planner remembers.", _parts(0), ("part",),
-    ),
-    Family(
-        "ctxreuse_remembered_entries_limit", "gauge", "How much of it may be remembered.",
-        _parts(1), ("part",),
-    ),
-    Family(
-        "ctxreuse_changed_texts", "counter",
-        "Texts of one id that differed from others of late: no prompt is served from there on.",
-        "savings.changed_texts",
-    ),
-    Family(
-        "ctxreuse_limits_reached", "counter",
-        "Searches that ended at the bound on their work, by what was looked for.",
-        "statistics.limits_reached", ("search",),
-    ),
-    Family(
-        "ctxreuse_shared_log_entries", "counter",
-        "Entries of the shared log that were told, taken in, lost, or unreadable.",
-        _shared, ("outcome",),
-    ),
-    Family(
-        "ctxreuse_shared_log_waiting_entries", "gauge", "Entries that wait to be told.",
-        "sharing.untold",
-    ),
-    Family(
-        "ctxreuse_shared_log_faults", "counter",
-        "How often the shared log could not be read or written.",
-        "sharing.faults",
+    *_families(
+        "counter", ("outcome",),
+        ("ctxreuse_shared_log_entries", _shared,
+         "Entries of the shared log that were told, taken in, lost, or unreadable."),
     ),
 )  # fmt: skip
 """What is told of each planner; label `planner`."""
 
 OF_REPLICAS: Final = (
-    Family(
-        "ctxreuse_replica_state", "gauge", "1 for the state of an engine of a pool, else 0.",
-        _states, ("state",),
+    *_families(
+        "gauge", ("state",),
+        ("ctxreuse_replica_state", _states, "1 for the state of an engine of a pool, else 0."),
     ),
-    Family(
-        "ctxreuse_replica_running_requests", "gauge", "Requests that an engine has, unanswered.",
-        "running",
+    *_families(
+        "gauge", (),
+        ("ctxreuse_replica_running_requests", "running",
+         "Requests that an engine has, unanswered."),
+        ("ctxreuse_replica_waiting_requests", "waiting", "Requests that are held back for it."),
+        ("ctxreuse_replica_queued_tokens", "queued_tokens",
+         "Prompt tokens that these have still to compute, as expected."),
     ),
-    Family(
-        "ctxreuse_replica_waiting_requests", "gauge", "Requests that are held back for it.",
-        "waiting",
-    ),
-    Family(
-        "ctxreuse_replica_queued_tokens", "gauge",
-        "Prompt tokens that these have still to compute, as expected.",
-        "queued_tokens",
-    ),
-    Family(
-        "ctxreuse_replica_answered_requests", "counter", "Requests that it has answered.",
-        "answered",
-    ),
-    Family(
-        "ctxreuse_replica_failed_requests", "counter", "Requests that it has not answered.",
-        "failed",
-    ),
-    Family(
-        "ctxreuse_replica_busy_answers", "counter", "How often it had too much to do.",
-        "busy",
-    ),
-    Family(
-        "ctxreuse_replica_lost_caches", "counter", "How often it was found with an empty cache.",
-        "cache_epoch",
+    *_families(
+        "counter", (),
+        ("ctxreuse_replica_answered_requests", "answered", "Requests that it has answered."),
+        ("ctxreuse_replica_failed_requests", "failed", "Requests that it has not answered."),
+        ("ctxreuse_replica_busy_answers", "busy", "How often it had too much to do."),
+        ("ctxreuse_replica_lost_caches", "cache_epoch",
+         "How often it was found with an empty cache."),
     ),
 )  # fmt: skip
 """What is told of each engine of a pool; labels `pool` and `replica`."""

@@ -20,7 +20,7 @@ from uuid import uuid4
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError, shown_url
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import ReplayedStep, by_conversation, replayed
+from ctxreuse.measure.replay.plan_trace import by_conversation, replayed
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import net_of_primes
 from ctxreuse.measure.traces.trace_files import TraceRequest
@@ -139,7 +139,12 @@ class _Sending:
         sent = count(1)
         for trace in waiting:
             plans = replayed(self.run.policy, trace, self.planner, conversations=True)
-            while (step := self._next_step(plans)) is not None:
+            while True:
+                started = time.perf_counter()
+                step = next(plans, None)
+                self.planning_s += time.perf_counter() - started
+                if step is None:
+                    break
                 step.answer = await self._answer(step.planned, step.plan)
                 self.sent += 1
                 self.engine.advance()
@@ -165,12 +170,6 @@ class _Sending:
             answers=answers,
             failures=self.failures.total(),
         )
-
-    def _next_step(self, plans: Iterator[ReplayedStep]) -> ReplayedStep | None:
-        started = time.perf_counter()
-        step = next(plans, None)
-        self.planning_s += time.perf_counter() - started
-        return step
 
     async def _answer(self, planned: PlannedRequest, plan: Plan) -> str | None:
         """Return the model's answer; None if there is none."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ctxreuse.measure.doctor.doctor_config import MOST_TOKENS
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, NOT_ASKED, EngineReadings
+from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, MOST_TOKENS, NOT_ASKED, EngineReadings
 
 _OK, _PROBLEM, _UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
 

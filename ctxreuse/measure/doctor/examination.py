@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.measure.doctor.doctor_config import DoctorConfig
 from ctxreuse.measure.doctor.engine_findings import (
     engine_findings,
     metrics_finding,
@@ -15,7 +14,7 @@ from ctxreuse.measure.doctor.engine_findings import (
 )
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import probe
+from ctxreuse.measure.doctor.probe import DoctorConfig, probe
 from ctxreuse.measure.traces.changing_documents import (
     IN_TEXTS,
     UNKNOWN,
@@ -33,12 +32,8 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
     """Look at an engine, its metrics, a log and a recording, as far as they were given."""
     trace = None if config.recording is None else read_recording(config.recording, config.corpus)[1]
     recorded = [] if trace is None else [check_fronts(trace), *check_documents(trace)]
-    return [*_examine_engine(config, announce), *recorded]
-
-
-def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> Iterator[Finding]:
     if not (config.base_url or config.metrics_url or config.shared_log):
-        return
+        return recorded
     named_log, stream = config.shared_log, config.stream
     log = None if named_log is None else LogWatch(named_log, stream, config.timeout_s)
     named = "--metrics" if config.base_url is None else "--base-url"
@@ -49,9 +44,10 @@ def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> 
     findings = list(engine_findings(readings)) if config.base_url is not None else []
     if config.base_url is not None or config.metrics_url is not None:
         findings.append(metrics_finding(readings, is_asked_for=config.metrics_url is not None))
-    for one in (*findings, processes_finding(readings, log, config.workers)):
-        is_open = readings.is_silent and one.verdict is Verdict.UNKNOWN
-        yield replace(one, is_open=is_open)
+    findings.append(processes_finding(readings, log, config.workers))
+    if readings.error is not None and not readings.sent:
+        findings = [replace(one, is_open=one.verdict is Verdict.UNKNOWN) for one in findings]
+    return findings + recorded
 
 
 def check_fronts(trace: Sequence[TraceRequest]) -> Finding:

@@ -214,28 +214,22 @@ def _unknown(trace: _CheckedTrace) -> Iterator[str]:
 def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find what varies in front of the documents: times, ids, counters, names."""
     for variation in trace.variations:
-        tally = _varying(trace, variation)
+        tally, seen = _Evidence(), set[str]()
+        for one in trace.requests:
+            text = front_text(variation.part, one.traced)
+            if one.traced.tenant != variation.tenant or text not in variation.all_texts:
+                continue
+            if seen and text not in seen:
+                hidden = (one.sent.system_tokens or 0) if is_digest(text) else 0
+                rest = hidden or estimate_tokens(text[variation.at :])
+                tokens = rest + one.lost(Cause.other_system, Cause.other_order)
+                # behind it the front goes on; a first paragraph stands behind the front
+                before = one.front_tokens - (rest if variation.part == "system text" else 0)
+                if before + tokens >= trace.cache.least_tokens:
+                    tally.add(one, tokens)
+            seen.add(text)
         if tally.tokens:
             yield trace.finding(_VOLATILE, tally, str(variation), sentence(variation.remedy))
-
-
-def _varying(trace: _CheckedTrace, variation: Variation) -> _Evidence:
-    """Return the requests whose front is new although an earlier one was like it."""
-    tally, seen = _Evidence(), set[str]()
-    for one in trace.requests:
-        text = front_text(variation.part, one.traced)
-        if one.traced.tenant != variation.tenant or text not in variation.all_texts:
-            continue
-        if seen and text not in seen:
-            hidden = (one.sent.system_tokens or 0) if is_digest(text) else 0
-            rest = hidden or estimate_tokens(text[variation.at :])
-            tokens = rest + one.lost(Cause.other_system, Cause.other_order)
-            # behind it the front goes on; a first paragraph stands behind the front
-            before = one.front_tokens - (rest if variation.part == "system text" else 0)
-            if before + tokens >= trace.cache.least_tokens:
-                tally.add(one, tokens)
-        seen.add(text)
-    return tally
 
 
 def _documents(trace: _CheckedTrace) -> Iterator[LintFinding]:

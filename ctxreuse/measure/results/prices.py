@@ -97,11 +97,7 @@ _PROVIDERS: Final = {
     "gemini": "google",
     "deepseek": "deepseek",
 }
-_PRICES: Final = {
-    "input": "input_mtok",
-    "cached_input": "cache_read_mtok",
-    "output": "output_mtok",
-}
+_PRICES: Final = {"input": "input_mtok", "cached_input": "cache_read_mtok", "output": "output_mtok"}
 _WRITTEN: Final = {"1h": "cache_write_1h_mtok"}
 """Where it has the price of writing for a time to live, if not under `cache_write_mtok`."""
 

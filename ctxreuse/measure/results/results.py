@@ -9,12 +9,7 @@ from typing import Any, Literal, TypeAlias
 import ctxreuse
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.measure.replay.estimate import TraceSummary
-from ctxreuse.measure.replay.explain_plan import (
-    TreeNode,
-    block_label,
-    explain_plan,
-    sent_tree,
-)
+from ctxreuse.measure.replay.explain_plan import TreeNode, block_label, explain_plan, sent_tree
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompt_ways import PromptWays
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult

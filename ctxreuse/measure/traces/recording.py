@@ -43,9 +43,11 @@ from ctxreuse.measure.traces.sent_calls import ReadCall, SentCall, read_call
 from ctxreuse.pipeline.known_texts import Form, KnownSpan, KnownTexts, known_texts, words_at
 from ctxreuse.pipeline.prompt_turn import PromptPart
 
-CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"  # the files of a recording
+CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
+"""The files of a recording."""
 
-PROMPTS = "prompts.jsonl"  # the prompts that a framework has made, and the texts that stand in them
+PROMPTS = "prompts.jsonl"
+"""The prompts that a framework has made, and the texts that stand in them."""
 
 _SHORT_DIGEST = 16
 _SAID = re.compile(r"\w(?:.*\w)?")  # a line, but for what stands around its words
@@ -108,7 +110,12 @@ class TraceRecorder(OnePerProcess):
             if one not in self._paths:
                 process = process_name().rstrip(".")
                 path = self._folder / (f"forked-{process}" if process else "") / one
-                _make_file(path)
+                make_folder(path.parent)
+                with file_errors(path, "written"):
+                    try:
+                        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                    except FileExistsError as error:
+                        raise _is_there(path) from error
                 self._paths[one] = path
         return self._paths[name]
 
@@ -379,15 +386,6 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
         except OSError:
             file.truncate(before)
             raise
-
-
-def _make_file(path: Path) -> None:
-    make_folder(path.parent)
-    with file_errors(path, "written"):
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError as error:
-            raise _is_there(path) from error
 
 
 def _is_there(path: Path) -> InputFileError:

@@ -67,8 +67,15 @@ class Variation(NamedTuple):
 
 def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
     """Return what varies in front of the contexts of a trace."""
-    parts = texts_in_front(first_turns(trace)).items()
-    return [variation for part, texts in parts for variation in _variations(part, texts)]
+    found: list[Variation] = []
+    for part, texts in texts_in_front(first_turns(trace)).items():
+        by_tenant: dict[str, Counter[str]] = {}
+        for tenant, text in texts:
+            by_tenant.setdefault(tenant, Counter())[text] += 1
+        for tenant, forms in by_tenant.items():
+            several = (one for one in _set_ups(forms) if len(one) > 1)
+            found += [_variation(part, tenant, one) for one in several]
+    return found
 
 
 def texts_in_front(requests: Sequence[TraceRequest]) -> dict[str, list[tuple[str, str]]]:
@@ -162,17 +169,6 @@ def _opening(request: TraceRequest) -> str:
         cut = None if request.sent is None else _CUT_OPENING.match(text)
         text = "" if cut is None else cut[0]
     return text[:_MOST_CHARACTERS]
-
-
-def _variations(part: str, texts: Sequence[tuple[str, str]]) -> Iterator[Variation]:
-    """Yield where the texts of each tenant's set-ups part, if there are several of one."""
-    by_tenant: dict[str, Counter[str]] = {}
-    for tenant, text in texts:
-        by_tenant.setdefault(tenant, Counter())[text] += 1
-    for tenant, forms in by_tenant.items():
-        for of_set_up in _set_ups(forms):
-            if len(of_set_up) > 1:
-                yield _variation(part, tenant, of_set_up)
 
 
 def _set_ups(forms: Mapping[str, int]) -> list[Counter[str]]:
