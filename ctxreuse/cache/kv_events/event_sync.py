@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from threading import TIMEOUT_MAX
 from typing import Any
 
@@ -129,15 +128,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         checked_number("settle_s", settle_s)
         checked_number("replay_timeout_s", replay_timeout_s)
         self._counts: Counter[str] = Counter()  # by the fields of the statistics
-        self._new_sockets = partial(
-            EventSockets,
-            endpoint,
-            replay_endpoint,
-            topic,
-            bind=bind,
-            replay_timeout_s=replay_timeout_s,
-            counts=self._counts,
-        )
+        self._of_sockets = (endpoint, replay_endpoint, topic, bind, replay_timeout_s)
         self._planner = planner
         self._max_requests = max_requests
         self._settle_s = settle_s
@@ -258,8 +249,9 @@ class KVEventSync(FixedSettings, OnePerProcess):
         return self._is_following and self._listener.settle(seconds)
 
     def _new_listener(self) -> EventListener:
+        sockets = EventSockets(*self._of_sockets, self._counts)
         requests = HeldRequests(self._recorded, EngineBlocks(), self._settle_s)
-        return EventListener(self._new_sockets(), requests, self._counts, self._faults, self._clock)
+        return EventListener(sockets, requests, self._counts, self._faults, self._clock)
 
     def _start_anew(self) -> None:
         """Follow nothing, as a child: the thread and the sockets are the parent's."""

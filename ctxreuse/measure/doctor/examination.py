@@ -55,24 +55,21 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
     changing = changing_documents(trace)  # which says more of a first paragraph that is a document
     requests = first_turns(trace if changing is None else changing.settled(trace))
     forms = sum(len(set(texts)) for texts in texts_in_front(requests).values())
+    figures = {"requests": len(requests)}
     if not forms:
         if requests and all(one.sent is not None or one.front == "" for one in requests):
             found = f"0 texts in front of the contexts of {len(requests):,} whole prompts"
-            return Finding(_FRONTS, Verdict.OK, found, "", {"requests": len(requests)})
-        return Finding(
-            _FRONTS,
-            Verdict.UNKNOWN,
-            f"{len(requests):,} requests, none with a system text: retrievers do not see it",
-            "record whole prompts: ctxreuse record --source openai -o recording app.py",
-            {"requests": len(requests)},
-        )
+            return Finding(_FRONTS, Verdict.OK, found, "", figures)
+        found = f"{len(requests):,} requests, none with a system text: retrievers do not see it"
+        remedy = "record whole prompts: ctxreuse record --source openai -o recording app.py"
+        return Finding(_FRONTS, Verdict.UNKNOWN, found, remedy, figures)
     often = [one for one in front_variations(requests) if one.is_often]
     if often:
         worst = max(often, key=lambda one: one.requests)
         figures = {"requests": worst.requests, "forms": worst.forms, "set_ups": len(often)}
         return Finding(_FRONTS, Verdict.PROBLEM, str(worst), worst.remedy, figures)
     found = f"{forms:,} form{'s' * (forms > 1)} in {len(requests):,} requests"
-    return Finding(_FRONTS, Verdict.OK, found, "", {"requests": len(requests), "forms": forms})
+    return Finding(_FRONTS, Verdict.OK, found, "", figures | {"forms": forms})
 
 
 def check_documents(trace: Sequence[TraceRequest]) -> Iterator[Finding]:

@@ -187,7 +187,8 @@ async def probe(
             else:
                 await asking.send_all(client, config, announce)
         except EngineError as error:
-            readings.error, readings.status = _words(error), error.status
+            # whoever reads it does not have the error itself
+            readings.error, readings.status = str(error).removesuffix(SEE_CAUSE), error.status
             readings.is_unreachable = bool(connection_fault(error))
     return readings
 
@@ -210,7 +211,11 @@ class _Asking:
         """Send the prompts, and be quiet before the last one."""
         readings = self.readings
         window = await _context_window(client, config.model)
-        tokens = _prompt_tokens(config.tokens, readings.metrics.block_size or 0, window)
+        # some of the engine's blocks, but less than its window
+        blocks = _BLOCKS_A_PROMPT * (readings.metrics.block_size or 0)
+        tokens = config.tokens or max(DEFAULT_TOKENS, blocks)
+        longest = MOST_TOKENS if window is None else int(_PART_OF_A_WINDOW * window)
+        tokens = max(_FEWEST_TOKENS, min(tokens, longest, MOST_TOKENS))
         announce(
             f"sends {PROMPTS} prompts of about {tokens:,} tokens to {readings.host}, about "
             f"{PROMPTS * tokens:,} tokens in all, and asks for the shortest answers; the prompts "
@@ -245,7 +250,7 @@ class _Asking:
             try:
                 return PrefixCacheMetrics.parse(await connection.ask("GET", path))
             except EngineError as error:
-                self.readings.metrics_error = _words(error)
+                self.readings.metrics_error = str(error).removesuffix(SEE_CAUSE)
         return PrefixCacheMetrics()
 
     async def _send(self, client: EngineClient, text: str) -> PromptReading:
@@ -281,13 +286,6 @@ def _passage(opening: str, tokens: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _prompt_tokens(wanted: int | None, block: int, window: int | None) -> int:
-    """Return how long a prompt is: some of the engine's blocks, but less than its window."""
-    tokens = max(DEFAULT_TOKENS, _BLOCKS_A_PROMPT * block) if wanted is None else wanted
-    longest = MOST_TOKENS if window is None else int(_PART_OF_A_WINDOW * window)
-    return max(_FEWEST_TOKENS, min(tokens, longest, MOST_TOKENS))
-
-
 async def _context_window(client: EngineClient, model: str | None) -> int | None:
     """Return the engine's window; None if it does not say that of a model that is known."""
     try:
@@ -296,11 +294,6 @@ async def _context_window(client: EngineClient, model: str | None) -> int | None
         if model is None or error.status is None:
             raise
         return None  # a server without this route answers to a model's name all the same
-
-
-def _words(error: EngineError) -> str:
-    """Return what an error says to somebody who does not have the error itself."""
-    return str(error).removesuffix(SEE_CAUSE)
 
 
 def _client(config: DoctorConfig, base_url: str) -> EngineClient:

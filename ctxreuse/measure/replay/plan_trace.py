@@ -105,12 +105,9 @@ class _Replay:
             self._ended.add(key)
         elif key is not None:
             self.last[key] = traced.request_id
-            self._history.setdefault(key, []).extend(
-                (
-                    {"role": "user", "content": plan.content},
-                    {"role": "assistant", "content": answer},
-                )
-            )
+            history = self._history.setdefault(key, [])
+            history.append({"role": "user", "content": plan.content})
+            history.append({"role": "assistant", "content": answer})
 
     def one_by_one(self, trace: Sequence[TraceRequest]) -> Iterator[tuple[TraceRequest, Plan]]:
         """Yield the plans of requests that arrive one after the other."""

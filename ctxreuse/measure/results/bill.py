@@ -138,10 +138,10 @@ class Bill(NamedTuple):
         return known or [self.cache.time_to_live.name]
 
     @property
-    def least_reads(self) -> float:
-        """How often a written token has to be read on average, for writing to pay; 0 where free."""
+    def least_reads(self) -> float | None:
+        """How often a written token has to be read on average; None where writing never pays."""
         saving = 1 - self.cache.read_factor
-        return max(0.0, self.cache.write_factor - 1) / saving if saving > 0 else float("inf")
+        return max(0.0, self.cache.write_factor - 1) / saving if saving > 0 else None
 
     @property
     def is_too_short(self) -> bool:
@@ -156,7 +156,7 @@ class Bill(NamedTuple):
             yield f"Reading costs {times}, writing nothing extra."
             return
         pays = "it never pays"
-        if least != float("inf"):
+        if least is not None:
             reads = int(least + 1e-9) + 1
             pays = (
                 f"it pays if a written token is read {least:.2f} times on average; a single mark, "
@@ -177,7 +177,6 @@ class Bill(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        least = self.least_reads
         return {
             "cache": profile_spec(self.cache),
             "profile": asdict(self.cache),
@@ -185,7 +184,7 @@ class Bill(NamedTuple):
             "median_prompt_tokens": self.median_tokens,
             "prompts_of_the_minimum": self.long_enough,
             "output_tokens": self.output_tokens,
-            "least_reads_of_a_written_token": None if least == float("inf") else round(least, 6),
+            "least_reads_of_a_written_token": self.least_reads and round(self.least_reads, 6),
             "prices": self.prices and self.prices.as_json(),
             "rows": [
                 {

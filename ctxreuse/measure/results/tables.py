@@ -145,7 +145,13 @@ def tables(results: Results) -> Iterator[Table]:
         yield bill_table(bill)
     elif policies:
         of = " of the documents" if results.level == "blocks" else ""
-        yield _policies(f"What is left to compute{of}", policies)
+        groups: dict[str, Runs] = {}
+        for size in cache_sizes(policies):
+            name = cache_words(size)
+            of_size = [run for run in policies if run.capacity_tokens == size]
+            groups |= by_kind(of_size, name, f"{name}, {_DEDUPLICATED}")
+        title, columns = f"What is left to compute{of}", POLICY | reached(policies)
+        yield Table.of_groups(title, groups, columns)
 
 
 def bill_table(bill: Bill) -> Table:
@@ -185,15 +191,6 @@ def bill_lines(bill: Bill) -> Iterator[str]:
         f"Rules of {cache.name} ({cache.date or 'no date'}, {cache.source or 'no source'}): "
         f"prefixes of {cache.least_tokens:,} tokens and more are kept."
     )
-
-
-def _policies(title: str, runs: Runs) -> Table:
-    groups: dict[str, Runs] = {}
-    for size in cache_sizes(runs):
-        name = cache_words(size)
-        of_size = [run for run in runs if run.capacity_tokens == size]
-        groups |= by_kind(of_size, name, f"{name}, {_DEDUPLICATED}")
-    return Table.of_groups(title, groups, POLICY | reached(runs))
 
 
 def by_kind(runs: Runs, plain: str = "", deduplicated: str = _DEDUPLICATED) -> dict[str, Runs]:

@@ -8,18 +8,7 @@ from operator import attrgetter
 from typing import Any, get_args
 
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, PRIMED
-from ctxreuse.measure.replay.prompt_ways import (
-    BEHIND,
-    BOTH,
-    LABELLED,
-    LEAST_SAVED,
-    ORDERED,
-    RENDERED,
-    SETTLED,
-    SHOWN_ONCE,
-    WRAPPED,
-    PromptWays,
-)
+from ctxreuse.measure.replay.prompt_ways import LEAST_SAVED, PromptWays, Way
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results import Results
@@ -53,15 +42,16 @@ _ORDERED = {
 }
 _RENDER = "put the documents in with {rendered}{labels}), with all that you write on each"
 _BEHIND = "put the question behind the documents, and whatever else differs from prompt to prompt"
+_MIDDLEWARE = "create_agent(..., middleware=[ReuseMiddleware()])"
 _OF_WAYS = {
-    SETTLED: "change nothing else.",
-    WRAPPED: "wrap the model: {model}.",
-    SHOWN_ONCE: "give the agent a middleware: create_agent(..., middleware=[ReuseMiddleware()]).",
-    RENDERED: f"{_RENDER}; then wrap the model: {{model}}.",
-    LABELLED: f"{_RENDER}; then wrap the model: {{model}}.",
-    BOTH: f"{_BEHIND}; {_RENDER}; then wrap the model: {{model}}.",
-    ORDERED: "{ordered}",
-    BEHIND: f"{_BEHIND}; then wrap the model: {{model}}.",
+    Way.SETTLED: "change nothing else.",
+    Way.WRAPPED: "wrap the model: {model}.",
+    Way.SHOWN_ONCE: f"give the agent a middleware: {_MIDDLEWARE}.",
+    Way.RENDERED: f"{_RENDER}; then wrap the model: {{model}}.",
+    Way.LABELLED: f"{_RENDER}; then wrap the model: {{model}}.",
+    Way.BOTH: f"{_BEHIND}; {_RENDER}; then wrap the model: {{model}}.",
+    Way.ORDERED: "{ordered}",
+    Way.BEHIND: f"{_BEHIND}; then wrap the model: {{model}}.",
 }
 _RENDERED = {
     "langchain": "format_context(documents, document_prompt=...",
@@ -123,8 +113,8 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     best, as_it_is = ways.best, ways.as_it_is.saved(ways.plain)
     framework = ways.framework if ways.framework in _MODEL else "langchain"
     cache = cache_words(results.cache_tokens)
-    measured = {
-        "computed_tokens_as_retrieved": ways.plain.usage.prefilled_tokens,
+    measured: dict[str, Any] = {
+        "computed_tokens_as_retrieved": ways.plain.prefilled_tokens,
         "saved_share_as_it_is": round(as_it_is, 6),
     }
     why = REMEDIES.get(ways.in_place)
@@ -132,18 +122,16 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     if best is None:
         tried = ", ".join(one.name for one in ways.ways)
         nothing, step = _nothing(results, _ORDER_STEP if ways.in_place == "order" else _NO_STEP)
-        return SavingsVerdict(
+        said = (
             f"{nothing} here: {ways.prompts:,} prompts were replayed in {len(ways.ways)} "
-            f"ways, and none computes {LEAST_SAVED:.0%} less ({cache}): {tried}.",
-            step,
-            in_place,
-            measured=measured,
+            f"ways, and none computes {LEAST_SAVED:.0%} less ({cache}): {tried}."
         )
+        return SavingsVerdict(said, step, in_place, measured=measured)
     share = best.saved(ways.plain)
     step = _OF_WAYS[best.name].format(
         model=_MODEL[framework],
         rendered=_RENDERED[framework],
-        labels=", labels=True" * (best.name == LABELLED),
+        labels=", labels=True" * (best.name == Way.LABELLED),
         ordered=_ORDERED["mem0" if ways.are_memories else framework],
     )
     if (planner := _planner(results)) != "ReusePlanner()":
@@ -155,21 +143,18 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     computed = best.usage.prefilled_tokens
     rate, less = results.prefill_tokens_per_s, ""
     if rate is not None:
-        saved = (ways.plain.usage.prefilled_tokens - computed) / ways.prompts / rate * 1_000
+        saved = (ways.plain.prefilled_tokens - computed) / ways.prompts / rate * 1_000
         less = f"; {_ms(saved)} ms less prefill a prompt at {rate:,.0f} tokens a second"
     if share < _SMALL_SHARE:
         also.append("Small: probably not worth it.")
     nothing = "Nothing as it is, with words that differ in front of the documents; "
-    nothing *= best.name in (BEHIND, BOTH)
-    return SavingsVerdict(
+    nothing *= best.name in (Way.BEHIND, Way.BOTH)
+    said = (
         f"{nothing}{share:.0%} fewer prompt tokens to compute, changed as "
-        f"Next says ({ways.prompts:,} whole prompts replayed, {cache}{less}).",
-        _first(results, step),
-        tuple(also),
-        is_gain=True,
-        measured=measured
-        | {"way": best.name, "computed_tokens": computed, "saved_share": round(share, 6)},
+        f"Next says ({ways.prompts:,} whole prompts replayed, {cache}{less})."
     )
+    measured |= {"way": best.name, "computed_tokens": computed, "saved_share": round(share, 6)}
+    return SavingsVerdict(said, _first(results, step), tuple(also), True, measured)
 
 
 def _of_order(results: Results) -> SavingsVerdict:

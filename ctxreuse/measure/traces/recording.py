@@ -293,7 +293,10 @@ class TraceRecorder(OnePerProcess):
             line["tenant"] = self._name(request.tenant)
         if request.conversation_id is not None:
             line["conversation_id"] = self._name(request.conversation_id)
-            line["turn"] = self._next_turn(request.tenant, request.conversation_id)
+            key = text_digest(repr(request.conversation_id))  # ids may be long, and 1 is not "1"
+            line["turn"] = turn = self._turns.of(request.tenant).peek(key) or 0
+            self._turns.put(request.tenant, key, turn + 1)
+            self._talks += not turn
             self._requests_of_conversations += 1
         _append(self._path(TRACE), {**line, **told, "blocks": ids})
         self.requests += 1
@@ -344,13 +347,6 @@ class TraceRecorder(OnePerProcess):
     def _digest(self, text: str) -> bytes:
         encoded = text.encode("utf-8", "surrogatepass")
         return blake2b(encoded, digest_size=16, key=self._salt).digest()
-
-    def _next_turn(self, tenant: str, conversation_id: str | int) -> int:
-        key = text_digest(repr(conversation_id))  # ids may be long, and 1 is not "1"
-        turn = self._turns.of(tenant).peek(key) or 0
-        self._talks += not turn
-        self._turns.put(tenant, key, turn + 1)
-        return turn
 
 
 def _written(

@@ -196,16 +196,9 @@ def _variation(part: str, tenant: str, forms: Counter[str]) -> Variation:
     pairs.sort(key=lambda pair: pair[0])
     place, *_ = pairs[int(OFTEN * len(pairs))]
     at, one, other = next(pair for pair in pairs if pair[0] == place)
-    return Variation(
-        part,
-        len(forms),
-        forms.total(),
-        words_before(one[:at]),
-        (word_at(one, at), word_at(other, at)),
-        tenant,
-        at,
-        frozenset(forms),
-    )
+    before, values = words_before(one[:at]), (word_at(one, at), word_at(other, at))
+    number, texts = forms.total(), frozenset(forms)
+    return Variation(part, len(forms), number, before, values, tenant, at, texts)
 
 
 def words_before(text: str) -> str:
