@@ -246,7 +246,6 @@ class BlockTree:
         return path
 
     def _put(self, key: _Key, parent: _Key | None, link: Link) -> None:
-        """Put a block where its parent and link say."""
         if key in self._blocks:
             self._drop(key)  # it was told to stand elsewhere
         self._unknown_parents.pop(key, None)

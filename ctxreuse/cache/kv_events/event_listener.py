@@ -74,7 +74,6 @@ class EventListener:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        """Begin with nothing."""
         self.applied: int | None = None  # the last message's number; None before a sender's first
         self._live: int | None = None  # the last live one's
         self.waiting: deque[Received] = deque()  # live messages behind a replay
@@ -184,7 +183,6 @@ class EventListener:
             self._end_replay(is_complete=False)
 
     def _ask_from(self, start: int) -> None:
-        """Ask for messages again, if the engine may be asked now."""
         if self.sockets.replay_endpoint is not None and self._backoff.admits():
             self.counts["replays"] += 1
             self.sockets.begin_replay(start)

@@ -74,7 +74,6 @@ class EventSockets:
     counts: Counter[str]
 
     def __post_init__(self) -> None:
-        """Check the addresses and the topic."""
         addresses: dict[str, object] = {"endpoint": self.endpoint}
         if self.replay_endpoint is not None:
             addresses["replay_endpoint"] = self.replay_endpoint
@@ -122,7 +121,6 @@ class EventSockets:
         self._use(self._live.bind if self.bind else self._live.connect, "endpoint", self.endpoint)
 
     def _use(self, connect: Callable[[str], object], name: str, address: str | None) -> None:
-        """Bind or connect."""
         try:
             connect(address or "")
         except (self._zmq.ZMQError, UnicodeEncodeError) as error:
@@ -300,7 +298,6 @@ def decode_batch(payload: bytes) -> EventBatch | None:
 
 
 def _event(raw: Any) -> CacheEvent | None:
-    """Return an event; None if it cannot be used."""
     if isinstance(raw, list) and raw and isinstance(raw[0], str):
         raw = {"type": raw[0], **dict(zip(_FIELDS.get(raw[0], ()), raw[1:], strict=False))}
     if not isinstance(raw, dict):

@@ -54,7 +54,6 @@ class LiveEngine:
     _runner: asyncio.Runner = field(init=False, default_factory=asyncio.Runner)
 
     def __post_init__(self) -> None:
-        """Make the client."""
         self.client = EngineClient(self.base_url, self.model, api_key=self.api_key)
 
     def __enter__(self) -> Self:
@@ -67,7 +66,6 @@ class LiveEngine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the client."""
         try:
             self._runner.run(self.client.aclose())
         finally:
@@ -119,7 +117,6 @@ class _Sending:
     failures: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        """Divide the requests."""
         requests, at_once = self.run.trace, self.run.at_once
         talks = by_conversation(requests, attrgetter("conversation_id"))
         waiting = iter([requests] if at_once == 1 else talks)

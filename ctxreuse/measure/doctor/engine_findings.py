@@ -65,7 +65,6 @@ def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
 
 
 def _remedy_for(readings: EngineReadings) -> str:
-    """Return what to do about an engine that does not answer."""
     status = readings.status
     if readings.is_unreachable:
         return "start it, or check --base-url: its host, its port, /v1"

@@ -88,7 +88,6 @@ class DoctorConfig:
     api_key: str = field(default="EMPTY", repr=False)
 
     def __post_init__(self) -> None:
-        """Check it."""
         if not (self.recording or self.base_url or self.metrics_url or self.shared_log):
             raise InvalidRequestError(
                 "there is nothing to look at; give --base-url, --metrics, --shared-log or a folder "

@@ -106,10 +106,7 @@ class PlannedRequest:
 
     def as_json(self) -> dict[str, Any]:
         """Return the line as a JSON object."""
-        parts = [
-            [label, block_id] if annotation is None else [label, block_id, annotation]
-            for label, block_id, annotation in self.parts
-        ]
+        parts = [[one for one in part if one is not None] for part in self.parts]
         timestamp = {} if self.timestamp_ms is None else {"timestamp": self.timestamp_ms}
         marks = {} if self.marks is None else {"marks": list(self.marks)}
         primes = {"primes": list(self.primes)} if self.primes else {}

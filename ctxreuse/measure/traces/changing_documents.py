@@ -93,7 +93,6 @@ class ChangingDocuments(NamedTuple):
     without: Mapping[tuple[str, str], tuple[ContextBlock, str]]
 
     def __str__(self) -> str:
-        """Return what changes, in words."""
         where = "around the text of" if self.is_around else "in"
         behind = f", behind “{self.before}”" if self.before else ""
         return (

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from hashlib import blake2b
 from itertools import product
@@ -232,11 +232,9 @@ class TraceRecorder(OnePerProcess):
                 path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the files."""
         self.close()
 
     def _write(
@@ -276,7 +274,6 @@ class TraceRecorder(OnePerProcess):
             return self.requests
 
     def _measured(self, block: ContextBlock) -> tuple[int, bytes]:
-        """Return the tokens of a block, and the digest of its text."""
         tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
         return tokens, self._digest(block.text)
 
@@ -482,21 +479,18 @@ def _marks(call: ReadCall, texts: Sequence[str], query: str) -> list[int]:
     return sorted(marks)
 
 
-@contextmanager
-def recording(recorder: TraceRecorder) -> Iterator[None]:
+def recording(recorder: TraceRecorder) -> AbstractContextManager[None]:
     """Record the prompts of all OpenAI clients made inside: chat completions, responses."""
     try:
         from openai.resources.chat.completions import AsyncCompletions, Completions
         from openai.resources.responses import AsyncResponses, Responses
     except ImportError as error:
         raise MissingExtraError("recording OpenAI clients", "openai") from error
-    prompts = PromptRecorder(recorder)
-    with _noted((Completions, AsyncCompletions, Responses, AsyncResponses), prompts, "create"):
-        yield
+    clients = (Completions, AsyncCompletions, Responses, AsyncResponses)
+    return _noted(clients, PromptRecorder(recorder), "create")
 
 
-@contextmanager
-def recording_anthropic(recorder: TraceRecorder) -> Iterator[None]:
+def recording_anthropic(recorder: TraceRecorder) -> AbstractContextManager[None]:
     """Record the prompts of all Anthropic clients that are made inside."""
     try:
         from anthropic.resources.messages import AsyncMessages, Messages
@@ -504,8 +498,7 @@ def recording_anthropic(recorder: TraceRecorder) -> Iterator[None]:
         raise MissingExtraError("recording Anthropic clients", "anthropic") from error
     prompts = PromptRecorder(recorder, "Anthropic clients")
     # its stream() does not call create(), as OpenAI's does
-    with _noted((Messages, AsyncMessages), prompts, "create", "stream"):
-        yield
+    return _noted((Messages, AsyncMessages), prompts, "create", "stream")
 
 
 @contextmanager

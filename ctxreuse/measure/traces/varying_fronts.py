@@ -45,7 +45,6 @@ class Variation(NamedTuple):
     all_texts: frozenset[str]
 
     def __str__(self) -> str:
-        """Return what varies, in words."""
         first, second = self.values
         parts = f"it begins with “{first}” and with “{second}”"
         if self.before:
