@@ -58,8 +58,8 @@ from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from rich.console import Console
 
 from ctxreuse import ContextBlock, ReusePlanner
-from ctxreuse.measure.plugins import installed, registered
-from ctxreuse.measure.replay import prompt_ways as ways
+from ctxreuse.cli.trace_commands import installed, registered
+from ctxreuse.measure.replay.prompt_ways import LEAST_SAVED, Way
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.recording import TraceRecorder
@@ -126,7 +126,7 @@ class Run:
 
     def model(self, model: Any) -> Any:
         """Return a model, wrapped where the change wraps it."""
-        if self.way not in (ways.WRAPPED, ways.RENDERED, ways.BEHIND, ways.BOTH):
+        if self.way not in (Way.WRAPPED, Way.RENDERED, Way.BEHIND, Way.BOTH):
             return model
         kind: Any = ReuseChatModel if isinstance(model, EngineModel) else ReuseLLM
         return kind(inner=model, planner=self.planner)
@@ -138,16 +138,16 @@ class Run:
     def documents(self, inner: BaseRetriever | None = None) -> BaseRetriever:
         """Return a retriever of LangChain's."""
         inner = inner or Documents(found=self.found)
-        is_ordered = self.way == ways.ORDERED
+        is_ordered = self.way == Way.ORDERED
         return ReuseRetriever(retriever=inner, planner=self.planner) if is_ordered else inner
 
     def postprocessors(self) -> list[Any]:
         """Return LlamaIndex's node postprocessors."""
-        return [ReusePostprocessor(planner=self.planner)] if self.way == ways.ORDERED else []
+        return [ReusePostprocessor(planner=self.planner)] if self.way == Way.ORDERED else []
 
     def shown(self, documents: Sequence[Document], prompt: str = _BARE) -> str:
         """Return documents as the application writes them, or `format_context` does."""
-        if self.way in (ways.RENDERED, ways.BOTH):
+        if self.way in (Way.RENDERED, Way.BOTH):
             return format_context(documents, document_prompt=prompt)
         texts = [prompt.format(page_content=one.page_content, **one.metadata) for one in documents]
         return "\n\n".join(texts)
@@ -162,7 +162,7 @@ def chain(template: str = _CONTEXT_FIRST, prompt: str = _BARE, *, is_ensemble: b
     def make(run: Run) -> Answer:
         both: list[Any] = [Documents(found=run.found), similar("xquad")] if is_ensemble else []
         found = EnsembleRetriever(retrievers=both, weights=[0.5, 0.5]) if both else None
-        told = _CONTEXT_FIRST if run.way in (ways.BEHIND, ways.BOTH) else template
+        told = _CONTEXT_FIRST if run.way in (Way.BEHIND, Way.BOTH) else template
         shown = run.documents(found) | (lambda documents: run.shown(documents, prompt))
         inputs = {"context": shown, "question": RunnablePassthrough()}
         asking = inputs | ChatPromptTemplate.from_template(told) | run.chat_model()
@@ -218,7 +218,7 @@ def agent(make_tools: Callable[[Run], list[BaseTool]]) -> Any:
     """Return LangChain's agent with some tools, and a checkpointer."""
 
     def make(run: Run) -> Answer:
-        is_once = run.way == ways.SHOWN_ONCE
+        is_once = run.way == Way.SHOWN_ONCE
         asking = create_agent(
             run.chat_model(),
             make_tools(run),
@@ -389,7 +389,7 @@ def mem0_memory(run: Run) -> Any:
 
     memory: Any = Memory.__new__(Memory)  # without a store
     memory.api_version, memory.reranker, memory._search_vector_store = "v1.1", None, search
-    return ReuseMemory(memory, planner=run.planner) if run.way == ways.ORDERED else memory
+    return ReuseMemory(memory, planner=run.planner) if run.way == Way.ORDERED else memory
 
 
 def bullets(run: Run) -> Answer:
@@ -425,58 +425,56 @@ class Application(NamedTuple):
     framework: str  # whose parts it is made of
     trace: str  # which questions it is asked
     make: Callable[[Run], Answer]  # from a run to what answers questions
-    guide: str = ways.WRAPPED  # what the guide changes; tried where the verdict names nothing
+    guide: str = Way.WRAPPED  # what the guide changes; tried where the verdict names nothing
 
 
 APPLICATIONS = (
     Application("plain RAG", "LangChain", "mtrag_k5", chain()),
-    Application("headings", "LangChain", "mtrag_k5", chain(prompt=_HEADING), ways.RENDERED),
-    Application("XML", "LangChain", "mtrag_k5", chain(prompt=_XML), ways.RENDERED),
+    Application("headings", "LangChain", "mtrag_k5", chain(prompt=_HEADING), Way.RENDERED),
+    Application("XML", "LangChain", "mtrag_k5", chain(prompt=_XML), Way.RENDERED),
     Application("history-aware", "LangChain", "mtrag_k5", history_aware),
     Application("multi-query", "LangChain", "xquad_k5", multi_query),
     Application("ensemble", "LangChain", "xquad_k5", chain(is_ensemble=True)),
     Application(
-        "agent, one tool", "LangChain", "mtrag_k5", agent(search_tools("search")), ways.SHOWN_ONCE
+        "agent, one tool", "LangChain", "mtrag_k5", agent(search_tools("search")), Way.SHOWN_ONCE
     ),
     Application(
         "agent, two tools",
         "LangChain",
         "mtrag_k5",
         agent(search_tools("search", "near")),
-        ways.SHOWN_ONCE,
+        Way.SHOWN_ONCE,
     ),
     Application(
-        "retriever tool", "LangChain", "mtrag_k5", agent(retriever_tool(_BARE)), ways.SHOWN_ONCE
+        "retriever tool", "LangChain", "mtrag_k5", agent(retriever_tool(_BARE)), Way.SHOWN_ONCE
     ),
     Application(
         "retriever tool, headings",
         "LangChain",
         "mtrag_k5",
         agent(retriever_tool(_HEADING)),
-        ways.SHOWN_ONCE,
+        Way.SHOWN_ONCE,
     ),
     Application("subagent", "LangChain", "xquad_k5", agent(subagent)),
-    Application("question first", "LangChain", "mtrag_k5", chain(_QUESTION_FIRST), ways.BEHIND),
+    Application("question first", "LangChain", "mtrag_k5", chain(_QUESTION_FIRST), Way.BEHIND),
     Application(
         "question first, headings",
         "LangChain",
         "mtrag_k5",
         chain(_QUESTION_FIRST, _HEADING),
-        ways.BEHIND,
+        Way.BEHIND,
     ),
-    Application("refine", "LlamaIndex", "xquad_k5", query_engine("refine"), ways.ORDERED),
-    Application("citation", "LlamaIndex", "mtrag_k5", query_engine("citation"), ways.ORDERED),
+    Application("refine", "LlamaIndex", "xquad_k5", query_engine("refine"), Way.ORDERED),
+    Application("citation", "LlamaIndex", "mtrag_k5", query_engine("citation"), Way.ORDERED),
     Application("tree summary", "LlamaIndex", "mtrag_k5", query_engine("tree_summarize")),
     Application("chat engine", "LlamaIndex", "mtrag_k5", chat_engine),
     *(
-        Application(
-            f"{name}, {has}", "LlamaIndex", "mtrag_k5", llama_agent(kind, has), ways.ORDERED
-        )
+        Application(f"{name}, {has}", "LlamaIndex", "mtrag_k5", llama_agent(kind, has), Way.ORDERED)
         for name, kind in (("agent", FunctionAgent), ("ReAct", ReActAgent))
         for has in ("engine", "retriever", "memory")
     ),
-    Application("Mem0 bullets", "Mem0", "locomo_k20", bullets, ways.ORDERED),
-    Application("Mem0 tool", "Mem0", "locomo_k20", agent(recall), ways.SHOWN_ONCE),
+    Application("Mem0 bullets", "Mem0", "locomo_k20", bullets, Way.ORDERED),
+    Application("Mem0 tool", "Mem0", "locomo_k20", agent(recall), Way.SHOWN_ONCE),
 )
 
 
@@ -550,7 +548,7 @@ class Row(NamedTuple):
     def is_ok(self) -> bool:
         """Whether the estimate was right."""
         counted = max(self.as_it_is[1], self.changed[1])
-        is_overlooked = not self.way and counted > ways.LEAST_SAVED
+        is_overlooked = not self.way and counted > LEAST_SAVED
         return abs(self.points) <= MOST_POINTS and not is_overlooked
 
 
@@ -570,10 +568,10 @@ def measure(made: Application, number: int) -> Row:
             said = "\n".join([found.sentence, f"Next: {found.next_step}", *found.also])
     way = told.get("way", "")
     tried = way or made.guide
-    saved = {one: 1 - computed(made, number, one) / plain for one in {ways.WRAPPED, tried}}
+    saved = {one: 1 - computed(made, number, one) / plain for one in {Way.WRAPPED, tried}}
     as_it_is = told.get("saved_share_as_it_is", 0.0)
     changed = told.get("saved_share", as_it_is)
-    return Row(way, said, (as_it_is, saved[ways.WRAPPED]), (changed, saved[tried]))
+    return Row(way, said, (as_it_is, saved[Way.WRAPPED]), (changed, saved[tried]))
 
 
 def main() -> int:

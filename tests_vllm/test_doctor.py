@@ -6,9 +6,9 @@ import threading
 
 from engine import Engine
 
-from ctxreuse.measure.doctor.doctor_config import DoctorConfig
 from ctxreuse.measure.doctor.examination import examine
 from ctxreuse.measure.doctor.findings import Verdict
+from ctxreuse.measure.doctor.probe import DoctorConfig
 
 
 def test_a_server_that_is_started_as_documented_is_healthy(engine: Engine) -> None:

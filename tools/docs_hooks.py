@@ -15,7 +15,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from typer.cli import get_docs_for_click
 
-from ctxreuse.cache.telemetry.families import OF_PLANNERS, OF_REPLICAS
+from ctxreuse.cache.telemetry.collector import OF_PLANNERS, OF_REPLICAS
 from ctxreuse.cli.command_line import app
 
 ROOT = Path(__file__).resolve().parent.parent

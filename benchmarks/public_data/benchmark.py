@@ -457,7 +457,7 @@ def _measured(
             is_ours = one.policy == OURS_ONLINE and one.capacity_tokens is None
             if is_ours and (one.part == Part.policies or not planned):
                 planned = result.planned or _planned_again(one, config.profile)
-            results.append(result.without_plans())
+            results.append(replace(result, planned=(), notes=()))
     return results, planned
 
 

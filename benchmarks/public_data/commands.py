@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 import typer
 
 from ctxreuse.cli.command_options import PrintsJson, api_key, command_of
-from ctxreuse.cli.savings_commands import stamped
+from ctxreuse.cli.measure_commands import stamped
 from ctxreuse.cli.terminal import Command, CommandGroup, progress, put, say, show
 from ctxreuse.context.files import check_writable, file_errors, make_folder, write_text
 from ctxreuse.errors import CtxreuseError

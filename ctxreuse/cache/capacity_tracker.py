@@ -17,11 +17,9 @@ from ctxreuse.planning.tracing import AnsweredCall
 
 _MOST_REQUESTS = 4_096
 """The most answers that a measurement looks back on, however little each of them stored."""
-_MOST_BLOCKS = 500_000
-"""The most blocks that these answers may have together, about 250 bytes each."""
+_MOST_BLOCKS = 500_000  # the most blocks that these answers may have together, about 250 bytes each
 
-_Block: TypeAlias = tuple[str, BlockKey]
-"""A block of a tenant; that of another one is not the same."""
+_Block: TypeAlias = tuple[str, BlockKey]  # a block of a tenant; that of another one is not the same
 
 
 class _ObservedPrompt(NamedTuple):
@@ -139,7 +137,15 @@ class CapacityTracker:
         if call.plans and call.prompt_tokens is not None:
             measured = self._measured(call, call.prompt_tokens)
             with self._lock:
-                self._add(measured)
+                self._recent.append(measured)
+                self._count(measured, 1)
+                capacity = max(1, self.capacity_tokens)
+                while (
+                    self._tokens - self._recent[0].tokens >= capacity
+                    or len(self._recent) > _MOST_REQUESTS
+                    or self._recent_blocks > _MOST_BLOCKS
+                ):
+                    self._count(self._recent.popleft(), -1)
                 may_stay = int(self.capacity_tokens * self.block_share)
                 if (excess := self.planner.statistics().tokens - may_stay) > 0:
                     self.planner.evict_tokens(excess)
@@ -157,17 +163,6 @@ class CapacityTracker:
                 end += tokens
                 blocks.append(((tenant, block.key), tokens, end <= found))
         return _ObservedPrompt(prompt - cached + (call.completion_tokens or 0), tuple(blocks))
-
-    def _add(self, measured: _ObservedPrompt) -> None:
-        self._recent.append(measured)
-        self._count(measured, 1)
-        capacity = max(1, self.capacity_tokens)
-        while (
-            self._tokens - self._recent[0].tokens >= capacity
-            or len(self._recent) > _MOST_REQUESTS
-            or self._recent_blocks > _MOST_BLOCKS
-        ):
-            self._count(self._recent.popleft(), -1)
 
     def _count(self, measured: _ObservedPrompt, times: int) -> None:
         """Count a measurement in (1) or out (-1)."""

@@ -63,6 +63,7 @@ class PrefixCacheMetrics:
         queries, hits = found["prefix_cache_queries"], found["prefix_cache_hits"]
         configs: list[Mapping[str, str]] = [dict(one) for one in found["cache_config_info"]]
         sizes = _numbers(configs, "kv_cache_size_tokens")
+        keeps = {one.get("enable_prefix_caching") for one in configs} & {"True", "False"}
         return cls(
             prefix_cache_queries=int(sum(queries.values())) if queries else None,
             prefix_cache_hits=int(sum(hits.values())) if hits else None,
@@ -71,7 +72,7 @@ class PrefixCacheMetrics:
             num_gpu_blocks=max(_numbers(configs, "num_gpu_blocks"), default=None),
             kv_cache_size_tokens=sum(sizes) if sizes else None,
             engines=max(len(queries), len(configs), 1),
-            prefix_caching=_all_true(configs, "enable_prefix_caching"),
+            prefix_caching=keeps == {"True"} if keeps else None,
         )
 
     @property
@@ -105,9 +106,3 @@ def _numbers(configs: list[Mapping[str, str]], label: str) -> list[int]:
     """Return a label's positive integers; vLLM writes "None" for what it does not know."""
     shown = (config.get(label, "") for config in configs)
     return [int(text) for text in shown if _POSITIVE.fullmatch(text)]
-
-
-def _all_true(configs: list[Mapping[str, str]], label: str) -> bool | None:
-    """Return whether a label is "True" wherever it is given; None if it is nowhere."""
-    shown = {config[label] for config in configs if config.get(label) in ("True", "False")}
-    return shown == {"True"} if shown else None

@@ -239,11 +239,10 @@ class PrefixCacheSimulator:
         free = len(self._free) + self._empty - sum(block in self._free for block in held)
         if needed > free:
             return None
-        for block in held:
-            self._hold(block)
-        taken = [self._take_block() for _ in range(needed)]
+        taken = self._hold(held, needed)
         for block, content in zip(taken, hashes[hits:], strict=False):
-            self._register(block, content)
+            self._hash_of[block] = content
+            self._blocks_with.setdefault(content, OrderedDict())[block] = None
         if self._states is not None:
             self._states.update(hashes[end - 1] for end in (met, most) if end)
         return held + taken, hits * self.block_size
@@ -267,8 +266,7 @@ class PrefixCacheSimulator:
         generated = token_array(generated)
         held, hashes = running._held, running._hashes
         if uncomputed:
-            computed_blocks = (len(running._tokens) - uncomputed) // self.block_size
-            for block in held[computed_blocks : len(hashes)]:
+            for block in held[(len(running._tokens) - uncomputed) // self.block_size : len(hashes)]:
                 assert self._users[block] == 1, "a prompt has begun on blocks without content"
                 self._forget(block)
         if len(generated) > 1:
@@ -277,7 +275,8 @@ class PrefixCacheSimulator:
             behind = self._content_hashes(computed[len(hashes) * self.block_size :], root)
             assert len(hashes) + len(behind) <= len(held), "the answer has more tokens than room"
             for block, content in zip(held[len(hashes) :], behind, strict=False):
-                self._register(block, content)
+                self._hash_of[block] = content
+                self._blocks_with.setdefault(content, OrderedDict())[block] = None
         self._give_back(held)
 
     def _give_back(self, held: list[BlockNumber]) -> None:
@@ -305,24 +304,21 @@ class PrefixCacheSimulator:
             chain.append(ContentHash(parent))
         return chain
 
-    def _hold(self, block: BlockNumber) -> None:
-        self._free.pop(block, None)
-        self._users[block] = self._users.get(block, 0) + 1
-
-    def _register(self, block: BlockNumber, content: ContentHash) -> None:
-        self._hash_of[block] = content
-        self._blocks_with.setdefault(content, OrderedDict())[block] = None
-
-    def _take_block(self) -> BlockNumber:
-        if self._empty:
-            self._empty -= 1
-        else:
+    def _hold(self, cached: list[BlockNumber], needed: int) -> list[BlockNumber]:
+        """Let a prompt hold cached blocks, and as many new ones as it needs; return these."""
+        for block in cached:
+            self._free.pop(block, None)
+            self._users[block] = self._users.get(block, 0) + 1
+        empty = int(min(needed, self._empty))
+        self._empty -= empty
+        for _ in range(needed - empty):
             block, _ = self._free.popitem(last=False)
             self._forget(block)
-        self._last_number += 1
-        block = BlockNumber(self._last_number)
-        self._hold(block)
-        return block
+        first = self._last_number + 1
+        self._last_number += needed
+        taken = [BlockNumber(number) for number in range(first, first + needed)]
+        self._users.update(dict.fromkeys(taken, 1))
+        return taken
 
     def _forget(self, block: BlockNumber) -> None:
         content = self._hash_of.pop(block)

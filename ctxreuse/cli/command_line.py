@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import ctxreuse
-from ctxreuse.cli import finding_commands, savings_commands, serve_command, trace_commands
+from ctxreuse.cli import measure_commands, serve_command, trace_commands
 from ctxreuse.cli.command_options import Runs, command_of
 from ctxreuse.cli.terminal import Command, CommandGroup, put
 
@@ -60,15 +60,15 @@ def _main(
 
 _COMMANDS: dict[str, type[Runs]] = {
     "record": trace_commands.RecordCommand,
-    "estimate": savings_commands.EstimateCommand,
-    "doctor": finding_commands.DoctorCommand,
-    "demo": savings_commands.DemoCommand,
-    "report": savings_commands.ReportCommand,
-    "bench": savings_commands.BenchCommand,
+    "estimate": measure_commands.EstimateCommand,
+    "doctor": measure_commands.DoctorCommand,
+    "demo": measure_commands.DemoCommand,
+    "report": measure_commands.ReportCommand,
+    "bench": measure_commands.BenchCommand,
     "plan": trace_commands.PlanCommand,
     "simulate": trace_commands.SimulateCommand,
     "explain": trace_commands.ExplainCommand,
-    "lint": finding_commands.LintCommand,
+    "lint": measure_commands.LintCommand,
     "serve": serve_command.ServeCommand,
 }
 for _name, _command in _COMMANDS.items():

@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import MISSING, dataclass
+from importlib.metadata import EntryPoint, entry_points
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.cli.command_options import PrintsJson
 from ctxreuse.cli.recorded_program import ProgramEnd, run_program
-from ctxreuse.cli.terminal import (
-    only_one_from_standard_input,
-    progress,
-    put,
-    say,
-    show,
-)
+from ctxreuse.cli.terminal import only_one_from_standard_input, progress, put, say, show
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import check_writable, file_errors
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, option
-from ctxreuse.measure.plugins import Recording, installed, registered
 from ctxreuse.measure.replay import simulate as simulation
 from ctxreuse.measure.replay.explain_plan import explain_plan, explanation_json, in_words
 from ctxreuse.measure.replay.hashed_trace import (
@@ -48,7 +42,8 @@ from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.rules.cache_rules import cache_profile
 from ctxreuse.sharing.environment import as_given
 
-_OUTPUT = "Where to write; '-' is standard output."
+RECORDERS = "ctxreuse.recorders"  # the entry points of installed packages
+Recording: TypeAlias = Callable[[TraceRecorder], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +128,23 @@ class RecordCommand:
         )
 
 
+def registered() -> dict[str, EntryPoint]:
+    """Return the entry points by name, sorted."""
+    found = sorted(entry_points(group=RECORDERS), key=lambda one: one.name)
+    return {one.name: one for one in found}
+
+
+def installed(entry: EntryPoint) -> Recording | None:
+    """Load an entry point; None where its framework is missing, and not broken."""
+    try:
+        loaded: Recording = entry.load()
+    except MissingExtraError as error:  # each integration says so itself
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            return None
+        raise
+    return loaded
+
+
 PROMPTS: dict[str, Recording] = {"openai": record_openai, "anthropic": recording_anthropic}
 """The sources that read blocks from what clients send; the others see what is retrieved."""
 
@@ -177,7 +189,7 @@ class PlanCommand:
         f"{CACHES} Where it keeps marked prefixes only, each line has 'marks'.", "vllm"
     )
     keep_best: bool = option(KEEP_BEST, False)
-    output: str = option(_OUTPUT, STANDARD_STREAM, "--output", "-o")
+    output: str = option("Where to write; '-' is standard output.", "-", "--output", "-o")
 
     def run(self) -> None:
         """Write the plan."""

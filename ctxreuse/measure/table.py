@@ -65,5 +65,4 @@ def shortened(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
-Shown: TypeAlias = str | Table
-"""A line of text, or a table."""
+Shown: TypeAlias = str | Table  # a line of text, or a table

@@ -597,7 +597,7 @@ def test_it_stops_in_the_middle_of_a_message_and_uses_no_more_of_it(publisher, m
     may_go_on.set()
     listener._thread.join()
     sync.stop()
-    assert listener._counts["batches"] <= 1
+    assert listener.counts["batches"] <= 1
 
 
 def test_messages_that_no_engine_would_send_are_refused_and_the_next_ones_are_used(publisher):

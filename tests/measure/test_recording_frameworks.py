@@ -27,10 +27,10 @@ from llamaindex_helpers import LetterRetriever, ListChatStore
 from test_recording import recorded
 
 import ctxreuse
+from ctxreuse.cli.trace_commands import RECORDERS, installed, registered
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.doctor.examination import check_fronts
 from ctxreuse.measure.doctor.findings import Verdict
-from ctxreuse.measure.plugins import RECORDERS, installed, registered
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.recorded_prompts import read_prompts, read_recording

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from threading import Lock, Thread
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from ctxreuse.cache.kv_events.block_tree import PromptBlocks
 from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
 
 Event = dict[str, Any]
@@ -141,7 +143,9 @@ def held_tokens(
     lora: str | None = None,
 ) -> int:
     """Return how many leading tokens of a prompt an engine holds, without following it."""
-    prompt = blocks._prompt(token_ids, cache_salt, lora)
+    salts = () if cache_salt is None or not blocks._knows_salts else (cache_salt,)
+    adapters = () if lora is None else (lora,)
+    prompt = PromptBlocks(array("q", token_ids), adapters + salts, adapters)
     return blocks._readable([tree._walk(prompt, None, 0) for tree in blocks._trees.values()])
 
 

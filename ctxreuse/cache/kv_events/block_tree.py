@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, TypeAlias
 
 BlockHash: TypeAlias = bytes | int
@@ -14,8 +15,7 @@ BlockHash: TypeAlias = bytes | int
 ExtraKeys: TypeAlias = tuple[object, ...] | None
 """What tells blocks of equal tokens apart: adapter, images, and in the first block the salt."""
 
-Name: TypeAlias = Hashable
-"""What a prompt is followed under: a request id."""
+Name: TypeAlias = Hashable  # what a prompt is followed under: a request id
 
 Link = NewType("Link", bytes)
 """A block's own tokens and extra keys: which child of its parent it is."""
@@ -43,36 +43,31 @@ class PathEnd(NamedTuple):
     end: int
 
 
+@dataclass(slots=True)
 class _Block:
-    __slots__ = ("copies", "link", "names", "noted", "parent", "start")
-
-    def __init__(self, parent: _Key | None, link: Link) -> None:
-        self.parent = parent
-        self.link = link
-        self.copies = 1
-        self.start = _UNREACHED
-        self.noted = -1  # in which of the tree's epochs what stands above it was noted
-        self.names: set[Name] = set()
+    parent: _Key | None
+    link: Link
+    copies: int = 1
+    start: int = _UNREACHED
+    noted: int = -1  # in which of the tree's epochs what stands above it was noted
+    names: set[Name] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
 class PromptBlocks:
     """A prompt's tokens, ready to be looked up."""
 
-    def __init__(
-        self, token_ids: array[int], first: ExtraKeys = None, others: ExtraKeys = None
-    ) -> None:
-        self._tokens = token_ids
-        self._first = first
-        self._others = others
+    token_ids: array[int]
+    first: ExtraKeys
+    others: ExtraKeys
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self.token_ids)
 
     def link(self, start: int, size: int) -> Link:
         """Return the link of the block of `size` tokens that begins at `start`."""
-        return block_link(
-            self._tokens[start : start + size], self._others if start else self._first
-        )
+        extra = self.others if start else self.first
+        return block_link(self.token_ids[start : start + size], extra)
 
 
 def block_link(token_ids: array[int], extra: ExtraKeys) -> Link:
@@ -97,8 +92,7 @@ class BlockTree:
     """
 
     def __init__(self, max_blocks: int) -> None:
-        self.size = 0
-        """Tokens of each block; 0 before one was stored."""
+        self.size = 0  # tokens of each block; 0 before one was stored
         self.lowered: dict[Name, int] = {}
         self._max_blocks = max_blocks
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
@@ -150,12 +144,15 @@ class BlockTree:
     def removed(self, key: BlockHash) -> None:
         """Take a copy of a block out; with an unknown one, all that was only implied."""
         block = self._blocks.get(key)
-        if block is None:
-            self._drop_implied()
+        if block is not None:
+            block.copies -= 1
+            if block.copies < 1:
+                self._drop(key)
             return
-        block.copies -= 1
-        if block.copies < 1:
-            self._drop(key)
+        for implied in list(self._implied):
+            self._drop(implied)
+        self._unknown_parents.clear()
+        self._epoch += 1
 
     def clear(self) -> None:
         """Drop all blocks."""
@@ -249,7 +246,6 @@ class BlockTree:
         return path
 
     def _put(self, key: _Key, parent: _Key | None, link: Link) -> None:
-        """Put a block where its parent and link say."""
         if key in self._blocks:
             self._drop(key)  # it was told to stand elsewhere
         self._unknown_parents.pop(key, None)
@@ -316,13 +312,6 @@ class BlockTree:
     def _enforce_bound(self) -> None:
         while len(self._blocks) > self._max_blocks:
             self._drop(next(iter(self._blocks)))
-
-    def _drop_implied(self) -> None:
-        for key in list(self._implied):
-            if key in self._implied:
-                self._drop(key)
-        self._unknown_parents.clear()
-        self._epoch += 1
 
     def _note_unknown_parent(self, key: _Key | None) -> None:
         """Note the unknown block at the top of a block that was just built upon: it is there."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias, cast
 
 from ctxreuse.cache.kv_events.block_tree import (
@@ -17,15 +18,65 @@ from ctxreuse.cache.kv_events.block_tree import (
     block_link,
 )
 from ctxreuse.cache.kv_events.event_stream import BlocksRemoved, BlocksStored, CacheEvent
-from ctxreuse.cache.kv_events.state_group import StateGroup
 from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.planner import ReusePlanner
 
 _MOST_GROUPS = 64
-_MOST_TOKENS = 8_000_000
-"""Tokens of prompts that have not been judged, 8 bytes each."""
+_MOST_TOKENS = 8_000_000  # tokens of prompts that have not been judged, 8 bytes each
+
+
+class StateGroup:
+    """The latest blocks of a group of layers that keep states at some places only.
+
+    Such are sliding windows and recurrent layers; they look back a window of tokens, maybe 1.
+
+    An engine names a prefix alike in all groups, whatever their block sizes: the blocks of a path
+    through the tree of a group with full attention are looked up here by their names.
+    """
+
+    def __init__(self, size: int, window: int, most: int) -> None:
+        self.size = size
+        # how many blocks in a row a prompt needs that goes on behind them
+        self.reach = max(1, -(-(window - 1) // size))
+        self._most = most
+        self._copies: dict[BlockHash, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def stored(self, hashes: Sequence[BlockHash]) -> list[BlockHash]:
+        """Add copies of blocks; return those that have to go."""
+        for key in hashes:
+            self._copies[key] = self._copies.get(key, 0) + 1
+        gone = list(islice(self._copies, max(0, len(self._copies) - self._most)))
+        for key in gone:
+            del self._copies[key]
+        return gone
+
+    def removed(self, key: BlockHash) -> bool:
+        """Take a copy of a block out; return whether that was the last one."""
+        copies = self._copies.get(key, 0) - 1
+        if copies > 0:
+            self._copies[key] = copies
+        return copies == 0 and self._copies.pop(key) > 0
+
+    def clear(self) -> None:
+        """Drop all blocks."""
+        self._copies.clear()
+
+    def readable(self, path: Sequence[PathEnd], ends: Collection[int]) -> set[int]:
+        """Return the ends, in tokens, behind which these layers can go on; of those given."""
+        found: set[int] = set()
+        row = 0
+        for key, end in path:
+            if end % self.size:
+                continue
+            row = row + 1 if key in self._copies else 0
+            if row >= self.reach or (row and row * self.size == end):
+                found.add(end)
+        return found.intersection(ends)
 
 
 class EngineBlocks:
@@ -59,14 +110,12 @@ class EngineBlocks:
     def stored(self, event: BlocksStored) -> bool:
         """Note stored blocks; return whether they could be used."""
         hashes, parent, token_ids, size, extra_keys, group, whole_prompts, window = event
-        count = len(hashes)
-        extras = [None] * count if extra_keys is None else extra_keys
-        rest = len(token_ids) - count * size  # of the prompt's blocks that are not kept
-        if size < 1 or len(extras) != count or rest < 0 or rest % size:
+        extras = [None] * len(hashes) if extra_keys is None else extra_keys
+        rest = len(token_ids) - len(hashes) * size  # of the prompt's blocks that are not kept
+        if size < 1 or len(extras) != len(hashes) or rest < 0 or rest % size:
             return False
-        if group not in self._trees.keys() | self._states.keys() and (
-            len(self._trees) + len(self._states) == _MOST_GROUPS
-        ):
+        known = self._trees.keys() | self._states.keys()
+        if group not in known and len(known) == _MOST_GROUPS:
             return False
         if rest or not whole_prompts or group in self._states:
             self._store_states(group, hashes, size, window)
@@ -125,7 +174,10 @@ class EngineBlocks:
         goes_on: bool = False,
     ) -> int:
         """Let `take_lowered` tell when less of a prompt is held; return how many tokens are now."""
-        prompt = self._prompt(token_ids, cache_salt, lora)
+        # an engine that has never named a salt does not tell blocks of different salts apart
+        salts = () if cache_salt is None or not self._knows_salts else (cache_salt,)
+        adapters = () if lora is None else (lora,)
+        prompt = PromptBlocks(token_array(token_ids), adapters + salts, adapters)
         goes_on = goes_on and name in self._looked_up
         self._looked_up.add(name)
         for tree in self._trees.values():
@@ -168,17 +220,8 @@ class EngineBlocks:
             ends = states.readable(path, ends)
         return max(ends, default=0)
 
-    def _prompt(
-        self, token_ids: Sequence[int], cache_salt: str | None, lora: str | None
-    ) -> PromptBlocks:
-        # an engine that has never named a salt does not tell blocks of different salts apart
-        salts = () if cache_salt is None or not self._knows_salts else (cache_salt,)
-        adapters = () if lora is None else (lora,)
-        return PromptBlocks(token_array(token_ids), adapters + salts, adapters)
 
-
-_RequestName: TypeAlias = tuple[str, str | int]
-"""A tenant, and the id of a request of its."""
+_RequestName: TypeAlias = tuple[str, str | int]  # a tenant, and the id of a request of its
 
 
 @dataclass(slots=True)

@@ -7,15 +7,11 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Condition, Thread
 
 from ctxreuse.cache.kv_events.engine_blocks import HeldRequests
-from ctxreuse.cache.kv_events.event_stream import (
-    BlocksStored,
-    EventSockets,
-    Received,
-    decode_batch,
-)
+from ctxreuse.cache.kv_events.event_stream import BlocksStored, EventSockets, Received, decode_batch
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError
 
@@ -67,25 +63,20 @@ class ReplayBackoff:
         self._next_s = _LEAST_BACKOFF_S
 
 
+@dataclass
 class EventListener:
     """Follows an engine's events in a thread, from `start` to `stop`."""
 
-    def __init__(
-        self,
-        sockets: EventSockets,
-        requests: HeldRequests,
-        counts: Counter[str],
-        faults: FailOpen,
-        clock: Callable[[], float],
-    ) -> None:
-        self.requests = requests
+    sockets: EventSockets
+    requests: HeldRequests
+    counts: Counter[str]
+    faults: FailOpen
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self.applied: int | None = None  # the last message's number; None before a sender's first
         self._live: int | None = None  # the last live one's
-        self._sockets = sockets
-        self._counts = counts
-        self._faults = faults
-        self._clock = clock
-        self._waiting: deque[Received] = deque()  # live messages behind a replay
+        self.waiting: deque[Received] = deque()  # live messages behind a replay
         self._waiting_bytes = 0
         self._backoff = ReplayBackoff()
         self._is_connected = True
@@ -96,18 +87,13 @@ class EventListener:
         self._turned = Condition()
         self._thread = Thread(target=self._run, name="ctxreuse-kv-events", daemon=True)
 
-    @property
-    def queued(self) -> int:
-        """How many live messages wait for a replay."""
-        return len(self._waiting)
-
     def start(self) -> None:
         """Subscribe, and start the thread."""
         try:
-            self._sockets.open()
+            self.sockets.open()
             self._ask_from(0)
         except InvalidRequestError:
-            self._sockets.close()
+            self.sockets.close()
             raise
         self._thread.start()
 
@@ -125,20 +111,20 @@ class EventListener:
 
     def lose(self) -> None:
         """Forget everything, because nothing is certain any more."""
-        self._counts["losses"] += 1
+        self.counts["losses"] += 1
         self.requests.clear()
 
     def _run(self) -> None:
         """Follow until `stop`; no message, however broken, ends this."""
         try:
             while self._is_wanted:
-                self._sockets.wait(_POLL_MS)
-                if self._faults.attempt(self._turn, self._recover):
+                self.sockets.wait(_POLL_MS)
+                if self.faults.attempt(self._turn, self._recover):
                     with self._turned:
                         self._quiet_turns += 1
                         self._turned.notify_all()
         finally:
-            self._sockets.close()
+            self.sockets.close()
 
     def _recover(self) -> bool:
         self._drop_replay()
@@ -147,9 +133,9 @@ class EventListener:
 
     def _turn(self) -> bool:
         """Apply what has come; return whether nothing had, and nothing is waited for."""
-        is_gone = self._sockets.sender_is_gone()
-        batches = self._counts["batches"]
-        for message in self._sockets.received(_AT_ONCE):
+        is_gone = self.sockets.sender_is_gone()
+        batches = self.counts["batches"]
+        for message in self.sockets.received(_AT_ONCE):
             if not self._is_wanted:
                 return False
             self._take(message)
@@ -159,15 +145,15 @@ class EventListener:
             self._is_connected = False
         now = time.monotonic()
         if not self._is_connected and now >= self._connects_at:
-            self._sockets.reconnect()
+            self.sockets.reconnect()
             self._is_connected, self._connects_at = True, now + _LEAST_CONNECTED_S
         self._take_replayed()
-        if not self.requests.recorded.are_expected and batches != self._counts["batches"]:
+        if not self.requests.recorded.are_expected and batches != self.counts["batches"]:
             self._tell_if_idle()
-        if self._sockets.replay is not None:  # a prompt's events may come yet
+        if self.sockets.replay is not None:  # a prompt's events may come yet
             return False
-        self.requests.settle(self._clock())
-        return batches == self._counts["batches"] and not self.requests.recorded
+        self.requests.settle(self.clock())
+        return batches == self.counts["batches"] and not self.requests.recorded
 
     def _take(self, message: Received) -> None:
         """Apply a live message, or let it wait for those that are missing before it."""
@@ -178,42 +164,41 @@ class EventListener:
         self._live = message.number
         if self.applied is None:  # with another number than 0 the listener is late
             self._backoff.reset()
-            if message.number > 0 and self._sockets.replay is None:
+            if message.number > 0 and self.sockets.replay is None:
                 self._ask_from(0)
         self._apply_in_turn(message)
 
     def _apply_in_turn(self, message: Received) -> None:
         """Apply a live message if none is missing before it, or if that cannot be helped."""
         applied = message.number if self.applied is None else self.applied
-        if self._sockets.replay is None and message.number > applied + 1:
-            self._counts["gaps"] += 1
+        if self.sockets.replay is None and message.number > applied + 1:
+            self.counts["gaps"] += 1
             self._ask_from(applied + 1)
-        if self._sockets.replay is None:
+        if self.sockets.replay is None:
             self._apply(message)
             return
-        self._waiting.append(message)
+        self.waiting.append(message)
         self._waiting_bytes += len(message.payload)
-        if len(self._waiting) > _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES:
+        if len(self.waiting) > _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES:
             self._end_replay(is_complete=False)
 
     def _ask_from(self, start: int) -> None:
-        """Ask for messages again, if the engine may be asked now."""
-        if self._sockets.replay_endpoint is not None and self._backoff.admits():
-            self._counts["replays"] += 1
-            self._sockets.begin_replay(start)
+        if self.sockets.replay_endpoint is not None and self._backoff.admits():
+            self.counts["replays"] += 1
+            self.sockets.begin_replay(start)
 
     def _take_replayed(self) -> None:
         """Apply what has come of a replay; go on with live messages when it is over."""
-        replay = self._sockets.replay
+        replay = self.sockets.replay
         if replay is None:
             return
-        for message in self._sockets.replayed(_AT_ONCE):
+        for message in self.sockets.replayed(_AT_ONCE):
             if not self._is_wanted:
                 return
-            self._counts["replayed"] += 1
+            self.counts["replayed"] += 1
             self._apply(message)
-        if replay.outcome is not None:
-            self._end_replay(is_complete=replay.outcome)
+        if replay.is_over:
+            self._end_replay(is_complete=replay.is_complete)
 
     def _end_replay(self, *, is_complete: bool) -> None:
         """Apply the live messages that have waited; what is missing still is lost."""
@@ -221,7 +206,7 @@ class EventListener:
         if is_complete:
             self._backoff.reset()
         else:
-            self._counts["abandoned"] += 1
+            self.counts["abandoned"] += 1
             self._backoff.fail()
         if waiting and self._is_wanted:
             self._apply(waiting.popleft())
@@ -230,8 +215,8 @@ class EventListener:
 
     def _drop_replay(self) -> deque[Received]:
         """Hear no more of a replay; return the live messages that have waited for it."""
-        self._sockets.end_replay()
-        waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
+        self.sockets.end_replay()
+        waiting, self.waiting, self._waiting_bytes = self.waiting, deque(), 0
         return waiting
 
     def _apply(self, message: Received) -> None:
@@ -245,7 +230,7 @@ class EventListener:
         self.applied = message.number
         batch = decode_batch(message.payload)
         if batch is None:
-            self._counts["skipped"] += 1
+            self.counts["skipped"] += 1
             return
         used = 0
         for event in batch.events:
@@ -253,13 +238,13 @@ class EventListener:
                 return
             used += self.requests.apply(event)
             self._has_removed |= not isinstance(event, BlocksStored)
-        self._counts["batches"] += 1
-        self._counts["events"] += used
-        self._counts["skipped"] += batch.skipped + len(batch.events) - used
+        self.counts["batches"] += 1
+        self.counts["events"] += used
+        self.counts["skipped"] += batch.skipped + len(batch.events) - used
 
     def _tell_if_idle(self) -> None:
         """Say once that a planner's requests are not followed."""
-        events = self._counts["events"]
+        events = self.counts["events"]
         recorded = self.requests.recorded
         is_idle = self._has_removed or events >= _IDLE_EVENTS
         if is_idle and recorded.planner.statistics().nodes:
@@ -267,7 +252,7 @@ class EventListener:
             _log.warning(_FOLLOWS_NONE, events)
 
     def _note_restart(self, what: str) -> None:
-        self._counts["restarts"] += 1
+        self.counts["restarts"] += 1
         _log.info("%s: its cache counts as empty", what)
         self._drop_replay()
         self._backoff.reset()

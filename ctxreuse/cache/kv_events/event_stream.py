@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ctxreuse.cache.kv_events.block_tree import BlockHash, ExtraKeys
@@ -28,9 +29,8 @@ _NUMBER_BYTES = 8
 _LIVE_FRAMES = 3
 _END = -1  # the number behind the last message of a replay, which `["", number]` asks for
 _LARGEST_TOKEN = 2**63 - 1
-_LONGEST_HASH = 64
-"""In bytes; vLLM's are of SHA-256, which has 32."""
-_GROUPS = range(1 << 16)
+_LONGEST_HASH = 64  # in bytes; vLLM's are of SHA-256, which has 32
+_MOST_GROUPS = 1 << 16
 _DEVICE = "GPU"  # vLLM's name of the memory that attention reads, on a CPU, too
 _WHOLE_PROMPTS = frozenset(
     {"full_attention", "mla_attention", "sink_full_attention", "unknown", None}
@@ -62,37 +62,36 @@ class Received(NamedTuple):
     payload: bytes
 
 
+@dataclass
 class EventSockets:
     """Receives `[topic, number (8 bytes, big-endian), payload]`; asks for missing ones again."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        replay_endpoint: str | None,
-        topic: str,
-        *,
-        bind: bool,
-        replay_timeout_s: float,
-        counts: Counter[str],
-    ) -> None:
-        for name, address in (("endpoint", endpoint), ("replay_endpoint", replay_endpoint)):
-            is_listening = bind and name == "endpoint"
-            if address is None and name == "replay_endpoint":
-                continue
+    endpoint: str
+    replay_endpoint: str | None  # where missing messages can be asked for
+    topic: str
+    bind: bool
+    replay_timeout_s: float
+    counts: Counter[str]
+
+    def __post_init__(self) -> None:
+        addresses: dict[str, object] = {"endpoint": self.endpoint}
+        if self.replay_endpoint is not None:
+            addresses["replay_endpoint"] = self.replay_endpoint
+        for name, address in addresses.items():
             if not isinstance(address, str) or "://" not in address:
                 raise InvalidRequestError(
                     f"{name} must be an address such as 'tcp://127.0.0.1:5557', not "
                     f"{describe(address)}"
                 )
-            if "*" in address and not is_listening:
+            if "*" in address and not (self.bind and name == "endpoint"):
                 raise InvalidRequestError(
                     f"{name} {describe(address)} is what the engine binds; "
                     "give the address to connect to, such as 'tcp://127.0.0.1:5557'"
                 )
-        if well_formed(topic) != topic or len(topic) > _LONGEST_TOPIC:
+        if well_formed(self.topic) != self.topic or len(self.topic) > _LONGEST_TOPIC:
             raise InvalidRequestError(
                 f"topic must be UTF-8 text of at most {_LONGEST_TOPIC} characters, not "
-                f"{describe(topic)}"
+                f"{describe(self.topic)}"
             )
         try:
             import msgspec  # noqa: F401 - used for the payloads, but better missed here
@@ -101,17 +100,11 @@ class EventSockets:
         except ImportError as error:
             raise MissingExtraError("KVEventSync", "vllm-events") from error
         self._zmq: Any = zmq
-        self._endpoint = endpoint
-        self.replay_endpoint = replay_endpoint  # where missing messages can be asked for
-        self._topic = topic.encode()
-        self._bind = bind
-        self._replay_timeout_s = replay_timeout_s
         self._context: Any = None
         self._live: Any = None
         self._monitor: Any = None
         self._poller: Any = None
         self.replay: PendingReplay | None = None  # that was asked for and has not ended
-        self._counts = counts
 
     def open(self) -> None:
         """Subscribe."""
@@ -120,15 +113,14 @@ class EventSockets:
         self._live = self._context.socket(zmq.SUB)
         self._live.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
         self._live.setsockopt(zmq.MAXMSGSIZE, _LARGEST_MESSAGE)
-        self._live.setsockopt(zmq.SUBSCRIBE, self._topic)
+        self._live.setsockopt(zmq.SUBSCRIBE, self.topic.encode())
         self._monitor = self._live.get_monitor_socket(zmq.Event.DISCONNECTED)
         self._poller = zmq.Poller()
         self._poller.register(self._live, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._use(self._live.bind if self._bind else self._live.connect, "endpoint", self._endpoint)
+        self._use(self._live.bind if self.bind else self._live.connect, "endpoint", self.endpoint)
 
     def _use(self, connect: Callable[[str], object], name: str, address: str | None) -> None:
-        """Bind or connect."""
         try:
             connect(address or "")
         except (self._zmq.ZMQError, UnicodeEncodeError) as error:
@@ -140,11 +132,11 @@ class EventSockets:
 
     def reconnect(self) -> None:
         """Connect anew: ZeroMQ does not, after it has refused a message that is too large."""
-        if self._bind:
+        if self.bind:
             return  # the sender connects
         with suppress(self._zmq.ZMQError):  # there is no connection to end
-            self._live.disconnect(self._endpoint)
-        self._live.connect(self._endpoint)
+            self._live.disconnect(self.endpoint)
+        self._live.connect(self.endpoint)
 
     def close(self) -> None:
         """Close all sockets."""
@@ -172,9 +164,9 @@ class EventSockets:
             if not self._live.poll(0):
                 return
             frames = self._live.recv_multipart()
-            message = _message(frames) if frames[0] == self._topic else None
+            message = _message(frames) if frames[0] == self.topic.encode() else None
             if message is None or len(frames) != _LIVE_FRAMES or message.number < 0:
-                self._counts["skipped"] += 1
+                self.counts["skipped"] += 1
             else:
                 yield message
 
@@ -189,7 +181,7 @@ class EventSockets:
         self._use(dealer.connect, "replay_endpoint", self.replay_endpoint)
         dealer.send_multipart([b"", start.to_bytes(_NUMBER_BYTES, "big")])
         self._poller.register(dealer, zmq.POLLIN)
-        self.replay = PendingReplay(dealer, self._replay_timeout_s)
+        self.replay = PendingReplay(dealer, self.replay_timeout_s)
 
     def end_replay(self) -> None:
         """Hear no more of a replay."""
@@ -202,14 +194,16 @@ class EventSockets:
         """Yield the messages that have come of a replay, without waiting for others."""
         replay = self.replay
         assert replay is not None, "a replay was asked for"
-        replay.note_wait(has_come=bool(replay.socket.poll(0)))
+        waited = time.monotonic() - replay.asked_at
+        replay.waited_s += waited
+        replay.idle_s = 0.0 if replay.socket.poll(0) else replay.idle_s + waited
         for _ in range(most):
             if replay.is_complete or not replay.socket.poll(0):
                 break
             replay.messages += 1
             message = _message(replay.socket.recv_multipart())
             if message is None:
-                self._counts["skipped"] += 1
+                self.counts["skipped"] += 1
             elif message.number == _END:
                 replay.is_complete = True
             else:
@@ -217,37 +211,27 @@ class EventSockets:
         replay.asked_at = time.monotonic()  # what the caller does with a message is no wait
 
 
+@dataclass(slots=True)
 class PendingReplay:
     """A replay under way: how long it was waited for, and how much has come."""
 
-    def __init__(self, socket: Any, timeout_s: float) -> None:
-        self.socket = socket
-        self.is_complete = False
-        self.messages = 0
-        self.asked_at = time.monotonic()
-        self._timeout_s = timeout_s
-        self._idle_s = self._waited_s = 0.0
+    socket: Any
+    timeout_s: float
+    is_complete: bool = False
+    messages: int = 0
+    asked_at: float = field(default_factory=time.monotonic)
+    idle_s: float = 0.0
+    waited_s: float = 0.0
 
     @property
-    def outcome(self) -> bool | None:
-        """Whether it has come to its end; None while it goes on.
-
-        It has failed if it takes too long, or brings more than a sender keeps.
-        """
-        if self.is_complete:
-            return True
-        is_overdue = (
-            self._idle_s >= self._timeout_s
-            or self._waited_s >= 2 * self._timeout_s
+    def is_over(self) -> bool:
+        """Whether it has come to its end, takes too long, or brings more than a sender keeps."""
+        return (
+            self.is_complete
+            or self.idle_s >= self.timeout_s
+            or self.waited_s >= 2 * self.timeout_s
             or self.messages > _MOST_REPLAYED
         )
-        return False if is_overdue else None
-
-    def note_wait(self, *, has_come: bool) -> None:
-        """Count the time since it was last looked at as waiting."""
-        waited = time.monotonic() - self.asked_at
-        self._waited_s += waited
-        self._idle_s = 0.0 if has_come else self._idle_s + waited
 
 
 def _message(frames: list[bytes]) -> Received | None:
@@ -297,10 +281,8 @@ class EventBatch(NamedTuple):
 
 def decode_batch(payload: bytes) -> EventBatch | None:
     """Return the batch of events in a message; None if it holds none."""
-    try:
-        import msgspec
-    except ImportError as error:
-        raise MissingExtraError("KVEventSync", "vllm-events") from error
+    import msgspec
+
     try:
         decoded = msgspec.msgpack.decode(payload)
     except (ValueError, RecursionError):  # msgspec.DecodeError is a ValueError
@@ -316,7 +298,6 @@ def decode_batch(payload: bytes) -> EventBatch | None:
 
 
 def _event(raw: Any) -> CacheEvent | None:
-    """Return an event; None if it cannot be used."""
     if isinstance(raw, list) and raw and isinstance(raw[0], str):
         raw = {"type": raw[0], **dict(zip(_FIELDS.get(raw[0], ()), raw[1:], strict=False))}
     if not isinstance(raw, dict):
@@ -327,7 +308,7 @@ def _event(raw: Any) -> CacheEvent | None:
     medium, group = raw.get("medium"), raw.get("group_idx") or 0
     hashes = raw.get("block_hashes")
     is_here = medium is None or (isinstance(medium, str) and medium.upper() == _DEVICE)
-    if not is_here or raw.get("locality") == "REMOTE" or not _is_integer(group, len(_GROUPS)):
+    if not is_here or raw.get("locality") == "REMOTE" or not _is_integer(group, _MOST_GROUPS):
         return None
     if not isinstance(hashes, list) or not all(map(_is_hash, hashes)):
         return None

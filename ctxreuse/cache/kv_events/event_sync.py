@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from threading import TIMEOUT_MAX
 from typing import Any
 
@@ -129,15 +128,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         checked_number("settle_s", settle_s)
         checked_number("replay_timeout_s", replay_timeout_s)
         self._counts: Counter[str] = Counter()  # by the fields of the statistics
-        self._new_sockets = partial(
-            EventSockets,
-            endpoint,
-            replay_endpoint,
-            topic,
-            bind=bind,
-            replay_timeout_s=replay_timeout_s,
-            counts=self._counts,
-        )
+        self._of_sockets = (endpoint, replay_endpoint, topic, bind, replay_timeout_s)
         self._planner = planner
         self._max_requests = max_requests
         self._settle_s = settle_s
@@ -154,7 +145,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         """What has been seen so far."""
         return KVEventStatistics(
             **self._counts,
-            queued=self._listener.queued,
+            queued=len(self._listener.waiting),
             last_seq=self._listener.applied,
             requests=self._listener.requests.followed,
             faults=self._faults.faults,
@@ -231,17 +222,8 @@ class KVEventSync(FixedSettings, OnePerProcess):
         else:
             ends = prompt_ends.checked_ends(block_ends, len(plan.blocks))
         if ends:  # a turn without blocks of its own has nothing in the index
-            self._recorded.add(
-                SentRequest(
-                    plan.request_id,
-                    plan.request.tenant,
-                    tokens,
-                    ends,
-                    cache_salt,
-                    lora,
-                    self._clock(),
-                )
-            )
+            name, now = (plan.request_id, plan.request.tenant), self._clock()
+            self._recorded.add(SentRequest(*name, tokens, ends, cache_salt, lora, now))
 
     def _find_ends(self, plan: Plan, prompt_tokens: int) -> list[int]:
         if self._tokenizer is not None:
@@ -267,8 +249,9 @@ class KVEventSync(FixedSettings, OnePerProcess):
         return self._is_following and self._listener.settle(seconds)
 
     def _new_listener(self) -> EventListener:
+        sockets = EventSockets(*self._of_sockets, self._counts)
         requests = HeldRequests(self._recorded, EngineBlocks(), self._settle_s)
-        return EventListener(self._new_sockets(), requests, self._counts, self._faults, self._clock)
+        return EventListener(sockets, requests, self._counts, self._faults, self._clock)
 
     def _start_anew(self) -> None:
         """Follow nothing, as a child: the thread and the sockets are the parent's."""

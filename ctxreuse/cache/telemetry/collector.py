@@ -1,22 +1,228 @@
-"""Metrics for Prometheus, read from planners when they are asked for."""
+"""Metrics for Prometheus, read from planners and pools when they are asked for.
+
+They are labelled with the operator's names, never with a tenant's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
-from ctxreuse.cache.telemetry.families import OF_PLANNERS, OF_REPLICAS, Family, PlannerNumbers
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.memory.prefix_index import IndexStatistics
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.savings import PLANNING_BOUNDS_S, PlanningTime
+from ctxreuse.planning.savings import PLANNING_BOUNDS_S, PlanningTime, Savings
+from ctxreuse.sharing.exchange import SharingStatistics
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerNumbers:
+    """What a planner says at one moment."""
+
+    savings: Savings
+    statistics: IndexStatistics
+    sharing: SharingStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric.
+
+    `value` is an attribute, or reads it: of a planner or an engine, or of the savings of each class
+    of tenants if that is its first label. A mapping holds a value for each of the last label.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    value: str | Callable[[Any], Any]
+    labels: tuple[str, ...] = ()
+
+    def read(self, numbers: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield the values of its labels, with its value."""
+        get = self.value if callable(self.value) else attrgetter(self.value)
+        of: list[tuple[tuple[str, ...], Any]] = [((), numbers)]
+        if self.labels[:1] == _CLASS:  # without classes, those of all
+            classes = numbers.savings.by_class or {"": numbers.savings}
+            of = [((name,), savings) for name, savings in classes.items()]
+        for first, one in of:
+            value = get(one)
+            if isinstance(value, Mapping):
+                yield from (((*first, label), each) for label, each in value.items())
+            else:
+                yield first, value
+
+
+def _sent(savings: Savings) -> int:
+    return savings.block_tokens - (savings.left_out if savings.mode == "active" else 0)
+
+
+def _answers(savings: Savings) -> dict[str, int]:
+    return {"reported": savings.reported.answers, "unreported": savings.reported.unreported}
+
+
+def _parts(index: int) -> Callable[[PlannerNumbers], dict[str, int]]:
+    def read(numbers: PlannerNumbers) -> dict[str, int]:
+        parts = {**numbers.statistics.parts, **numbers.savings.parts}
+        return {name: size[index] for name, size in parts.items()}
+
+    return read
+
+
+def _is_shadow(numbers: PlannerNumbers) -> float:
+    return float(numbers.savings.mode == "shadow")
+
+
+def _shared(numbers: PlannerNumbers) -> dict[str, int]:
+    told = ("told", "taken_in", "lost", "unreadable")
+    return {name: getattr(numbers.sharing, name) for name in told}
+
+
+def _states(status: Any) -> dict[str, float]:
+    states = ("up", "resting", "refuses", "on trial", "draining")
+    return {state: float(status.state.partition(":")[0] == state) for state in states}
+
+
+_CLASS = ("tenant_class",)
+_Told: TypeAlias = tuple[str, str | Callable[[Any], Any], str]
+
+
+def _families(kind: Kind, labels: tuple[str, ...], *told: _Told) -> Iterator[Family]:
+    """Yield metrics of one kind: what is told is their names, their values, and their help."""
+    for name, value, words in told:
+        yield Family(name, kind, words, value, labels)
+
+
+OF_PLANNERS: Final = (
+    *_families(
+        "counter", _CLASS,
+        ("ctxreuse_expected_prefix_cache_queries_tokens", _sent, "Block tokens that were sent."),
+        ("ctxreuse_expected_prefix_cache_hits_tokens", "cached_as_sent",
+         "Block tokens that were expected in the engine's prefix cache as they were sent."),
+        ("ctxreuse_reported_prefix_cache_queries_tokens", "reported.prompt_tokens",
+         "Prompt tokens of answers whose usage tells the cached ones, as the engine counts them."),
+        ("ctxreuse_reported_prefix_cache_hits_tokens", "reported.cached_tokens",
+         "Of these, served from the engine's prefix cache."),
+        ("ctxreuse_reported_prefix_cache_expected_hits_tokens", "reported.expected_cached_tokens",
+         "Block tokens that were expected in the cache for the same answers."),
+        ("ctxreuse_reported_prefix_cache_confirmed_tokens", "reported.confirmed_cached_tokens",
+         "Of these, cached as far as the answers say; where it stays far below, another process "
+         "may share the engine."),
+        ("ctxreuse_primes", "reported.primes",
+         "Calls that were sent besides, to make forks readable; they count nowhere else."),
+        ("ctxreuse_prime_tokens", "reported.prime_tokens", "Tokens that these calls computed."),
+        ("ctxreuse_planned_prefix_cache_hits_tokens", "cached_if_planned",
+         "Block tokens that are expected in the cache as planned; in shadow mode, would be."),
+        ("ctxreuse_block_tokens", "block_tokens",
+         "Tokens of the blocks of all requests, those that are left out included."),
+        ("ctxreuse_left_out_tokens", "left_out",
+         "Tokens of blocks that a reference stands for; in shadow mode, would."),
+        ("ctxreuse_references", "references",
+         "Blocks that a reference stands for; in shadow mode, would."),
+        ("ctxreuse_requests", "requests", "Requests that were planned."),
+        ("ctxreuse_changed_requests", "changed",
+         "Of these, sent otherwise than retrieved; in shadow mode, would be."),
+    ),
+    *_families(
+        "counter", (*_CLASS, "time_to_live"),
+        ("ctxreuse_reported_prefix_cache_written_tokens", "reported.written",
+         "Prompt tokens that hosted caches have written and charged for, by time to live."),
+    ),
+    *_families(
+        "gauge", _CLASS,
+        ("ctxreuse_retrieved_prefix_cache_hits_tokens", "cached_as_retrieved",
+         "Block tokens that would be expected in the cache in the retriever's order; an "
+         "estimate."),
+        ("ctxreuse_retrieved_prefix_cache_error_tokens", "error_tokens",
+         "Two standard errors of that estimate."),
+    ),
+    *_families(
+        "counter", (*_CLASS, "usage"),
+        ("ctxreuse_answers", _answers,
+         "Answers whose usage told the cached tokens (reported), or did not (unreported)."),
+    ),
+    *_families(
+        "histogram", (),
+        ("ctxreuse_planning_seconds", "savings.planning",
+         "How long planning took; a request of a batch has its share of the batch's time."),
+    ),
+    *_families(
+        "gauge", (),
+        ("ctxreuse_planning_max_seconds", "savings.planning.max_s",
+         "The longest time that planning took."),
+        ("ctxreuse_unseen_contexts", "savings.unseen",
+         "Contexts that were ordered where nobody sees the prompt; they count nowhere else."),
+        ("ctxreuse_shadow_mode", _is_shadow, "1 if the planner only counts (shadow mode), else 0."),
+        ("ctxreuse_index_nodes", "statistics.nodes", "Nodes of the context index."),
+        ("ctxreuse_index_tokens", "statistics.tokens",
+         "Block tokens that the planner believes to be cached."),
+        ("ctxreuse_shared_log_waiting_entries", "sharing.untold", "Entries that wait to be told."),
+    ),
+    *_families(
+        "counter", (),
+        ("ctxreuse_planning_failures", "savings.planning_failures",
+         "Internal errors of planning; something was sent as it came."),
+        ("ctxreuse_prompts_without_context", "savings.prompts_without_context",
+         "Prompts in which a wrapper around a model found no context."),
+        ("ctxreuse_changed_texts", "savings.changed_texts",
+         "Texts of one id that differed from others of late: no prompt is served from there on."),
+        ("ctxreuse_shared_log_faults", "sharing.faults",
+         "How often the shared log could not be read or written."),
+    ),
+    *_families(
+        "gauge", ("part",),
+        ("ctxreuse_remembered_entries", _parts(0),
+         "How much of each part of its state a planner remembers."),
+        ("ctxreuse_remembered_entries_limit", _parts(1), "How much of it may be remembered."),
+    ),
+    *_families(
+        "counter", ("search",),
+        ("ctxreuse_limits_reached", "statistics.limits_reached",
+         "Searches that ended at the bound on their work, by what was looked for."),
+    ),
+    *_families(
+        "counter", ("outcome",),
+        ("ctxreuse_shared_log_entries", _shared,
+         "Entries of the shared log that were told, taken in, lost, or unreadable."),
+    ),
+)  # fmt: skip
+"""What is told of each planner; label `planner`."""
+
+OF_REPLICAS: Final = (
+    *_families(
+        "gauge", ("state",),
+        ("ctxreuse_replica_state", _states, "1 for the state of an engine of a pool, else 0."),
+    ),
+    *_families(
+        "gauge", (),
+        ("ctxreuse_replica_running_requests", "running",
+         "Requests that an engine has, unanswered."),
+        ("ctxreuse_replica_waiting_requests", "waiting", "Requests that are held back for it."),
+        ("ctxreuse_replica_queued_tokens", "queued_tokens",
+         "Prompt tokens that these have still to compute, as expected."),
+    ),
+    *_families(
+        "counter", (),
+        ("ctxreuse_replica_answered_requests", "answered", "Requests that it has answered."),
+        ("ctxreuse_replica_failed_requests", "failed", "Requests that it has not answered."),
+        ("ctxreuse_replica_busy_answers", "busy", "How often it had too much to do."),
+        ("ctxreuse_replica_lost_caches", "cache_epoch",
+         "How often it was found with an empty cache."),
+    ),
+)  # fmt: skip
+"""What is told of each engine of a pool; labels `pool` and `replica`."""
 
 _LONGEST_NAME = 64
 _Samples: TypeAlias = Mapping[str, Sequence[tuple[tuple[str, ...], Any]]]
@@ -129,7 +335,11 @@ class PlannerCollector:
             family = self._family(one, whose)
             for names, samples in read.items():
                 for labels, value in samples[one.name]:
-                    shown = _buckets(value) if isinstance(value, PlanningTime) else (value,)
+                    shown: tuple[Any, ...] = (value,)
+                    if isinstance(value, PlanningTime):
+                        bounds = [*map(str, PLANNING_BOUNDS_S), "+Inf"]
+                        buckets = zip(bounds, accumulate(value.buckets), strict=True)
+                        shown = list(buckets), value.total_s
                     family.add_metric([*names, *labels], *shown)
             yield family
 
@@ -150,11 +360,6 @@ def _read_pool(name: str, pool: WatchedPool) -> dict[tuple[str, ...], _Samples]:
 def _samples(families: Iterable[Family], numbers: Any) -> _Samples:
     """Return all that is shown of one planner or engine; whatever fails does so before any is."""
     return {one.name: list(one.read(numbers)) for one in families}
-
-
-def _buckets(times: PlanningTime) -> tuple[Any, ...]:
-    bounds = [*map(str, PLANNING_BOUNDS_S), "+Inf"]
-    return list(zip(bounds, accumulate(times.buckets), strict=True)), times.total_s
 
 
 def _named(name: str, given: Any, kind: Any, words: str) -> dict[str, Any]:

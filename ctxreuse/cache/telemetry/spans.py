@@ -116,8 +116,16 @@ class PlannerSpans:
         names = getattr(current, "attributes", None) if current.is_recording() else None
         if any(str(name).startswith(_MODEL_SPANS) for name in names or ()):
             return True
+        # the frameworks and SDKs that other instrumentations of this process watch
+        made = sys.modules.get("opentelemetry.instrumentation.instrumentor")
+        kinds, watched = [] if made is None else [made.BaseInstrumentor], set[str]()
+        while kinds:
+            kinds += (kind := kinds.pop()).__subclasses__()
+            if kind._instance is not None and kind._instance.is_instrumented_by_opentelemetry:
+                names = kind.__module__.replace("_", "").split(".")
+                watched |= _SDKS.intersection(name.removesuffix("v2") for name in names)
         through = None if call.through is None else call.through.replace("_", "").lower()
-        return any(through is None or sdk in through for sdk in _instrumented())
+        return any(through is None or sdk in through for sdk in watched)
 
     def _write(self, name: str, attributes: Mapping[str, int], seconds: float) -> None:
         """Write a span that ends now."""
@@ -125,15 +133,3 @@ class PlannerSpans:
         start = max(0, now - round(seconds * 1e9))  # exporters fail at times before 1970
         span = self._tracer.start_span(name, attributes=attributes, start_time=start)
         span.end(end_time=now)
-
-
-def _instrumented() -> set[str]:
-    """Return the frameworks and SDKs that other instrumentations of this process watch."""
-    made = sys.modules.get("opentelemetry.instrumentation.instrumentor")
-    kinds, found = [] if made is None else [made.BaseInstrumentor], set[str]()
-    while kinds:
-        kinds += (kind := kinds.pop()).__subclasses__()
-        if kind._instance is not None and kind._instance.is_instrumented_by_opentelemetry:
-            names = kind.__module__.replace("_", "").split(".")
-            found |= _SDKS.intersection(name.removesuffix("v2") for name in names)
-    return found

@@ -20,7 +20,7 @@ from uuid import uuid4
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError, shown_url
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import ReplayedStep, by_conversation, replayed
+from ctxreuse.measure.replay.plan_trace import by_conversation, replayed
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import net_of_primes
 from ctxreuse.measure.traces.trace_files import TraceRequest
@@ -45,8 +45,7 @@ class LiveEngine:
     model: str | None
     api_key: str = field(repr=False)
     answer_tokens: int
-    advance: Callable[[], object]
-    """Called twice a request and run."""
+    advance: Callable[[], object]  # called twice a request and run
     cache: CacheRules = DEFAULT_CACHE
     client: EngineClient = field(init=False)
     """One for all runs, because it learns whether the server tells of 0 cached tokens."""
@@ -55,7 +54,6 @@ class LiveEngine:
     _runner: asyncio.Runner = field(init=False, default_factory=asyncio.Runner)
 
     def __post_init__(self) -> None:
-        """Make the client."""
         self.client = EngineClient(self.base_url, self.model, api_key=self.api_key)
 
     def __enter__(self) -> Self:
@@ -68,7 +66,6 @@ class LiveEngine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the client."""
         try:
             self._runner.run(self.client.aclose())
         finally:
@@ -120,7 +117,6 @@ class _Sending:
     failures: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        """Divide the requests."""
         requests, at_once = self.run.trace, self.run.at_once
         talks = by_conversation(requests, attrgetter("conversation_id"))
         waiting = iter([requests] if at_once == 1 else talks)
@@ -140,7 +136,12 @@ class _Sending:
         sent = count(1)
         for trace in waiting:
             plans = replayed(self.run.policy, trace, self.planner, conversations=True)
-            while (step := self._next_step(plans)) is not None:
+            while True:
+                started = time.perf_counter()
+                step = next(plans, None)
+                self.planning_s += time.perf_counter() - started
+                if step is None:
+                    break
                 step.answer = await self._answer(step.planned, step.plan)
                 self.sent += 1
                 self.engine.advance()
@@ -166,12 +167,6 @@ class _Sending:
             answers=answers,
             failures=self.failures.total(),
         )
-
-    def _next_step(self, plans: Iterator[ReplayedStep]) -> ReplayedStep | None:
-        started = time.perf_counter()
-        step = next(plans, None)
-        self.planning_s += time.perf_counter() - started
-        return step
 
     async def _answer(self, planned: PlannedRequest, plan: Plan) -> str | None:
         """Return the model's answer; None if there is none."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ctxreuse.measure.doctor.doctor_config import MOST_TOKENS
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, NOT_ASKED, EngineReadings
+from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, MOST_TOKENS, NOT_ASKED, EngineReadings
 
 _OK, _PROBLEM, _UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
 
@@ -43,24 +42,19 @@ _HOSTED_MINIMUM = 1_024
 
 def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
     """Yield what was found of an engine that was asked."""
+    answers = f"{len(readings.sent)} answers"
+    tokens = sum(one.prompt_tokens or 0 for one in readings.sent)
     if readings.error is not None:
-        found = f"{len(readings.sent)} answers: {readings.error}"
-        yield Finding("engine", _PROBLEM, found, _remedy_for(readings))
-    elif not any(one.prompt_tokens for one in readings.sent):
-        yield Finding(
-            "engine",
-            _PROBLEM,
-            f"{len(readings.sent)} answers, none with a number of prompt tokens",
-            "ask an engine that reports usage of streamed answers (stream_options.include_usage)",
-        )
+        yield Finding("engine", _PROBLEM, f"{answers}: {readings.error}", _remedy_for(readings))
+    elif not tokens:
+        found = f"{answers}, none with a number of prompt tokens"
+        option = "stream_options.include_usage"
+        remedy = f"ask an engine that reports usage of streamed answers ({option})"
+        yield Finding("engine", _PROBLEM, found, remedy)
     else:
-        tokens = sum(one.prompt_tokens or 0 for one in readings.sent)
-        yield Finding(
-            "engine",
-            _OK,
-            f"{len(readings.sent)} answers from {readings.host}, {tokens:,} prompt tokens",
-            figures={"answers": len(readings.sent), "prompt_tokens": tokens},
-        )
+        found = f"{answers} from {readings.host}, {tokens:,} prompt tokens"
+        figures = {"answers": len(readings.sent), "prompt_tokens": tokens}
+        yield Finding("engine", _OK, found, figures=figures)
     if untrue := _untrue(readings):
         no = NOT_ASKED
         readings = replace(readings, first=no, again=no, half=no, third=no, later=no)
@@ -71,7 +65,6 @@ def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
 
 
 def _remedy_for(readings: EngineReadings) -> str:
-    """Return what to do about an engine that does not answer."""
     status = readings.status
     if readings.is_unreachable:
         return "start it, or check --base-url: its host, its port, /v1"
@@ -152,11 +145,8 @@ def _judged_log(
         return _PROBLEM, failed, remedy or share
     found = f"{log.writers} planners wrote the latest of {log.entries:,} entries of the log"
     if log.unreadable:
-        return (
-            _PROBLEM,
-            f"{log.unreadable:,} of the latest entries of the log cannot be read",
-            "use one version of ctxreuse in all processes that share a log",
-        )
+        found = f"{log.unreadable:,} of the latest entries of the log cannot be read"
+        return _PROBLEM, found, "use one version of ctxreuse in all processes that share a log"
     if log.secrets > 1:
         return _PROBLEM, f"{found}, with {log.secrets} secrets", _ONE_SECRET
     if foreign and not log.appended:

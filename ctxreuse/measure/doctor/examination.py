@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.measure.doctor.doctor_config import DoctorConfig
 from ctxreuse.measure.doctor.engine_findings import (
     engine_findings,
     metrics_finding,
@@ -15,7 +14,7 @@ from ctxreuse.measure.doctor.engine_findings import (
 )
 from ctxreuse.measure.doctor.findings import Finding, Verdict
 from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import probe
+from ctxreuse.measure.doctor.probe import DoctorConfig, probe
 from ctxreuse.measure.traces.changing_documents import (
     IN_TEXTS,
     UNKNOWN,
@@ -33,12 +32,8 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
     """Look at an engine, its metrics, a log and a recording, as far as they were given."""
     trace = None if config.recording is None else read_recording(config.recording, config.corpus)[1]
     recorded = [] if trace is None else [check_fronts(trace), *check_documents(trace)]
-    return [*_examine_engine(config, announce), *recorded]
-
-
-def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> Iterator[Finding]:
     if not (config.base_url or config.metrics_url or config.shared_log):
-        return
+        return recorded
     named_log, stream = config.shared_log, config.stream
     log = None if named_log is None else LogWatch(named_log, stream, config.timeout_s)
     named = "--metrics" if config.base_url is None else "--base-url"
@@ -49,9 +44,10 @@ def _examine_engine(config: DoctorConfig, announce: Callable[[str], object]) -> 
     findings = list(engine_findings(readings)) if config.base_url is not None else []
     if config.base_url is not None or config.metrics_url is not None:
         findings.append(metrics_finding(readings, is_asked_for=config.metrics_url is not None))
-    for one in (*findings, processes_finding(readings, log, config.workers)):
-        is_open = readings.is_silent and one.verdict is Verdict.UNKNOWN
-        yield replace(one, is_open=is_open)
+    findings.append(processes_finding(readings, log, config.workers))
+    if readings.error is not None and not readings.sent:
+        findings = [replace(one, is_open=one.verdict is Verdict.UNKNOWN) for one in findings]
+    return findings + recorded
 
 
 def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
@@ -59,24 +55,21 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
     changing = changing_documents(trace)  # which says more of a first paragraph that is a document
     requests = first_turns(trace if changing is None else changing.settled(trace))
     forms = sum(len(set(texts)) for texts in texts_in_front(requests).values())
+    figures = {"requests": len(requests)}
     if not forms:
         if requests and all(one.sent is not None or one.front == "" for one in requests):
             found = f"0 texts in front of the contexts of {len(requests):,} whole prompts"
-            return Finding(_FRONTS, Verdict.OK, found, "", {"requests": len(requests)})
-        return Finding(
-            _FRONTS,
-            Verdict.UNKNOWN,
-            f"{len(requests):,} requests, none with a system text: retrievers do not see it",
-            "record whole prompts: ctxreuse record --source openai -o recording app.py",
-            {"requests": len(requests)},
-        )
+            return Finding(_FRONTS, Verdict.OK, found, "", figures)
+        found = f"{len(requests):,} requests, none with a system text: retrievers do not see it"
+        remedy = "record whole prompts: ctxreuse record --source openai -o recording app.py"
+        return Finding(_FRONTS, Verdict.UNKNOWN, found, remedy, figures)
     often = [one for one in front_variations(requests) if one.is_often]
     if often:
         worst = max(often, key=lambda one: one.requests)
         figures = {"requests": worst.requests, "forms": worst.forms, "set_ups": len(often)}
         return Finding(_FRONTS, Verdict.PROBLEM, str(worst), worst.remedy, figures)
     found = f"{forms:,} form{'s' * (forms > 1)} in {len(requests):,} requests"
-    return Finding(_FRONTS, Verdict.OK, found, "", {"requests": len(requests), "forms": forms})
+    return Finding(_FRONTS, Verdict.OK, found, "", figures | {"forms": forms})
 
 
 def check_documents(trace: Sequence[TraceRequest]) -> Iterator[Finding]:

@@ -50,9 +50,16 @@ class LogWatch:
 
     def read(self) -> int:
         """Read on; return how many entries there were."""
-        before = self.entries
+        before, path = self.entries, self._path
+        log: SharedLog | None = self._stream
         try:
-            log, more = self._opened(), True
+            if log is None:
+                if not (path.is_file() and path.with_name(f"{path.name}.key").is_file()):
+                    raise InputFileError(
+                        f"{path}: there is no such log, or not its key: no process has opened it"
+                    )
+                log = SQLiteLog(path)
+            more = True
             while more:
                 read = log.read(self._position, _READ_AT_ONCE)
                 self._position = read.position
@@ -63,26 +70,13 @@ class LogWatch:
             self.error = str(error)
         return self.entries - before
 
-    def _opened(self) -> SharedLog:
-        if self._stream is not None:
-            return self._stream
-        path = self._path
-        if not (path.is_file() and path.with_name(f"{path.name}.key").is_file()):
-            raise InputFileError(
-                f"{path}: there is no such log, or not its key: no process has opened it"
-            )
-        return SQLiteLog(path)
-
 
 class _Stream(RedisLog):
     """A stream of which all entries are read, whatever the secret that they were written with."""
 
     def __init__(self, url: str, stream: str | None, timeout_s: float) -> None:
         super().__init__(
-            url,
-            secret=secrets.token_bytes(),
-            stream=stream or DEFAULT_STREAM,
-            timeout_s=timeout_s,
+            url, secret=secrets.token_bytes(), stream=stream or DEFAULT_STREAM, timeout_s=timeout_s
         )
         self.fields: deque[bytes] = deque(maxlen=_LATEST)
 

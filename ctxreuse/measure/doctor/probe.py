@@ -14,20 +14,19 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
+from ctxreuse.context.checks import checked_number
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.errors import EngineError
-from ctxreuse.measure.doctor.doctor_config import MOST_TOKENS, DoctorConfig
+from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.serving.client.completion import Completion
+from ctxreuse.measure.options import BESIDE_TRACE, option
 from ctxreuse.serving.client.connection import SEE_CAUSE, EngineConnection, connection_fault
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.pool.replica_factory import host_of
 
-PROMPTS = 4
-"""How many prompts are sent."""
+MOST_TOKENS = 20_000  # the longest prompt that is sent
+PROMPTS = 4  # how many prompts are sent
 
-DEFAULT_TOKENS = 2_800
-"""Half of it is more than the 1,024 tokens from which hosted APIs cache."""
+DEFAULT_TOKENS = 2_800  # half of it is more than the 1,024 tokens from which hosted APIs cache
 
 _FEWEST_TOKENS = 64
 _BLOCKS_A_PROMPT = 4
@@ -38,6 +37,64 @@ _SETTLE_S = 0.25
 _PATH = "/metrics"
 _FORMS_OF_A_LIMIT: tuple[dict[str, Any], ...] = ({"max_tokens": 1}, {"max_completion_tokens": 16})
 """Newer models of hosted APIs refuse the first form; several of them refuse less than 16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig:
+    """What is looked at; at least one of them."""
+
+    recording: str | None = option(
+        "A folder that `ctxreuse record` wrote, or a trace: does anything vary in front of the "
+        "contexts?",
+        None,
+        argument=True,
+    )
+    corpus: str | None = option(BESIDE_TRACE, None)
+    base_url: str | None = option(
+        "Send this engine four made-up prompts, each at most 20,000 tokens long: is the cache on, "
+        "does usage report it, does a common half hit? The key is taken from OPENAI_API_KEY.",
+        None,
+    )
+    metrics_url: str | None = option(
+        "Where vLLM's metrics are, if not at /metrics of the same server.", None, "--metrics"
+    )
+    shared_log: str | None = option(
+        "The log that the processes share: who writes to it? The file of a SQLiteLog, or the URL "
+        "of a RedisLog's server, whose secret is not needed; a password is in no list of processes "
+        "if CTXREUSE_SHARED_LOG holds the URL.",
+        None,
+        secret=True,
+        envvar="CTXREUSE_SHARED_LOG",
+    )
+    stream: str | None = option(
+        "The name of the RedisLog's stream, if it is not the usual one.", None
+    )
+    workers: int | None = option(
+        "How many processes of yours send prompts to the engine.", None, min=1
+    )
+    model: str | None = option("The model to ask; the server's first one if not given.", None)
+    tokens: int | None = option(
+        "How long a prompt is, about; without it 2,800, or what large cache blocks need.",
+        None,
+        min=64,
+        max=MOST_TOKENS,
+    )
+    quiet_s: float = option(
+        "Seconds without a prompt, to see those of others.", 2.0, "--watch", min=0, max=3_600
+    )
+    timeout_s: float = option(
+        "Seconds that an answer may take.", 30.0, "--timeout", min=0.1, max=3_600
+    )
+    api_key: str = field(default="EMPTY", repr=False)
+
+    def __post_init__(self) -> None:
+        if not (self.recording or self.base_url or self.metrics_url or self.shared_log):
+            raise InvalidRequestError(
+                "there is nothing to look at; give --base-url, --metrics, --shared-log or a folder "
+                "that ctxreuse record wrote"
+            )
+        checked_number("quiet_s", self.quiet_s)
+        checked_number("timeout_s", self.timeout_s)
 
 
 class Counters(NamedTuple):
@@ -65,8 +122,7 @@ class PromptReading(NamedTuple):
         return min(self.counted.hits, self.prompt_tokens)
 
 
-NOT_ASKED = PromptReading()
-"""That of a prompt that was not sent, or not answered."""
+NOT_ASKED = PromptReading()  # that of a prompt that was not sent, or not answered
 
 
 @dataclass(slots=True)
@@ -87,11 +143,6 @@ class EngineReadings:
     quiet: Counters | None = None
     quiet_s: float = 0.0
     shared_part: float = 0.5
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the engine was asked, and has answered nothing."""
-        return self.error is not None and not self.sent
 
     @property
     def sent(self) -> list[PromptReading]:
@@ -135,13 +186,13 @@ async def probe(
             else:
                 await asking.send_all(client, config, announce)
         except EngineError as error:
-            readings.error, readings.status = _words(error), error.status
+            # whoever reads it does not have the error itself
+            readings.error, readings.status = str(error).removesuffix(SEE_CAUSE), error.status
             readings.is_unreachable = bool(connection_fault(error))
     return readings
 
 
-_Page: TypeAlias = tuple[EngineConnection, str]
-"""Where metrics are: at a server, and a path."""
+_Page: TypeAlias = tuple[EngineConnection, str]  # where metrics are: at a server, and a path
 
 
 @dataclass(slots=True)
@@ -159,7 +210,11 @@ class _Asking:
         """Send the prompts, and be quiet before the last one."""
         readings = self.readings
         window = await _context_window(client, config.model)
-        tokens = _prompt_tokens(config.tokens, readings.metrics.block_size or 0, window)
+        # some of the engine's blocks, but less than its window
+        blocks = _BLOCKS_A_PROMPT * (readings.metrics.block_size or 0)
+        tokens = config.tokens or max(DEFAULT_TOKENS, blocks)
+        longest = MOST_TOKENS if window is None else int(_PART_OF_A_WINDOW * window)
+        tokens = max(_FEWEST_TOKENS, min(tokens, longest, MOST_TOKENS))
         announce(
             f"sends {PROMPTS} prompts of about {tokens:,} tokens to {readings.host}, about "
             f"{PROMPTS * tokens:,} tokens in all, and asks for the shortest answers; the prompts "
@@ -194,25 +249,22 @@ class _Asking:
             try:
                 return PrefixCacheMetrics.parse(await connection.ask("GET", path))
             except EngineError as error:
-                self.readings.metrics_error = _words(error)
+                self.readings.metrics_error = str(error).removesuffix(SEE_CAUSE)
         return PrefixCacheMetrics()
 
     async def _send(self, client: EngineClient, text: str) -> PromptReading:
         before, faults = await self.read_metrics(), client.faults
-        answer = await self._complete(client, text)
-        counted = _counted(before, await self.read_metrics())
-        is_odd = client.faults > faults
-        return PromptReading(answer.prompt_tokens, answer.cached_tokens, counted, is_odd)
-
-    async def _complete(self, client: EngineClient, text: str) -> Completion:
         messages = [{"role": "user", "content": text}]
         try:
-            return await client.complete(messages, **self.limit)
+            answer = await client.complete(messages, **self.limit)
         except EngineError as error:
             if error.status != 400 or self.limit is _FORMS_OF_A_LIMIT[-1]:
                 raise
-        self.limit = _FORMS_OF_A_LIMIT[-1]
-        return await client.complete(messages, **self.limit)
+            self.limit = _FORMS_OF_A_LIMIT[-1]
+            answer = await client.complete(messages, **self.limit)
+        counted = _counted(before, await self.read_metrics())
+        is_odd = client.faults > faults
+        return PromptReading(answer.prompt_tokens, answer.cached_tokens, counted, is_odd)
 
 
 def made_up_prompts(name: str, tokens: int) -> tuple[str, str, str, float]:
@@ -233,13 +285,6 @@ def _passage(opening: str, tokens: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _prompt_tokens(wanted: int | None, block: int, window: int | None) -> int:
-    """Return how long a prompt is: some of the engine's blocks, but less than its window."""
-    tokens = max(DEFAULT_TOKENS, _BLOCKS_A_PROMPT * block) if wanted is None else wanted
-    longest = MOST_TOKENS if window is None else int(_PART_OF_A_WINDOW * window)
-    return max(_FEWEST_TOKENS, min(tokens, longest, MOST_TOKENS))
-
-
 async def _context_window(client: EngineClient, model: str | None) -> int | None:
     """Return the engine's window; None if it does not say that of a model that is known."""
     try:
@@ -248,11 +293,6 @@ async def _context_window(client: EngineClient, model: str | None) -> int | None
         if model is None or error.status is None:
             raise
         return None  # a server without this route answers to a model's name all the same
-
-
-def _words(error: EngineError) -> str:
-    """Return what an error says to somebody who does not have the error itself."""
-    return str(error).removesuffix(SEE_CAUSE)
 
 
 def _client(config: DoctorConfig, base_url: str) -> EngineClient:
@@ -268,27 +308,26 @@ def _client(config: DoctorConfig, base_url: str) -> EngineClient:
 
 def _page(config: DoctorConfig) -> _Page | None:
     """Return where metrics are: as given, or else beside the API."""
-    given, base = config.metrics_url, config.base_url
-    if given is None:
-        return None if base is None else (_connection(config, base, config.api_key), _PATH)
-    try:
-        parts = urlsplit(given)
-        is_same = base is not None and _origin(parts) == _origin(urlsplit(base))
-        root, path = parts._replace(path="").geturl(), parts.path.rstrip("/")
-    except ValueError:  # a broken address, which the connection names
-        is_same, root, path = False, given, ""
-    # the key is for the API; whoever else serves metrics does not get it
-    key = config.api_key if is_same else "EMPTY"
-    return _connection(config, root, key), path or _PATH
+    given, base, key, path = config.metrics_url, config.base_url, config.api_key, ""
+    root = base if given is None else given
+    if root is None:
+        return None
+    if given is not None:
+        try:
+            parts = urlsplit(given)
+            is_same = base is not None and _origin(parts) == _origin(urlsplit(base))
+            root, path = parts._replace(path="").geturl(), parts.path.rstrip("/")
+        except ValueError:  # a broken address, which the connection names
+            is_same = False
+        # the key is for the API; whoever else serves metrics does not get it
+        key = key if is_same else "EMPTY"
+    page = EngineConnection(root, key, None, 0, 0.0, config.timeout_s, _MOST_REPLY_BYTES)
+    return page, path or _PATH
 
 
 def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
     default = {"http": 80, "https": 443}.get(parts.scheme)
     return parts.scheme, parts.hostname, parts.port or default
-
-
-def _connection(config: DoctorConfig, url: str, key: str) -> EngineConnection:
-    return EngineConnection(url, key, None, 0, 0.0, config.timeout_s, _MOST_REPLY_BYTES)
 
 
 def _counted(before: PrefixCacheMetrics, after: PrefixCacheMetrics) -> Counters | None:

@@ -1,6 +1,5 @@
 """`ctxreuse lint`: what in a recorded trace keeps a cache from hitting, and what that costs."""
 
-from ctxreuse.measure.lint.lint_checks import lint
-from ctxreuse.measure.lint.lint_report import LintFinding, LintReport
+from ctxreuse.measure.lint.lint_checks import LintFinding, LintReport, lint
 
 __all__ = ["LintFinding", "LintReport", "lint"]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, NamedTuple
 
 from ctxreuse.context.checks import check_function, checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.measure.doctor.findings import counted
-from ctxreuse.measure.lint.lint_report import LintFinding, LintReport
+from ctxreuse.measure.doctor.findings import counted, printable
 from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.simulate import Progress, no_progress
+from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.verdict import sentence
-from ctxreuse.measure.table import shortened
+from ctxreuse.measure.table import Shown, Table, shortened
 from ctxreuse.measure.traces.changing_documents import (
     IN_TEXTS,
     UNKNOWN,
@@ -36,6 +36,7 @@ from ctxreuse.measure.traces.varying_fronts import (
 from ctxreuse.memory.explanations import Cause, Explanation
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
+_MILLION = 1_000_000
 _OFTEN = 0.1  # share of the requests from which on other tools count as changing
 _NEARLY = 0.8  # share of the shortest prefix from which on a prompt is just under it
 _VOLATILE: Final = "volatile text in front"
@@ -54,9 +55,88 @@ _PLANNED: Final = (
     "where that is done,"
 )
 _UNMARKED: Final = "no mark where prompts fork"
-_LOST: Final = "lost marks"
 _TOO_MANY: Final = "too many marks"
 _BEHIND: Final = "mark behind the question"
+
+
+class LintFinding(NamedTuple):
+    """What one check has found in a trace."""
+
+    check: str
+    request_id: str | int
+    number: int
+    label: str
+    requests: int
+    found: str
+    tokens: int
+    cost_tokens: int
+    share: float
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class LintReport:
+    """What was found in a trace, the most expensive first."""
+
+    findings: Sequence[LintFinding]
+    requests: int
+    prompt_tokens: int
+    cache: str
+    unknown: Sequence[str] = ()
+    prices: Prices | None = None
+
+    @property
+    def verdict(self) -> str:
+        """All this in a sentence, and what to do first."""
+        of = f"{counted(self.requests)} with {self.prompt_tokens:,} prompt tokens ({self.cache})"
+        if not self.findings:
+            return f"Nothing found in {of}."
+        words, first = counted(len(self.findings), "finding"), self.findings[0]
+        return f"{words} in {of}. First: {first.check}, {first.share:.1%} of the input's price."
+
+    def _money(self, finding: LintFinding) -> float | None:
+        """Return what a finding costs, at the price of computed tokens."""
+        if self.prices is None:
+            return None
+        return finding.cost_tokens * self.prices.input / _MILLION
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        prices = {} if self.prices is None else {"prices": asdict(self.prices)}
+        return {
+            "verdict": self.verdict,
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "cache": self.cache,
+            "findings": [
+                {**one._asdict(), "share": round(one.share, 6), "money": self._money(one)}
+                for one in self.findings
+            ],
+            "unknown": list(self.unknown),
+            **prices,
+        }
+
+    def output(self) -> Iterator[Shown]:
+        """Yield what a terminal shows."""
+        yield self.verdict
+        if self.findings:
+            columns: dict[str, Callable[[LintFinding], str]] = {
+                "check": lambda one: one.check,
+                "requests": lambda one: f"{one.requests:,}",
+                "tokens": lambda one: f"{one.tokens:,}",
+                "share": lambda one: f"{one.share:.1%}",
+            }
+            if self.prices is not None:
+                columns[self.prices.currency] = lambda one: f"{self._money(one) or 0.0:.4g}"
+            yield Table.of("What it costs", self.findings, columns)
+        if self.prices is not None:
+            yield f"prices of {self.prices.date}: {self.prices.source}"
+        for one in self.findings:
+            label = f" “{printable(one.label)}”" if one.label else ""
+            yield f"{one.check}, request {one.number:,}{label}: {printable(one.found)}"
+            yield f"  -> {one.remedy}"
+        for words in self.unknown:
+            yield f"not known: {words}"
 
 
 @dataclass(slots=True)
@@ -214,28 +294,22 @@ def _unknown(trace: _CheckedTrace) -> Iterator[str]:
 def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
     """Find what varies in front of the documents: times, ids, counters, names."""
     for variation in trace.variations:
-        tally = _varying(trace, variation)
+        tally, seen = _Evidence(), set[str]()
+        for one in trace.requests:
+            text = front_text(variation.part, one.traced)
+            if one.traced.tenant != variation.tenant or text not in variation.all_texts:
+                continue
+            if seen and text not in seen:
+                hidden = (one.sent.system_tokens or 0) if is_digest(text) else 0
+                rest = hidden or estimate_tokens(text[variation.at :])
+                tokens = rest + one.lost(Cause.other_system, Cause.other_order)
+                # behind it the front goes on; a first paragraph stands behind the front
+                before = one.front_tokens - (rest if variation.part == "system text" else 0)
+                if before + tokens >= trace.cache.least_tokens:
+                    tally.add(one, tokens)
+            seen.add(text)
         if tally.tokens:
             yield trace.finding(_VOLATILE, tally, str(variation), sentence(variation.remedy))
-
-
-def _varying(trace: _CheckedTrace, variation: Variation) -> _Evidence:
-    """Return the requests whose front is new although an earlier one was like it."""
-    tally, seen = _Evidence(), set[str]()
-    for one in trace.requests:
-        text = front_text(variation.part, one.traced)
-        if one.traced.tenant != variation.tenant or text not in variation.all_texts:
-            continue
-        if seen and text not in seen:
-            hidden = (one.sent.system_tokens or 0) if is_digest(text) else 0
-            rest = hidden or estimate_tokens(text[variation.at :])
-            tokens = rest + one.lost(Cause.other_system, Cause.other_order)
-            # behind it the front goes on; a first paragraph stands behind the front
-            before = one.front_tokens - (rest if variation.part == "system text" else 0)
-            if before + tokens >= trace.cache.least_tokens:
-                tally.add(one, tokens)
-        seen.add(text)
-    return tally
 
 
 def _documents(trace: _CheckedTrace) -> Iterator[LintFinding]:
@@ -317,7 +391,7 @@ def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:
         tokens = one.lost(Cause.never_written)
         gone = earlier.marks.keys() - sent.marks.keys()
         is_recorded = one.traced.sent is not None
-        if is_recorded and (not sent.marks or (not cache.look_back and gone & _IN_FRONT)):
+        if is_recorded and (not sent.marks or (not cache.look_back and gone & {"tools", "system"})):
             tokens += one.front_again
         if tokens and one.prompt_tokens >= cache.least_tokens:
             (lost if is_recorded and gone else unmarked).add(one, tokens)
@@ -339,7 +413,7 @@ def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:
     if lost.requests:
         found = f"{_counted(lost)} no mark where an earlier one has some"
         remedy = "Set the same marks in every request: what is not marked is not read either."
-        yield trace.finding(_LOST, lost, found, remedy)
+        yield trace.finding("lost marks", lost, found, remedy)
     if unmarked.requests:
         found = f"{_counted(unmarked)} no mark behind what earlier ones begin with, too"
         yield trace.finding(_UNMARKED, unmarked, found, REMEDIES[Cause.never_written])
@@ -367,9 +441,6 @@ def _behind_questions(trace: _CheckedTrace) -> Iterator[LintFinding]:
         )
         remedy = "Mark the documents that come again and not the question: plan.body() does."
         yield trace.finding(_BEHIND, tally, found, remedy, cache.write_factor - 1)
-
-
-_IN_FRONT: Final = frozenset({"tools", "system"})
 
 
 def _counted(tally: _Evidence) -> str:

@@ -47,15 +47,8 @@ class TraceSummary:
                 sent += tokens
                 repeated += tokens * ((request.tenant, key) in seen)
                 seen.add((request.tenant, key))
-        return cls(
-            requests=len(trace),
-            conversations=len(conversations),
-            turns=turns,
-            blocks=len(distinct),
-            distinct_tokens=sum(distinct.values()),
-            block_tokens=sent,
-            repeated_tokens=repeated,
-        )
+        talks, blocks, distinct_tokens = len(conversations), len(distinct), sum(distinct.values())
+        return cls(len(trace), talks, turns, blocks, distinct_tokens, sent, repeated)
 
     @property
     def reuse_bound(self) -> float:

@@ -25,49 +25,28 @@ _MOST_COMPARED = 2_000  # of these, the latest that are compared for all blocks 
 
 
 def explain_plan(
-    planned: Sequence[PlannedRequest],
-    corpus: Corpus,
-    *,
-    cache: CacheRules = DEFAULT_CACHE,
+    planned: Sequence[PlannedRequest], corpus: Corpus, *, cache: CacheRules = DEFAULT_CACHE
 ) -> Iterator[Explanation]:
     """Yield an explanation for each request, compared with other tenants' requests, too."""
-    sent = _SentPrompts()
-    for request in planned:
+    prompts: list[SentEntry] = []
+    latest: dict[Hashable, int] = {}  # by beginning, and by conversation
+    showing: dict[BlockId, deque[int]] = {}  # so that long traces stay fast
+    for number, request in enumerate(planned):
         prompt = _sent_prompt(request, corpus, cache)
-        related = sent.related(prompt)
-        expected = request.expected_cached_tokens
-        explanation = explain(prompt, related, expected, across_tenants=True, cache=cache)
-        sent.add(prompt)
-        yield explanation
-
-
-class _SentPrompts:
-    """The prompts so far, indexed by beginnings and blocks, so that long traces stay fast."""
-
-    def __init__(self) -> None:
-        self._prompts: list[SentEntry] = []
-        self._with: dict[BlockId, deque[int]] = {}
-        self._latest: dict[Hashable, int] = {}  # by beginning, and by conversation
-
-    def add(self, prompt: SentEntry) -> None:
-        number = len(self._prompts)
-        self._prompts.append(prompt)
+        beginnings, talk = list(_beginnings(prompt)), (prompt.tenant, prompt.conversation)
+        names = [*beginnings, talk] if prompt.is_later_turn else beginnings
+        closest = {latest[name] for name in names if name in latest}
+        holding = {at for block_id in prompt.ids for at in showing.get(block_id, ())}
+        closest.update(sorted(holding)[-_MOST_COMPARED:])
+        related, expected = [prompts[at] for at in sorted(closest)], request.expected_cached_tokens
+        yield explain(prompt, related, expected, across_tenants=True, cache=cache)
+        prompts.append(prompt)
         for block_id in set(prompt.ids):
-            self._with.setdefault(block_id, deque(maxlen=_LATEST)).append(number)
+            showing.setdefault(block_id, deque(maxlen=_LATEST)).append(number)
         if prompt.conversation is not None:
-            self._latest[prompt.tenant, prompt.conversation] = number
+            latest[talk] = number
         if not prompt.is_later_turn:
-            self._latest |= dict.fromkeys(_beginnings(prompt), number)
-
-    def related(self, prompt: SentEntry) -> list[SentEntry]:
-        """Return, in order, the earlier prompts that can be closest to this one."""
-        holding = {number for block_id in prompt.ids for number in self._with.get(block_id, ())}
-        names = list(_beginnings(prompt))
-        if prompt.is_later_turn:
-            names.append((prompt.tenant, prompt.conversation))
-        numbers = {self._latest[name] for name in names if name in self._latest}
-        numbers.update(sorted(holding)[-_MOST_COMPARED:])
-        return [self._prompts[number] for number in sorted(numbers)]
+            latest |= dict.fromkeys(beginnings, number)
 
 
 _FRONTS = ("tenant", "model", "key", "tools", "system", "is_labelled")
@@ -164,8 +143,7 @@ REMEDIES = {
 """What to do about what is computed again, by cause."""
 
 
-TREE_DEPTH = 5
-"""Blocks of a prompt that the prefix tree shows."""
+TREE_DEPTH = 5  # blocks of a prompt that the prefix tree shows
 
 _LEAST_SHARE = 0.004
 

@@ -19,16 +19,10 @@ from ctxreuse.errors import describe
 from ctxreuse.measure.replay.simulate import SizeResult, counted
 from ctxreuse.measure.traces.json_lines import LARGEST, JsonLine
 
-BLOCK_TOKENS = 512
-"""Tokens of a block in Mooncake's traces."""
+BLOCK_TOKENS = 512  # tokens of a block in Mooncake's traces
 
 USUAL_SIZES = (16_000, 64_000, 256_000, 1_000_000, 4_000_000, 16_000_000, None)
 """Tokens that caches hold, from a GPU's memory to a pool of many machines; None is unlimited."""
-
-_NO_WHOLE_PROMPT = (
-    "it does not begin with the hash that its session's line before begins with, so it may hold "
-    "only what is new; make each line a whole prompt, or leave 'session_id' out of whole prompts"
-)
 
 
 class HashedRequest(NamedTuple):
@@ -53,7 +47,11 @@ def hashed_requests(
         requests.append(_hashed_request(line, block_tokens))
         first, session = requests[-1].hash_ids[:1], line.get("session_id", (str, int), None)
         if session is not None and first != begins.setdefault(session, first):
-            line.fail(_NO_WHOLE_PROMPT)
+            line.fail(
+                "it does not begin with the hash that its session's line before begins with, so it "
+                "may hold only what is new; make each line a whole prompt, or leave 'session_id' "
+                "out of whole prompts"
+            )
     return requests
 
 

@@ -13,7 +13,7 @@ system text. `primes` are after how many of them a call ends that is sent before
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ctxreuse.context.blocks import BlockId
@@ -106,10 +106,7 @@ class PlannedRequest:
 
     def as_json(self) -> dict[str, Any]:
         """Return the line as a JSON object."""
-        parts = [
-            [label, block_id] if annotation is None else [label, block_id, annotation]
-            for label, block_id, annotation in self.parts
-        ]
+        parts = [[one for one in part if one is not None] for part in self.parts]
         timestamp = {} if self.timestamp_ms is None else {"timestamp": self.timestamp_ms}
         marks = {} if self.marks is None else {"marks": list(self.marks)}
         primes = {"primes": list(self.primes)} if self.primes else {}
@@ -127,19 +124,20 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
     planned: list[PlannedRequest] = []
     turns: dict[str | int, int] = {}  # of each request, with those that it continues
     for line in lines:
+        parts = _parts(line)
+        most = sum(annotation is None for *_, annotation in parts)
         request = PlannedRequest(
-            parts=_parts(line),
+            parts=parts,
             order_annotation=line.get("order_annotation", (str,), None),
             after=line.get("after", (str, int), None),
             expected_cached_tokens=line.natural("expected_cached_tokens", None),
             place=line.place,
             is_labelled=line.get("is_labelled", (bool,), True)
             and line.fields.get("parts") is not None,
+            marks=line.marks("marks", most),
+            primes=line.marks("primes", most) or (),
             **request_fields(line),
         )
-        most = len(request.blocks)
-        marks, primes = line.marks("marks", most), line.marks("primes", most) or ()
-        request = replace(request, marks=marks, primes=primes)
         if request.after is not None and request.after not in turns:
             line.fail(
                 f"it continues request {request.after!r}, which does not stand before it; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.errors import InputFileError, describe
@@ -25,8 +25,7 @@ class ReplayedStep:
     answer: str | None = None
 
 
-ANSWER = "OK."
-"""The answer to every turn of a replayed conversation where there is no model."""
+ANSWER = "OK."  # the answer to every turn of a replayed conversation where there is no model
 
 
 def plan_under(
@@ -54,34 +53,31 @@ def replayed(
     conversations: bool = False,
 ) -> Iterator[ReplayedStep]:
     """Yield the plan of each request of a trace, in execution order."""
-    histories = _Histories(conversations)
-    for key, turns in Counter(map(histories.key, trace)).items():
+    replay = _Replay(policy, planner, conversations)
+    for key, turns in Counter(map(replay.key, trace)).items():
         if key is not None and turns > MOST_TURNS:
             raise InputFileError(
                 f"conversation {describe(key[1])} has more than {MOST_TURNS:,} turns in the trace; "
                 "give some of them another conversation_id"
             )
-    if policy.mode == "offline" and policy.strategy != "none":
-        plans = _offline(policy, trace, planner, histories)
-    else:
-        plans = _online(policy, trace, planner, histories)
-    for traced, plan in plans:
-        after = histories.last.get(histories.key(traced))
+    is_batch = policy.mode == "offline" and policy.strategy != "none"
+    for traced, plan in (replay.together if is_batch else replay.one_by_one)(trace):
+        after = replay.last.get(replay.key(traced))
         step = ReplayedStep(PlannedRequest.of(plan, traced.turn, after, traced.timestamp_ms), plan)
         yield step
-        histories.record(traced, plan, step.answer)
+        replay.record(traced, plan, step.answer)
 
 
-class _Histories:
-    """The histories of the conversations that are replayed."""
+class _Replay:
+    """A policy's plans, and the histories of the conversations that are replayed."""
 
-    def __init__(self, conversations: bool) -> None:
+    def __init__(self, policy: MeasuredPolicy, planner: ReusePlanner, conversations: bool) -> None:
+        self._policy = policy
+        self._planner = planner
         self._conversations = conversations
         self._history: dict[object, list[dict[str, Any]]] = {}
-        self.last: dict[object, str | int] = {}
-        """The request that each history ends with."""
-        self.ended: set[object] = set()
-        """Conversations of which a turn has no answer."""
+        self.last: dict[object, str | int] = {}  # the request that each history ends with
+        self._ended: set[object] = set()  # conversations of which a turn has no answer
 
     def key(self, traced: TraceRequest) -> tuple[str, str | int] | None:
         """Return the conversation that a request is a turn of, if conversations are replayed."""
@@ -89,7 +85,7 @@ class _Histories:
             return None
         return (traced.tenant, traced.conversation_id)
 
-    def request(self, traced: TraceRequest) -> ContextRequest:
+    def _request(self, traced: TraceRequest) -> ContextRequest:
         """Return a request as it stands behind its history."""
         key = self.key(traced)
         return ContextRequest(
@@ -106,51 +102,36 @@ class _Histories:
         """Note that a plan was sent, and its answer."""
         key = self.key(traced)
         if key is not None and answer is None:
-            self.ended.add(key)
+            self._ended.add(key)
         elif key is not None:
             self.last[key] = traced.request_id
-            self._history.setdefault(key, []).extend(
-                (
-                    {"role": "user", "content": plan.content},
-                    {"role": "assistant", "content": answer},
-                )
-            )
+            history = self._history.setdefault(key, [])
+            history.append({"role": "user", "content": plan.content})
+            history.append({"role": "assistant", "content": answer})
 
+    def one_by_one(self, trace: Sequence[TraceRequest]) -> Iterator[tuple[TraceRequest, Plan]]:
+        """Yield the plans of requests that arrive one after the other."""
+        strategy, primes = self._policy.strategy, self._policy.is_primed
+        for traced in trace:
+            if self.key(traced) not in self._ended:
+                now = None if traced.timestamp_ms is None else traced.timestamp_ms / 1000
+                request = self._request(traced)
+                yield traced, self._planner.plan(request, strategy, now=now, primes=primes)
 
-_Planned: TypeAlias = Iterator[tuple[TraceRequest, Plan]]
-
-
-def _online(
-    policy: MeasuredPolicy,
-    trace: Sequence[TraceRequest],
-    planner: ReusePlanner,
-    histories: _Histories,
-) -> _Planned:
-    for traced in trace:
-        if histories.key(traced) not in histories.ended:
-            now = None if traced.timestamp_ms is None else traced.timestamp_ms / 1000
-            request, primes = histories.request(traced), policy.is_primed
-            yield traced, planner.plan(request, policy.strategy, now=now, primes=primes)
-
-
-def _offline(
-    policy: MeasuredPolicy,
-    trace: Sequence[TraceRequest],
-    planner: ReusePlanner,
-    histories: _Histories,
-) -> _Planned:
-    talks = by_conversation(trace, histories.key)
-    firsts = [turns[0] for turns in talks]
-    requests = [histories.request(traced) for traced in firsts]
-    batch = planner.plan_batch(requests, policy.strategy, primes=policy.is_primed)
-    planned = {id(firsts[at]): plan for at, plan in zip(batch.order, batch.plans, strict=True)}
-    if policy.is_scheduled:
-        trace = [traced for at in batch.order for traced in talks[at]]
-    for traced in trace:
-        if id(traced) in planned:
-            yield traced, planned[id(traced)]
-        else:
-            yield from _online(policy, (traced,), planner, histories)
+    def together(self, trace: Sequence[TraceRequest]) -> Iterator[tuple[TraceRequest, Plan]]:
+        """Yield the plans of a batch: of the first turns; later ones follow one by one."""
+        policy, talks = self._policy, by_conversation(trace, self.key)
+        firsts = [turns[0] for turns in talks]
+        requests = [self._request(traced) for traced in firsts]
+        batch = self._planner.plan_batch(requests, policy.strategy, primes=policy.is_primed)
+        planned = {id(firsts[at]): plan for at, plan in zip(batch.order, batch.plans, strict=True)}
+        if policy.is_scheduled:
+            trace = [traced for at in batch.order for traced in talks[at]]
+        for traced in trace:
+            if id(traced) in planned:
+                yield traced, planned[id(traced)]
+            else:
+                yield from self.one_by_one((traced,))
 
 
 def by_conversation(

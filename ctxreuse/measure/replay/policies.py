@@ -70,29 +70,24 @@ POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
 
 def own_policies(named: Sequence[str]) -> tuple[MeasuredPolicy, ...]:
     """Return the policies that `module:Class` names, each online and as one batch."""
-    return tuple(
-        MeasuredPolicy(f"{policy.name}, {name}", policy, mode)
-        for policy in map(_loaded, named)
-        for name, mode in zip(("online", "batch"), get_args(TraceMode), strict=True)
-    )
-
-
-def _loaded(named: str) -> Policy:
-    """Return an object of the class that `module:Class` names."""
-    module, _, name = named.partition(":")
-    wanted = "name a class as module:Class, of a module that Python finds from here"
-    try:
-        made = getattr(import_module(module), name)()
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InvalidRequestError(
-            f"the policy {describe(named)} cannot be made ({type(error).__name__}: {error}); "
-            f"{wanted}, which is made without arguments"
-        ) from error
-    if not isinstance(made, Policy):
-        raise InvalidRequestError(
-            f"{describe(named)} is no policy; derive it from ctxreuse.policy.Policy"
-        )
-    return made
+    tried: list[MeasuredPolicy] = []
+    for one in named:
+        module, _, name = one.partition(":")
+        try:
+            policy = getattr(import_module(module), name)()
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
+            raise InvalidRequestError(
+                f"the policy {describe(one)} cannot be made ({type(error).__name__}: {error}); "
+                "name a class as module:Class, of a module that Python finds from here, which is "
+                "made without arguments"
+            ) from error
+        if not isinstance(policy, Policy):
+            raise InvalidRequestError(
+                f"{describe(one)} is no policy; derive it from ctxreuse.policy.Policy"
+            )
+        modes = zip(("online", "batch"), get_args(TraceMode), strict=True)
+        tried += (MeasuredPolicy(f"{policy.name}, {way}", policy, mode) for way, mode in modes)
+    return tuple(tried)
 
 
 def tried_policies(cache: CacheRules, *, keep_best: bool = False) -> tuple[MeasuredPolicy, ...]:

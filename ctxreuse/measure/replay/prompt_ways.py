@@ -6,10 +6,10 @@ from array import array
 from collections import ChainMap, Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import lru_cache, partial
 from itertools import pairwise
 from statistics import median
-from typing import Final
 
 from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, Message, text_digest
@@ -42,20 +42,7 @@ from ctxreuse.pipeline.prompt_turn import (
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
 
-WRAPPED: Final = "the model wrapped"
-RENDERED: Final = "documents rendered by format_context"
-LABELLED: Final = "documents under labels, each shown once"
-BEHIND: Final = "what differs behind the documents"
-BOTH: Final = f"{RENDERED}, and {BEHIND}"
-ORDERED: Final = "documents in planned order"
-SHOWN_ONCE: Final = "an agent's documents shown once"
-SETTLED: Final = "documents without what changes"
-
-WAYS = (SETTLED, WRAPPED, SHOWN_ONCE, RENDERED, ORDERED, LABELLED, BEHIND, BOTH)
-"""The least change first."""
-
-LEAST_SAVED = 0.02
-"""Of the tokens that are computed; a smaller share is nothing to gain."""
+LEAST_SAVED = 0.02  # of the tokens that are computed; a smaller share is nothing to gain
 
 _LESS = 0.05  # that a lesser change may save less
 _TOKEN = 4  # characters; from a first difference on nothing is shared, so cuts need not be words
@@ -64,23 +51,36 @@ _OFTEN = 0.5
 _UNSEEN = (MEMORIES, "LangChain vector stores")  # by a wrapped model
 
 
+class Way(StrEnum):
+    """What is changed of an application, the least change first."""
+
+    SETTLED = "documents without what changes"
+    WRAPPED = "the model wrapped"
+    SHOWN_ONCE = "an agent's documents shown once"
+    RENDERED = "documents rendered by format_context"
+    ORDERED = "documents in planned order"
+    LABELLED = "documents under labels, each shown once"
+    BEHIND = "what differs behind the documents"
+    BOTH = f"{RENDERED}, and {BEHIND}"
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredWay:
     """What prompts cost in one way."""
 
-    name: str
+    name: Way
     usage: CacheUsage
 
-    def saved(self, before: MeasuredWay) -> float:
+    def saved(self, before: CacheUsage) -> float:
         """Return which share of the tokens is not computed that were before."""
-        return 1 - self.usage.prefilled_tokens / max(1, before.usage.prefilled_tokens)
+        return 1 - self.usage.prefilled_tokens / max(1, before.prefilled_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptWays:
     """What a recording's prompts cost as they are, and in the ways that apply to them."""
 
-    plain: MeasuredWay
+    plain: CacheUsage
     as_it_is: MeasuredWay  # the model wrapped, and nothing else changed
     ways: tuple[MeasuredWay, ...]
     prompts: int
@@ -94,7 +94,7 @@ class PromptWays:
         most = max(one.saved(self.plain) for one in self.ways)
         least = max(LEAST_SAVED, most - _LESS)
         good = [one for one in self.ways if one.saved(self.plain) >= least]
-        return min(good, key=lambda one: WAYS.index(one.name), default=None)
+        return min(good, key=lambda one: [*Way].index(one.name), default=None)
 
 
 def measured_ways(
@@ -119,10 +119,9 @@ def measured_ways(
         tokens_of = lru_cache(_TEXTS)(lambda text: array("i", encode(well_formed(text)).ids))
     named = {one.request_id: one for one in requests}
     replay = _ReplayedPrompts(seen, named, capacity_tokens, new_planner, tokens_of)
-    given, wrapped = (one.prompt.parts for one in seen), replay.planned(seen)
     with progress("replaying prompts as they are", 2 * len(seen)) as advance:
-        plain = MeasuredWay("as they are", replay.cost(given, advance))
-        as_it_is = MeasuredWay(WRAPPED, replay.cost(wrapped, advance))
+        plain = replay.cost((one.prompt.parts for one in seen), advance)
+        as_it_is = MeasuredWay(Way.WRAPPED, replay.cost(replay.planned(seen), advance))
     if changing is not None:
         requests = changing.settled(requests)
         seen = list(seen_prompts(_settled(seen, changing), requests))
@@ -132,26 +131,27 @@ def measured_ways(
     are_memories = median(one.source == MEMORIES for one in requests) > 0
     roles = {one.prompt.parts[n].role for one in seen for n in one.pieces}
     behind = list(_behind(seen))
-    planner, sent = replay.new_planner(), {ORDERED: replay.ordered()}
+    planner, sent = replay.new_planner(), {Way.ORDERED: replay.ordered()}
     if not are_memories:
-        sent[RENDERED] = replay.planned(seen, RENDERED, planner)
+        sent[Way.RENDERED] = replay.planned(seen, Way.RENDERED, planner)
         if "tool" not in roles:
-            sent[LABELLED] = replay.planned(seen, LABELLED)
+            sent[Way.LABELLED] = replay.planned(seen, Way.LABELLED)
     if changing is not None:
-        sent |= {SETTLED: (list(one.prompt.parts) for one in seen), WRAPPED: replay.planned(seen)}
+        sent[Way.SETTLED] = (list(one.prompt.parts) for one in seen)
+        sent[Way.WRAPPED] = replay.planned(seen)
     if behind != [one.prompt for one in seen]:
         moved = list(seen_prompts(behind, requests))
-        sent[BEHIND] = replay.planned(moved)
+        sent[Way.BEHIND] = replay.planned(moved)
         if not are_memories:
-            sent[BOTH] = replay.planned(moved, RENDERED)
+            sent[Way.BOTH] = replay.planned(moved, Way.RENDERED)
     if "tool" in roles and framework == "langchain":
-        sent[SHOWN_ONCE] = replay.shown_once()
+        sent[Way.SHOWN_ONCE] = replay.shown_once()
     with progress("replaying changed prompts", len(sent) * len(seen)) as advance:
         ways = [MeasuredWay(name, replay.cost(one, advance)) for name, one in sent.items()]
     counts = planner.prompt_records.counts()
     often = (one for one in ("order", "numbers") if counts[one] > _OFTEN * len(seen))
     if in_place := next(often, ""):  # a part that does not see these words must not move them
-        ways = [one for one in ways if one.name != ORDERED]
+        ways = [one for one in ways if one.name != Way.ORDERED]
     found = (*ways, as_it_is)
     return PromptWays(plain, as_it_is, found, len(seen), framework, are_memories, in_place)
 
@@ -181,15 +181,15 @@ class _ReplayedPrompts:
         return usage
 
     def planned(
-        self, seen: Sequence[SeenPrompt], way: str = WRAPPED, planner: ReusePlanner | None = None
+        self, seen: Sequence[SeenPrompt], way: Way = Way.WRAPPED, own: ReusePlanner | None = None
     ) -> Iterator[list[PromptPart]]:
         """Yield prompts as a wrapped model sends them."""
         known, given = KnownTexts(), set[str | int]()
         of_runs = {n for one in self.seen for n in one.prompt.retrieved}
-        planner = planner or self.new_planner()
+        planner = own or self.new_planner()
         planning = PromptPlanner(planner, kind="", known=known)  # nobody is told
         for prompt, shown, outside in seen:
-            seen_too = [one for one in outside if way != WRAPPED or one.source not in _UNSEEN]
+            seen_too = [one for one in outside if way != Way.WRAPPED or one.source not in _UNSEEN]
             lists = [one for one in seen_too if one.request_id not in of_runs]
             lists += [self.named[n] for n in prompt.retrieved if n in self.named.keys() - given]
             given.update(prompt.retrieved)
@@ -198,10 +198,10 @@ class _ReplayedPrompts:
                 forms = [Form(document_text(block), kind=kind) for block in found.blocks]
                 known.add_seen(prompt.tenant, [forms], prompt.run)
             texts = [one.text for one in prompt.parts]
-            for number in shown if way != WRAPPED else shown.keys() & prompt.rendered:
+            for number in shown if way != Way.WRAPPED else shown.keys() & prompt.rendered:
                 text = texts[number]
                 forms = [Form(text[one.start : one.end]) for one in shown[number]]
-                if way == LABELLED:
+                if way == Way.LABELLED:
                     forms = [labelled_form(one, None, planner.templates) for one in forms]
                     texts[number] = _with_pieces(text, shown[number], [one.text for one in forms])
                 known.add(prompt.tenant, forms)

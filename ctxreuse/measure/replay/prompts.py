@@ -186,13 +186,8 @@ def prompt_pieces(
 
 
 def _turn(request: PlannedRequest, corpus: Corpus) -> list[ContentPart]:
-    return turn_parts(
-        _shown(request, corpus),
-        request.order_annotation,
-        request.query,
-        DEFAULT_TEMPLATES,
-        is_labelled=request.is_labelled,
-    )
+    shown, said, has_labels = _shown(request, corpus), request.order_annotation, request.is_labelled
+    return turn_parts(shown, said, request.query, DEFAULT_TEMPLATES, is_labelled=has_labels)
 
 
 def _shown(request: PlannedRequest, corpus: Corpus) -> list[TurnPart]:

@@ -34,8 +34,7 @@ class Run:
     part: str = POLICIES_PART
     k: int | None = None
     sessions: int | None = None
-    at_once: int = 1
-    """Conversations that a live engine is asked at a time."""
+    at_once: int = 1  # conversations that a live engine is asked at a time
 
     def planner(self, cache: CacheRules = DEFAULT_CACHE) -> ReusePlanner:
         """Return a planner for an engine or a provider whose cache, of these rules, is empty."""
@@ -118,10 +117,6 @@ class RunResult:
             planned=planned,
             **more,
         )
-
-    def without_plans(self) -> Self:
-        """Return what a file holds of it: many runs' plans would take much memory."""
-        return replace(self, planned=(), notes=())
 
     @property
     def usages(self) -> list[CacheUsage]:

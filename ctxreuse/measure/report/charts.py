@@ -136,7 +136,6 @@ def _shown(results: Results) -> list[RunResult]:
 
 
 def _draw_over_time(axes: Axes, runs: Sequence[RunResult]) -> None:
-    """Draw a line a run, with their policies' names below the axes."""
     drawn = []
     for number, run in enumerate(runs):
         computed = [usage.prefilled_tokens / 1_000 for usage in accumulate(run.usages)]

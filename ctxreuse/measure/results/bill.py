@@ -14,11 +14,10 @@ from ctxreuse.measure.results.results import Results
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import CacheRules, profile_spec
 
-LEAST_SHARE = 0.01
-"""Of the computed tokens; a smaller saving is not worth a change of a program."""
+LEAST_SHARE = 0.01  # of the computed tokens; a smaller saving is not worth a change of a program
 
-_THOUSAND = 1_000
 _ALIKE = 0.005
+_TIMES = {1: "once", 2: "twice"}
 
 
 class Saving(NamedTuple):
@@ -62,7 +61,7 @@ class Saving(NamedTuple):
 
     def a_thousand(self, amount: float) -> float:
         """Return an amount of all requests for a thousand of them."""
-        return _THOUSAND * amount / self.requests if self.requests else 0.0
+        return 1_000 * amount / self.requests if self.requests else 0.0
 
     def money(self, prices: Prices) -> float:
         """Return what the prompts of a thousand requests cost less."""
@@ -139,10 +138,10 @@ class Bill(NamedTuple):
         return known or [self.cache.time_to_live.name]
 
     @property
-    def least_reads(self) -> float:
-        """How often a written token has to be read on average, for writing to pay; 0 where free."""
+    def least_reads(self) -> float | None:
+        """How often a written token has to be read on average; None where writing never pays."""
         saving = 1 - self.cache.read_factor
-        return max(0.0, self.cache.write_factor - 1) / saving if saving > 0 else float("inf")
+        return max(0.0, self.cache.write_factor - 1) / saving if saving > 0 else None
 
     @property
     def is_too_short(self) -> bool:
@@ -153,16 +152,15 @@ class Bill(NamedTuple):
         """Yield in words when writing pays, and from which request on it did."""
         least, cache = self.least_reads, self.cache
         if cache.write_factor <= 1:
-            yield (
-                f"Reading costs {cache.read_factor:g} times an uncached token, writing nothing "
-                "extra."
-            )
+            times = f"{cache.read_factor:g} times an uncached token"
+            yield f"Reading costs {times}, writing nothing extra."
             return
         pays = "it never pays"
-        if least != float("inf"):
+        if least is not None:
+            reads = int(least + 1e-9) + 1
             pays = (
                 f"it pays if a written token is read {least:.2f} times on average; a single mark, "
-                f"if it is read {_times(int(least + 1e-9) + 1)}"
+                f"if it is read {_TIMES.get(reads, f'{reads} times')}"
             )
         yield (
             f"Writing costs {cache.write_factor:g} times an uncached token, reading "
@@ -179,7 +177,6 @@ class Bill(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        least = self.least_reads
         return {
             "cache": profile_spec(self.cache),
             "profile": asdict(self.cache),
@@ -187,8 +184,8 @@ class Bill(NamedTuple):
             "median_prompt_tokens": self.median_tokens,
             "prompts_of_the_minimum": self.long_enough,
             "output_tokens": self.output_tokens,
-            "least_reads_of_a_written_token": None if least == float("inf") else round(least, 6),
-            "prices": None if self.prices is None else self.prices.as_json(),
+            "least_reads_of_a_written_token": self.least_reads and round(self.least_reads, 6),
+            "prices": self.prices and self.prices.as_json(),
             "rows": [
                 {
                     "policy": row.run.policy,
@@ -200,10 +197,9 @@ class Bill(NamedTuple):
                     "never_read_tokens": self.charged(row).never_read,
                     "bill_to_uncached": round(row.to_uncached, 6),
                     "pays_from_request": self.charged(row).pays_from,
-                    "money_per_1000_requests": None if money is None else round(money, 6),
+                    "money_per_1000_requests": self.prices and round(self.money(row) or 0.0, 6),
                 }
                 for row in self.rows
-                for money in (self.money(row),)
             ],
         }
 
@@ -227,15 +223,15 @@ def price_lines(bill: Bill) -> Iterator[str]:
     ]
     words.append("output not said" if prices.output is None else f"output {prices.output:g}")
     derived = "; derived: not said there, but from the cache profile's factors"
+    derived *= any(name in prices.derived for name in named)
     yield (
         f"Prices of {prices.date} from {prices.source}, in {prices.currency} for a million tokens: "
-        f"{', '.join(words)}{derived if any(name in prices.derived for name in named) else ''}."
+        f"{', '.join(words)}{derived}."
     )
-    cache, life = bill.cache, bill.cache.time_to_live.name
+    cache = bill.cache
     if prices.input:
-        read, write = (
-            one / prices.input for one in (prices.cached_input, prices.written_input[life])
-        )
+        read = prices.cached_input / prices.input
+        write = prices.written_input[cache.time_to_live.name] / prices.input
         pays_to_write = abs(write - cache.write_factor) > _ALIKE and cache.write_factor > 1
         if abs(read - cache.read_factor) > _ALIKE or pays_to_write:
             yield (
@@ -243,7 +239,3 @@ def price_lines(bill: Bill) -> Iterator[str]:
                 f"{write:.3g}; plans and input bill go by the profile's {cache.read_factor:g} and "
                 f"{cache.write_factor:g}."
             )
-
-
-def _times(number: int) -> str:
-    return {1: "once", 2: "twice"}.get(number, f"{number} times")

@@ -97,6 +97,7 @@ _PROVIDERS: Final = {
     "gemini": "google",
     "deepseek": "deepseek",
 }
+_PRICES: Final = {"input": "input_mtok", "cached_input": "cache_read_mtok", "output": "output_mtok"}
 _WRITTEN: Final = {"1h": "cache_write_1h_mtok"}
 """Where it has the price of writing for a time to live, if not under `cache_write_mtok`."""
 
@@ -130,25 +131,16 @@ def published_prices(model: str, day: date, cache: CacheRules = DEFAULT_CACHE) -
             f"{describe(model)} is no file, and genai-prices {genai_prices.__version__} knows no "
             f"such model{whose}; give a file of prices"
         ) from error
-    known = {name: _lowest(price) for name, price in vars(found.model_price).items()}
-    written = {
-        one.name: known.get(_WRITTEN.get(one.name, "cache_write_mtok"))
-        for one in cache.times_to_live
-    }
-    fields: dict[str, Any] = {
-        "input": known.get("input_mtok"),
-        "cached_input": known.get("cache_read_mtok"),
-        "output": known.get("output_mtok"),
-        "written_input": {life: price for life, price in written.items() if price is not None},
+    # of those that depend on the prompt's length, the first
+    prices = {name: getattr(one, "base", one) for name, one in vars(found.model_price).items()}
+    known = {name: float(one) for name, one in prices.items() if one is not None}
+    told: dict[str, Any] = {name: known[one] for name, one in _PRICES.items() if one in known}
+    lives = [one.name for one in cache.times_to_live]
+    written = {life: _WRITTEN.get(life, "cache_write_mtok") for life in lives}
+    told |= {
+        "written_input": {life: known[one] for life, one in written.items() if one in known},
         "currency": "USD",
         "date": f"{day:%Y-%m-%d}",
         "source": f"genai-prices {genai_prices.__version__}, {found.provider.id} {found.model.id}",
     }
-    told = {name: value for name, value in fields.items() if value is not None}
     return Prices.of(f"genai-prices, {found.model.id}", told, cache)
-
-
-def _lowest(price: Any) -> float | None:
-    """Return a price, or the first of those that depend on the prompt's length."""
-    base = getattr(price, "base", price)
-    return None if base is None else float(base)

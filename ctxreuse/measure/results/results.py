@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
 import ctxreuse
-from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.measure.replay.estimate import TraceSummary
-from ctxreuse.measure.replay.explain_plan import (
-    TreeNode,
-    block_label,
-    explain_plan,
-    sent_tree,
-)
+from ctxreuse.measure.replay.explain_plan import TreeNode, block_label, explain_plan, sent_tree
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompt_ways import PromptWays
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
@@ -25,8 +19,7 @@ from ctxreuse.measure.traces.trace_files import Corpus, Titles
 from ctxreuse.memory.explanations import Explanation
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
-Level: TypeAlias = Literal["blocks", "tokens", "engine"]
-"""What is counted, or by whom."""
+Level: TypeAlias = Literal["blocks", "tokens", "engine"]  # what is counted, or by whom
 
 _WORST = 10
 
@@ -110,14 +103,14 @@ def results_of(
     told = explain_plan(shown, corpus, cache=cache)
     explained = sorted(told, key=lambda one: -one.lost_tokens)
     questions = {one.request_id: " ".join((one.query or "").split()) for one in shown}
-    named = _Names(questions, corpus, titles)
+    worst = [one for one in explained[:_WORST] if one.lost_tokens]
     return Results(
         title=title,
         level=level,
         trace=trace,
-        runs=tuple(run.without_plans() for run in runs),
+        runs=tuple(replace(run, planned=(), notes=()) for run in runs),  # which would be large
         tree=sent_tree(shown, corpus, titles),
-        misses=tuple(map(named.miss, (one for one in explained[:_WORST] if one.lost_tokens))),
+        misses=tuple(_miss(one, questions, corpus, titles) for one in worst),
         version=ctxreuse.__version__,
         causes=tuple(
             CauseTotal(cause, len(lost), sum(lost)) for (cause, _), lost in by_cause(explained)
@@ -138,41 +131,27 @@ def by_cause(
     return sorted(lost.items(), key=lambda row: (-sum(row[1]), row[0]))
 
 
-class _Names(NamedTuple):
-    """What people know requests and blocks by."""
-
-    questions: Mapping[str | int, str]
-    corpus: Corpus
-    titles: Titles
-
-    def miss(self, explanation: Explanation) -> Miss:
-        """Return a request that lost something, named as people know it."""
-        return Miss(
-            str(explanation.request_id),
-            explanation.cause.value,
-            explanation.lost_tokens,
-            explanation.words,
-            well_formed(shortened(self.questions.get(explanation.request_id, ""))),
-            self._place(explanation),
-        )
-
-    def _place(self, explanation: Explanation) -> str:
-        if explanation.closest is None:
-            return ""
-        question = self.questions.get(explanation.closest, "") or str(explanation.closest)
+def _miss(
+    lost: Explanation, questions: Mapping[str | int, str], corpus: Corpus, titles: Titles
+) -> Miss:
+    """Return a request that lost something, named as people know it, with its blocks."""
+    ids = (lost.block, lost.other_block)
+    blocks = (None if one is None else corpus.get(one) for one in ids)
+    own, other = ("" if block is None else block_label(block, titles) for block in blocks)
+    place = ""
+    if lost.closest is not None:
+        question = questions.get(lost.closest, "") or str(lost.closest)
         closest = f"“{well_formed(shortened(question))}”"
-        begins = f"Begins unlike {closest}, which has most in common with it"
-        if explanation.shared_blocks:
-            number = explanation.shared_blocks
-            begins = (
+        place = f"Begins unlike {closest}, which has most in common with it"
+        if number := lost.shared_blocks:
+            place = (
                 f"Begins like {closest}, for {number} block{'s' if number > 1 else ''} "
-                f"({explanation.shared_tokens:,} tokens)"
+                f"({lost.shared_tokens:,} tokens)"
             )
-        own, other = map(self._label, (explanation.block, explanation.other_block))
-        if not own or not other:
-            return f"{begins}; {'it' if not own else 'that one'} ends there."
-        return f"{begins}; then has “{own}” where that one has “{other}”."
-
-    def _label(self, block_id: BlockId | None) -> str:
-        block = None if block_id is None else self.corpus.get(block_id)
-        return "" if block is None else block_label(block, self.titles)
+        if own and other:
+            place += f"; then has “{own}” where that one has “{other}”."
+        else:
+            place += f"; {'that one' if own else 'it'} ends there."
+    asked = well_formed(shortened(questions.get(lost.request_id, "")))
+    request_id, cause = str(lost.request_id), lost.cause.value
+    return Miss(request_id, cause, lost.lost_tokens, lost.words, asked, place)

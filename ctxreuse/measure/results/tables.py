@@ -55,31 +55,29 @@ def results_json(results: Results, runs: Runs | None = None) -> dict[str, Any]:
         **({} if bill is None else {"bill": bill.as_json()}),
         **({"keep_best": True} if results.keep_best else {}),
         "trace": {**asdict(results.trace), "reuse_bound": round(results.trace.reuse_bound, 6)},
-        "runs": [_run_json(run) for run in (results.part() if runs is None else runs)],
-    }
-
-
-def _run_json(run: RunResult) -> dict[str, Any]:
-    return {
-        "policy": run.policy,
-        "deduplicated": run.deduplicated,
-        "capacity_tokens": run.capacity_tokens,
-        "prompt_tokens": run.total.prompt_tokens,
-        "cached_tokens": run.total.cached_tokens,
-        "hit_ratio": round(run.total.hit_ratio, 6),
-        "word_tokens": run.word_tokens,
-        "planning_ms": run.planning_ms,
-        **first_token_seconds(run),
+        "runs": [
+            {
+                "policy": run.policy,
+                "deduplicated": run.deduplicated,
+                "capacity_tokens": run.capacity_tokens,
+                "prompt_tokens": run.total.prompt_tokens,
+                "cached_tokens": run.total.cached_tokens,
+                "hit_ratio": round(run.total.hit_ratio, 6),
+                "word_tokens": run.word_tokens,
+                "planning_ms": run.planning_ms,
+                **first_token_seconds(run),
+            }
+            for run in (results.part() if runs is None else runs)
+        ],
     }
 
 
 def first_token_seconds(run: RunResult) -> dict[str, float]:
     """Return half and nearly all of a run's times to the first token; {} if none were measured."""
-    if not run.first_token_s:
-        return {}
     return {
         f"first_token_p{share}_s": round(run.first_token_percentile_s(share), 6)
         for share in (50, 95)
+        if run.first_token_s
     }
 
 
@@ -147,7 +145,13 @@ def tables(results: Results) -> Iterator[Table]:
         yield bill_table(bill)
     elif policies:
         of = " of the documents" if results.level == "blocks" else ""
-        yield _policies(f"What is left to compute{of}", policies)
+        groups: dict[str, Runs] = {}
+        for size in cache_sizes(policies):
+            name = cache_words(size)
+            of_size = [run for run in policies if run.capacity_tokens == size]
+            groups |= by_kind(of_size, name, f"{name}, {_DEDUPLICATED}")
+        title, columns = f"What is left to compute{of}", POLICY | reached(policies)
+        yield Table.of_groups(title, groups, columns)
 
 
 def bill_table(bill: Bill) -> Table:
@@ -189,15 +193,6 @@ def bill_lines(bill: Bill) -> Iterator[str]:
     )
 
 
-def _policies(title: str, runs: Runs) -> Table:
-    groups: dict[str, Runs] = {}
-    for size in cache_sizes(runs):
-        name = cache_words(size)
-        of_size = [run for run in runs if run.capacity_tokens == size]
-        groups |= by_kind(of_size, name, f"{name}, {_DEDUPLICATED}")
-    return Table.of_groups(title, groups, POLICY | reached(runs))
-
-
 def by_kind(runs: Runs, plain: str = "", deduplicated: str = _DEDUPLICATED) -> dict[str, Runs]:
     """Return runs without and runs with de-duplication, by heading."""
     return {
@@ -225,8 +220,9 @@ def engine_table(
     title: str, runs: Runs, name: Callable[[RunResult], str] = lambda run: run.policy
 ) -> Table:
     """Return what a server reported, of requests that it answered as retrieved, too."""
+    asked = set(runs[0].request_ids)
     groups = {
-        heading: [(run, *_common(run, runs[0])) for run in group]
+        heading: [(run, run.only(asked), runs[0].only({*run.request_ids})) for run in group]
         for heading, group in by_kind(runs).items()
     }
 
@@ -251,11 +247,6 @@ def engine_table(
 
 _Pair: TypeAlias = tuple[RunResult, RunResult, RunResult]
 """A run, and what it and another one have of the requests that both answered."""
-
-
-def _common(run: RunResult, base: RunResult) -> tuple[RunResult, RunResult]:
-    both = set(run.request_ids) & set(base.request_ids)
-    return run.only(both), base.only(both)
 
 
 def first_token_ratio(run: RunResult, base: RunResult) -> str:

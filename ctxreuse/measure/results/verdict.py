@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, get_args
 
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, PRIMED
-from ctxreuse.measure.replay.prompt_ways import (
-    BEHIND,
-    BOTH,
-    LABELLED,
-    LEAST_SAVED,
-    ORDERED,
-    RENDERED,
-    SETTLED,
-    SHOWN_ONCE,
-    WRAPPED,
-    PromptWays,
-)
+from ctxreuse.measure.replay.prompt_ways import LEAST_SAVED, PromptWays, Way
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results import Results
@@ -53,15 +42,16 @@ _ORDERED = {
 }
 _RENDER = "put the documents in with {rendered}{labels}), with all that you write on each"
 _BEHIND = "put the question behind the documents, and whatever else differs from prompt to prompt"
+_MIDDLEWARE = "create_agent(..., middleware=[ReuseMiddleware()])"
 _OF_WAYS = {
-    SETTLED: "change nothing else.",
-    WRAPPED: "wrap the model: {model}.",
-    SHOWN_ONCE: "give the agent a middleware: create_agent(..., middleware=[ReuseMiddleware()]).",
-    RENDERED: f"{_RENDER}; then wrap the model: {{model}}.",
-    LABELLED: f"{_RENDER}; then wrap the model: {{model}}.",
-    BOTH: f"{_BEHIND}; {_RENDER}; then wrap the model: {{model}}.",
-    ORDERED: "{ordered}",
-    BEHIND: f"{_BEHIND}; then wrap the model: {{model}}.",
+    Way.SETTLED: "change nothing else.",
+    Way.WRAPPED: "wrap the model: {model}.",
+    Way.SHOWN_ONCE: f"give the agent a middleware: {_MIDDLEWARE}.",
+    Way.RENDERED: f"{_RENDER}; then wrap the model: {{model}}.",
+    Way.LABELLED: f"{_RENDER}; then wrap the model: {{model}}.",
+    Way.BOTH: f"{_BEHIND}; {_RENDER}; then wrap the model: {{model}}.",
+    Way.ORDERED: "{ordered}",
+    Way.BEHIND: f"{_BEHIND}; then wrap the model: {{model}}.",
 }
 _RENDERED = {
     "langchain": "format_context(documents, document_prompt=...",
@@ -84,13 +74,9 @@ class SavingsVerdict:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        return {
-            "sentence": self.sentence,
-            "next_step": self.next_step,
-            "also": list(self.also),
-            "is_gain": self.is_gain,
-            **self.measured,
-        }
+        told = asdict(self)
+        measured: dict[str, Any] = told.pop("measured")
+        return told | measured
 
 
 def verdict(results: Results) -> SavingsVerdict:
@@ -127,8 +113,8 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     best, as_it_is = ways.best, ways.as_it_is.saved(ways.plain)
     framework = ways.framework if ways.framework in _MODEL else "langchain"
     cache = cache_words(results.cache_tokens)
-    measured = {
-        "computed_tokens_as_retrieved": ways.plain.usage.prefilled_tokens,
+    measured: dict[str, Any] = {
+        "computed_tokens_as_retrieved": ways.plain.prefilled_tokens,
         "saved_share_as_it_is": round(as_it_is, 6),
     }
     why = REMEDIES.get(ways.in_place)
@@ -136,18 +122,16 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     if best is None:
         tried = ", ".join(one.name for one in ways.ways)
         nothing, step = _nothing(results, _ORDER_STEP if ways.in_place == "order" else _NO_STEP)
-        return SavingsVerdict(
+        said = (
             f"{nothing} here: {ways.prompts:,} prompts were replayed in {len(ways.ways)} "
-            f"ways, and none computes {LEAST_SAVED:.0%} less ({cache}): {tried}.",
-            step,
-            in_place,
-            measured=measured,
+            f"ways, and none computes {LEAST_SAVED:.0%} less ({cache}): {tried}."
         )
+        return SavingsVerdict(said, step, in_place, measured=measured)
     share = best.saved(ways.plain)
     step = _OF_WAYS[best.name].format(
         model=_MODEL[framework],
         rendered=_RENDERED[framework],
-        labels=", labels=True" * (best.name == LABELLED),
+        labels=", labels=True" * (best.name == Way.LABELLED),
         ordered=_ORDERED["mem0" if ways.are_memories else framework],
     )
     if (planner := _planner(results)) != "ReusePlanner()":
@@ -159,21 +143,18 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     computed = best.usage.prefilled_tokens
     rate, less = results.prefill_tokens_per_s, ""
     if rate is not None:
-        saved = (ways.plain.usage.prefilled_tokens - computed) / ways.prompts / rate * 1_000
+        saved = (ways.plain.prefilled_tokens - computed) / ways.prompts / rate * 1_000
         less = f"; {_ms(saved)} ms less prefill a prompt at {rate:,.0f} tokens a second"
     if share < _SMALL_SHARE:
         also.append("Small: probably not worth it.")
     nothing = "Nothing as it is, with words that differ in front of the documents; "
-    nothing *= best.name in (BEHIND, BOTH)
-    return SavingsVerdict(
+    nothing *= best.name in (Way.BEHIND, Way.BOTH)
+    said = (
         f"{nothing}{share:.0%} fewer prompt tokens to compute, changed as "
-        f"Next says ({ways.prompts:,} whole prompts replayed, {cache}{less}).",
-        _first(results, step),
-        tuple(also),
-        is_gain=True,
-        measured=measured
-        | {"way": best.name, "computed_tokens": computed, "saved_share": round(share, 6)},
+        f"Next says ({ways.prompts:,} whole prompts replayed, {cache}{less})."
     )
+    measured |= {"way": best.name, "computed_tokens": computed, "saved_share": round(share, 6)}
+    return SavingsVerdict(said, _first(results, step), tuple(also), True, measured)
 
 
 def _of_order(results: Results) -> SavingsVerdict:
@@ -198,7 +179,7 @@ def _of_order(results: Results) -> SavingsVerdict:
         said = _gain(results, chosen) if chosen.is_worth_it else (why, step)
         also = [*_by_cache(results, chosen, savings), *_also(chosen, together, bill, savings)]
     else:
-        said = (_lower_bill if chosen.is_worth_it else _no_lower_bill)(results, bill, chosen)
+        said = _of_bill(results, bill, chosen)
         also = [*_also_of_bill(bill, chosen, together)]
     return SavingsVerdict(*said, tuple(also), chosen.is_worth_it, _figures(results, chosen))
 
@@ -220,13 +201,12 @@ def _figures(results: Results, saving: Saving) -> dict[str, Any]:
             "bill_to_uncached": round(saving.to_uncached, 6),
         }
     else:
-        seconds = None if rate is None else round(saving.a_thousand(saving.tokens) / rate, 3)
         figures |= {
             "capacity_tokens": saving.run.capacity_tokens,
             "computed_tokens_as_retrieved": saving.before.uncached,
             "computed_tokens": saving.after.uncached,
             "prefill_tokens_per_s": rate,
-            "seconds_per_1000_requests": seconds,
+            "seconds_per_1000_requests": rate and round(saving.a_thousand(saving.tokens) / rate, 3),
         }
     money = None if prices is None else round(saving.money(prices), 6)
     known = None if prices is None else prices.as_json()
@@ -259,11 +239,9 @@ def _gain(results: Results, saving: Saving) -> tuple[str, str]:
     is_default = planner == "ReusePlanner()"
     if saving.run.mode == "online":
         fields = "" if is_default else f", with planner={planner}"
-        step = _ONLINE_STEP.format(
-            fields=fields + ", prime=True" * is_primed,
-            planner=planner,
-            shadow=_planner(results, 'mode="shadow"'),
-        )
+        fields += ", prime=True" * is_primed
+        shadow = _planner(results, 'mode="shadow"')
+        step = _ONLINE_STEP.format(fields=fields, planner=planner, shadow=shadow)
     else:
         named, primes = "planner" if is_default else planner, ", primes=True" * is_primed
         step = f"collect requests, and plan them together: {named}.plan_batch(requests{primes})."
@@ -313,24 +291,15 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
             f"the retriever's order already has {_served(saving):.0%} of the prompt tokens "
             f"served; {bound:.0%} of the block tokens were sent before"
         ), _NO_STEP
-    few = f"{abs(saving.share):.1%} {_more(saving)} prompt tokens than as retrieved"
     return (
-        f"requests share blocks but not enough of them together: {_policy(saving)} computes {few}"
+        f"requests share blocks but not enough of them together: {_policy(saving)} computes "
+        f"{_percent(saving, 1)} prompt tokens than as retrieved"
     ), _NO_STEP
 
 
 def _served(saving: Saving) -> float:
     """Return which share of the prompts is served before anything is planned."""
     return saving.before.read / max(1, saving.before.prompt_tokens)
-
-
-def _lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
-    """Return how much lower a hosted cache's bill is, and what to do."""
-    return (
-        f"{saving.share:.0%} lower input bill than {bill.base.policy} with {_policy(saving)} "
-        f"(cache profile {profile_spec(bill.cache)}): {_instead(saving)}"
-        f"{_a_thousand(results, saving, '; ')}."
-    ), _step_of_bill(results, saving)
 
 
 def _planner(results: Results, *options: str) -> str:
@@ -409,9 +378,14 @@ def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterat
         )
 
 
-def _no_lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
-    """Return why planning does not lower a bill, and what to do."""
-    step = _NO_STEP
+def _of_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
+    """Return how much lower a hosted cache's bill is, or why it is not, and what to do."""
+    step, profile = _NO_STEP, f"cache profile {profile_spec(bill.cache)}"
+    if saving.is_worth_it:
+        return (
+            f"{saving.share:.0%} lower input bill than {bill.base.policy} with {_policy(saving)} "
+            f"({profile}): {_instead(saving)}{_a_thousand(results, saving, '; ')}."
+        ), _step_of_bill(results, saving)
     if bill.is_too_short and bill.requests > 1:
         step = _LONGER_STEP
         reason = (
@@ -427,7 +401,7 @@ def _no_lower_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, s
             f"{_instead(saving)}"
         )
     nothing, step = _nothing(results, step)
-    return f"{nothing}: {reason} (cache profile {profile_spec(bill.cache)}).", step
+    return f"{nothing}: {reason} ({profile}).", step
 
 
 def _instead(saving: Saving) -> str:
@@ -457,12 +431,8 @@ def _also(
         yield f"Planned together, all requests as one batch: {change}."
 
 
-def _more(saving: Saving) -> str:
-    return "more" if saving.tokens < 0 else "fewer"
-
-
-def _percent(saving: Saving) -> str:
-    return f"{abs(saving.share):.0%} {_more(saving)}"
+def _percent(saving: Saving, digits: int = 0) -> str:
+    return f"{abs(saving.share):.{digits}%} {'more' if saving.tokens < 0 else 'fewer'}"
 
 
 def _policy(saving: Saving) -> str:

@@ -55,7 +55,7 @@ class _ChangingDocument:
 
     def changed(self, text: str) -> dict[str, str]:
         """Return the lines of a text that change, and what of them all forms have."""
-        lasting = set.intersection(*map(_words, self.forms))
+        lasting = set.intersection(*(set(_WORD.findall(form)) for form in self.forms))
         kept = partial(_FIELD.sub, lambda found: found[0] if found[1] in lasting else "")
         lines = ((line, kept(line)) for line in text.splitlines(keepends=True))
         return {line: kept for line, kept in lines if kept != line}
@@ -73,11 +73,7 @@ class _ChangingDocument:
     def _without(self, text: str, often: Set[str]) -> str:
         changed = self.changed(text)
         lines = ((line, changed.get(line, line)) for line in text.splitlines(keepends=True))
-        return "".join(x for line, x in lines if x == line or _words(x) - often)
-
-
-def _words(text: str) -> set[str]:
-    return {*_WORD.findall(text)}
+        return "".join(x for line, x in lines if x == line or {*_WORD.findall(x)} - often)
 
 
 _TEMPLATES = {"langchain": " (document_prompt)", "llamaindex": " (text_template)"}
@@ -97,7 +93,6 @@ class ChangingDocuments(NamedTuple):
     without: Mapping[tuple[str, str], tuple[ContextBlock, str]]
 
     def __str__(self) -> str:
-        """Return what changes, in words."""
         where = "around the text of" if self.is_around else "in"
         behind = f", behind “{self.before}”" if self.before else ""
         return (
@@ -164,7 +159,7 @@ def changing_documents(trace: Sequence[TraceRequest]) -> ChangingDocuments | Non
     is_metadata = framework == "llamaindex" and all(map(_METADATA.match, metadata.splitlines()))
     keys = [one.partition(": ")[0] for one in lines if is_metadata and one in f"{metadata}\n"]
     changed = (" ".join(one.changed(next(iter(one.forms))).values()) for one in documents)
-    said = Counter(word for one in changed for word in _words(one))
+    said = Counter(word for one in changed for word in set(_WORD.findall(one)))
     often = {word for word, number in said.items() if number > max(1, _OFTEN * len(documents))}
     settled = {
         (one.tenant, text): form
@@ -173,16 +168,10 @@ def changing_documents(trace: Sequence[TraceRequest]) -> ChangingDocuments | Non
         for form in (one.settled(often),)
         for text in one.forms
     }
-    return ChangingDocuments(
-        len(documents),
-        words_before(text[text.rfind("\n", 0, at) + 1 : at]),
-        (word_at(text, at), word_at(other, at)),
-        framework,
-        [] if is_around else keys,
-        is_around,
-        tokens,
-        settled,
-    )
+    before = words_before(text[text.rfind("\n", 0, at) + 1 : at])
+    values, number = (word_at(text, at), word_at(other, at)), len(documents)
+    keys = [] if is_around else keys
+    return ChangingDocuments(number, before, values, framework, keys, is_around, tokens, settled)
 
 
 def _documents(trace: Sequence[TraceRequest]) -> Iterator[_ChangingDocument]:

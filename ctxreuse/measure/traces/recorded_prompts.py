@@ -203,10 +203,12 @@ def with_place(form: str, place: int) -> str:
     return form
 
 
-def _with_prompts(
-    requests: Sequence[TraceRequest], prompts: Sequence[SeenPrompt]
-) -> list[TraceRequest]:
-    """Return requests with what prompts say before their documents and around each, if known."""
+def read_recording(
+    trace: str, corpus: str | None = None
+) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], list[SeenPrompt]]:
+    """Read a trace, its blocks and, of a recording, its prompts and what they say of requests."""
+    blocks, requests = read_requests(trace, corpus)
+    prompts = list(seen_prompts(read_prompts(trace_path(trace), blocks), requests))
     found: dict[str | int, dict[str, Any]] = {}
     for seen in prompts:
         prompt, shown = seen.prompt, dict[str, str]()
@@ -216,16 +218,8 @@ def _with_prompts(
         told = {"front": seen.front, "shown": shown, "framework": prompt.framework}
         for name in seen.retrieved if shown else ():
             found.setdefault(name, told)
-    return [replace(one, **found.get(one.request_id, {})) for one in requests]
-
-
-def read_recording(
-    trace: str, corpus: str | None = None
-) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], list[SeenPrompt]]:
-    """Read a trace, its blocks and, of a recording, its prompts and what they say of requests."""
-    blocks, requests = read_requests(trace, corpus)
-    seen = list(seen_prompts(read_prompts(trace_path(trace), blocks), requests))
-    return blocks, _with_prompts(requests, seen), seen
+    told_of = [replace(one, **found.get(one.request_id, {})) for one in requests]
+    return blocks, told_of, prompts
 
 
 def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> list[RecordedPrompt]:

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from hashlib import blake2b
 from itertools import product
@@ -110,7 +110,12 @@ class TraceRecorder(OnePerProcess):
             if one not in self._paths:
                 process = process_name().rstrip(".")
                 path = self._folder / (f"forked-{process}" if process else "") / one
-                _make_file(path)
+                make_folder(path.parent)
+                with file_errors(path, "written"):
+                    try:
+                        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                    except FileExistsError as error:
+                        raise _is_there(path) from error
                 self._paths[one] = path
         return self._paths[name]
 
@@ -227,11 +232,9 @@ class TraceRecorder(OnePerProcess):
                 path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the files."""
         self.close()
 
     def _write(
@@ -271,7 +274,6 @@ class TraceRecorder(OnePerProcess):
             return self.requests
 
     def _measured(self, block: ContextBlock) -> tuple[int, bytes]:
-        """Return the tokens of a block, and the digest of its text."""
         tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
         return tokens, self._digest(block.text)
 
@@ -288,7 +290,10 @@ class TraceRecorder(OnePerProcess):
             line["tenant"] = self._name(request.tenant)
         if request.conversation_id is not None:
             line["conversation_id"] = self._name(request.conversation_id)
-            line["turn"] = self._next_turn(request.tenant, request.conversation_id)
+            key = text_digest(repr(request.conversation_id))  # ids may be long, and 1 is not "1"
+            line["turn"] = turn = self._turns.of(request.tenant).peek(key) or 0
+            self._turns.put(request.tenant, key, turn + 1)
+            self._talks += not turn
             self._requests_of_conversations += 1
         _append(self._path(TRACE), {**line, **told, "blocks": ids})
         self.requests += 1
@@ -340,13 +345,6 @@ class TraceRecorder(OnePerProcess):
         encoded = text.encode("utf-8", "surrogatepass")
         return blake2b(encoded, digest_size=16, key=self._salt).digest()
 
-    def _next_turn(self, tenant: str, conversation_id: str | int) -> int:
-        key = text_digest(repr(conversation_id))  # ids may be long, and 1 is not "1"
-        turn = self._turns.of(tenant).peek(key) or 0
-        self._talks += not turn
-        self._turns.put(tenant, key, turn + 1)
-        return turn
-
 
 def _written(
     text: str, spans: Sequence[KnownSpan], name_of: Callable[[str], str] | None
@@ -381,15 +379,6 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
         except OSError:
             file.truncate(before)
             raise
-
-
-def _make_file(path: Path) -> None:
-    make_folder(path.parent)
-    with file_errors(path, "written"):
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError as error:
-            raise _is_there(path) from error
 
 
 def _is_there(path: Path) -> InputFileError:
@@ -490,21 +479,18 @@ def _marks(call: ReadCall, texts: Sequence[str], query: str) -> list[int]:
     return sorted(marks)
 
 
-@contextmanager
-def recording(recorder: TraceRecorder) -> Iterator[None]:
+def recording(recorder: TraceRecorder) -> AbstractContextManager[None]:
     """Record the prompts of all OpenAI clients made inside: chat completions, responses."""
     try:
         from openai.resources.chat.completions import AsyncCompletions, Completions
         from openai.resources.responses import AsyncResponses, Responses
     except ImportError as error:
         raise MissingExtraError("recording OpenAI clients", "openai") from error
-    prompts = PromptRecorder(recorder)
-    with _noted((Completions, AsyncCompletions, Responses, AsyncResponses), prompts, "create"):
-        yield
+    clients = (Completions, AsyncCompletions, Responses, AsyncResponses)
+    return _noted(clients, PromptRecorder(recorder), "create")
 
 
-@contextmanager
-def recording_anthropic(recorder: TraceRecorder) -> Iterator[None]:
+def recording_anthropic(recorder: TraceRecorder) -> AbstractContextManager[None]:
     """Record the prompts of all Anthropic clients that are made inside."""
     try:
         from anthropic.resources.messages import AsyncMessages, Messages
@@ -512,8 +498,7 @@ def recording_anthropic(recorder: TraceRecorder) -> Iterator[None]:
         raise MissingExtraError("recording Anthropic clients", "anthropic") from error
     prompts = PromptRecorder(recorder, "Anthropic clients")
     # its stream() does not call create(), as OpenAI's does
-    with _noted((Messages, AsyncMessages), prompts, "create", "stream"):
-        yield
+    return _noted((Messages, AsyncMessages), prompts, "create", "stream")
 
 
 @contextmanager

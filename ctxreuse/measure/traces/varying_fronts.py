@@ -23,8 +23,7 @@ _MOST_SET_UPS = 8
 _MOST_WORDS = 500
 _MOST_CHARACTERS = 20_000
 _ALIKE = 0.5
-OFTEN = 0.1
-"""Share of the requests that begin in a new way from which on this is a problem."""
+OFTEN = 0.1  # share of the requests that begin in a new way from which on this is a problem
 _NEARLY_ALL = 0.9
 _LONGEST_OPENING = 100  # words; of what is longer, the rest is a document
 _CUT_OPENING = re.compile(r"\s*(?:\S+\s+){60}")
@@ -46,7 +45,6 @@ class Variation(NamedTuple):
     all_texts: frozenset[str]
 
     def __str__(self) -> str:
-        """Return what varies, in words."""
         first, second = self.values
         parts = f"it begins with “{first}” and with “{second}”"
         if self.before:
@@ -68,8 +66,15 @@ class Variation(NamedTuple):
 
 def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
     """Return what varies in front of the contexts of a trace."""
-    parts = texts_in_front(first_turns(trace)).items()
-    return [variation for part, texts in parts for variation in _variations(part, texts)]
+    found: list[Variation] = []
+    for part, texts in texts_in_front(first_turns(trace)).items():
+        by_tenant: dict[str, Counter[str]] = {}
+        for tenant, text in texts:
+            by_tenant.setdefault(tenant, Counter())[text] += 1
+        for tenant, forms in by_tenant.items():
+            several = (one for one in _set_ups(forms) if len(one) > 1)
+            found += [_variation(part, tenant, one) for one in several]
+    return found
 
 
 def texts_in_front(requests: Sequence[TraceRequest]) -> dict[str, list[tuple[str, str]]]:
@@ -165,17 +170,6 @@ def _opening(request: TraceRequest) -> str:
     return text[:_MOST_CHARACTERS]
 
 
-def _variations(part: str, texts: Sequence[tuple[str, str]]) -> Iterator[Variation]:
-    """Yield where the texts of each tenant's set-ups part, if there are several of one."""
-    by_tenant: dict[str, Counter[str]] = {}
-    for tenant, text in texts:
-        by_tenant.setdefault(tenant, Counter())[text] += 1
-    for tenant, forms in by_tenant.items():
-        for of_set_up in _set_ups(forms):
-            if len(of_set_up) > 1:
-                yield _variation(part, tenant, of_set_up)
-
-
 def _set_ups(forms: Mapping[str, int]) -> list[Counter[str]]:
     """Group texts that share half of their words; of very many groups, the first ones count."""
     found: list[tuple[set[str], Counter[str]]] = []  # with the words of each one's first text
@@ -201,16 +195,9 @@ def _variation(part: str, tenant: str, forms: Counter[str]) -> Variation:
     pairs.sort(key=lambda pair: pair[0])
     place, *_ = pairs[int(OFTEN * len(pairs))]
     at, one, other = next(pair for pair in pairs if pair[0] == place)
-    return Variation(
-        part,
-        len(forms),
-        forms.total(),
-        words_before(one[:at]),
-        (word_at(one, at), word_at(other, at)),
-        tenant,
-        at,
-        frozenset(forms),
-    )
+    before, values = words_before(one[:at]), (word_at(one, at), word_at(other, at))
+    number, texts = forms.total(), frozenset(forms)
+    return Variation(part, len(forms), number, before, values, tenant, at, texts)
 
 
 def words_before(text: str) -> str:
