@@ -83,7 +83,7 @@ def test_a_chunk_has_at_least_one_token(tmp_path, tokens, shown):
         ),
     ],
 )
-def test_a_missing_file_is_named_with_what_is_expected_and_who_publishes_it(
+def test_a_missing_file_is_named_with_what_is_expected_and_its_publisher(
     tmp_path, name, file, files
 ):
     assert error_of(name, tmp_path) == f"{tmp_path}/{file}: no such file; {name} is {files}"

@@ -125,9 +125,7 @@ def test_a_model_that_reads_only_the_first_document_is_found_out(served, tmp_pat
     assert not any(one.is_other_prompt for one in arms["as retrieved, again"].scored.values())
 
 
-def test_prompts_are_greedy_short_and_in_each_arm_in_the_order_of_their_beginnings(
-    served, tmp_path
-):
+def test_prompts_are_greedy_short_and_in_each_arm_in_order_of_their_beginnings(served, tmp_path):
     engine = served(answer="c1")
     measured(tmp_path, arm=["reordered"], concurrency=1)
     bodies = engine.requests[1:]
@@ -386,9 +384,7 @@ def test_what_is_kept_counts_even_if_the_next_run_stops_at_once(served, tmp_path
             assert list(again.scored.items())[: len(arm.scored)] == list(arm.scored.items())
 
 
-def test_an_arm_that_was_not_asked_gets_no_answers_for_prompts_that_did_not_change(
-    served, tmp_path
-):
+def test_an_arm_that_was_not_asked_gets_no_answers_for_prompts_that_are_alike(served, tmp_path):
     served(answer=reads_the_first)
     (whole,) = measured(tmp_path, arm=["reordered"]).sets
     changed = [one.is_other_prompt for one in whole.arms[1].scored.values()]
@@ -815,9 +811,3 @@ def test_mistakes_are_explained(run, tmp_path, arguments, problem):
     code, _, err = run("quality", *arguments, "-o", tmp_path / "out")
     assert code == 2
     assert problem in err
-
-
-def test_sets_to_ask_reads_a_data_set_once(folder):
-    asked_of = DataConfig(dataset="jsonl", data=folder, k=3, answer_tokens=7)
-    (asked,) = sets_to_ask(asked_of, ())
-    assert (asked.answer_tokens, asked.questions, asked.has_turns) == (7, 15, True)

@@ -162,7 +162,7 @@ class TestBudget:
             ),
         ],
     )
-    def test_labels_and_words_on_documents_count_as_the_templates_have_them(
+    def test_labels_and_words_count_as_the_templates_have_them(
         self, templates, label, location, line
     ):
         planner = ReusePlanner(token_counter=len, templates=templates)

@@ -369,9 +369,7 @@ class TestNotes:
             ),
         ],
     )
-    def test_a_worker_that_notes_almost_the_same_of_something_else_replaces_no_note(
-        self, note, reply
-    ):
+    def test_a_worker_that_notes_almost_the_same_of_another_replaces_no_note(self, note, reply):
         shown = self.shown_to_the_manager([note, reply], "Which are there?")
         assert f"Reader 2: {note}\n{reply}\n\n" in shown
 

@@ -427,7 +427,7 @@ def engines(*turns: int) -> Script:
         (lambda: engines(0, 0, 1), (), "again several in_part"),
     ],
 )
-async def test_each_sentence_is_said_of_engines_for_which_it_is_true_and_of_no_other(
+async def test_each_sentence_is_said_only_of_engines_it_is_true_of(
     examine_at, script, arguments, wanted
 ):
     _, checks, _ = await examine_at(script(), *arguments)

@@ -295,9 +295,7 @@ def test_one_request_can_be_told_as_json_if_it_is_known(explain_command, plan, c
     )
 
 
-def test_a_table_for_people_says_which_causes_cost_most_and_which_requests(
-    explain_command, plan, corpus
-):
+def test_a_table_for_people_says_which_causes_and_requests_cost_most(explain_command, plan, corpus):
     code, out, err = explain_command("--plan", plan, "--corpus", corpus)
     assert (code, err) == (0, "")
     assert "Why requests hit or miss" in words(out)
@@ -399,9 +397,7 @@ def test_very_long_names_are_cut_in_the_words_only(explain_command, tmp_path):
     assert told["words"].startswith(f"It begins as request '{'x' * 58}… does, for 1 of its 1 ")
 
 
-def test_the_plan_can_come_from_standard_input_and_be_empty(
-    explain_command, plan, corpus, tmp_path
-):
+def test_the_plan_may_come_from_standard_input_empty(explain_command, plan, corpus, tmp_path):
     with open(plan) as file:
         text = file.read()
     for options in ((), ("--json",), ("--request", "b")):

@@ -138,9 +138,7 @@ class Rivers(Fixed):
 
 
 @pytest.mark.parametrize(("template", "is_gain"), [(RAG, False), ("{context}\n{question}", True)])
-def test_questions_that_repeat_before_the_documents_share_nothing_with_others(
-    tmp_path, template, is_gain
-):
+def test_questions_that_repeat_before_the_documents_share_nothing_else(tmp_path, template, is_gain):
     prompt = ChatPromptTemplate.from_template(template)
     context = Rivers() | (lambda found: "\n\n".join(one.page_content for one in found))
     inputs = {"context": context, "question": RunnablePassthrough()}
@@ -547,9 +545,7 @@ def test_a_crash_is_shown_as_python_shows_it(tmp_path: Path, module: list[str]):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("questions", [[], ["why"]])
-def test_a_recording_that_sigterm_ends_is_whole_and_an_empty_one_in_nobodys_way(
-    tmp_path: Path, questions: list[str]
-):
+def test_a_recording_that_sigterm_ends_is_whole_if_it_is_any(tmp_path: Path, questions: list[str]):
     killed = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)"
     (tmp_path / "app.py").write_text(PROGRAM.replace("sys.exit(3)", killed))
     assert record(tmp_path, "app.py", *questions).returncode == -signal.SIGTERM

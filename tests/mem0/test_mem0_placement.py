@@ -207,7 +207,7 @@ def third_turn(wrapped: ReuseMemory, first: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("conversation_id", [None, "c"])
-def test_laid_out_anew_memories_open_the_conversation_where_others_have_begun_with_them(
+def test_memories_laid_out_anew_open_a_conversation_as_others_have_begun(
     placement, conversation_id
 ):
     wrapped = ReuseMemory(FakeMemory(), placement=placement, growth_limit=1.1)

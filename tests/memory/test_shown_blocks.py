@@ -215,9 +215,7 @@ def test_whatever_was_rendered_is_found_again(texts):
     st.integers(0, 60),
     st.integers(0, 60),
 )
-def test_whatever_happens_to_the_messages_what_is_found_really_stands_there(
-    turns, random, first, last
-):
+def test_whatever_happens_to_messages_what_is_found_stands_there(turns, random, first, last):
     contents = [turn(*blocks, templates=IDS)[first:][: last or None] for blocks in turns]
     random.shuffle(contents)
     history = sent_in(*turns, templates=IDS).read("c", [user(one) for one in contents[:2]], IDS)

@@ -179,9 +179,7 @@ texts = st.text(alphabet="ab \n\t\u00a0\ud800", max_size=6)
     st.sampled_from(["\n\n", " ", "", "---", "\n-\n"]),
     st.sampled_from(["before_question", "after_question"]),
 )
-def test_parts_add_up_to_the_content_and_none_is_blank(
-    blocks, query, marks, labels, separator, position
-):
+def test_parts_add_up_to_the_content_none_blank(blocks, query, marks, labels, separator, position):
     templates = Templates(separator=separator, order_position=position)
     planner = ReusePlanner(labels=labels, templates=templates)
     planner.plan(ContextRequest(blocks[::-1]))
@@ -200,9 +198,7 @@ def test_parts_add_up_to_the_content_and_none_is_blank(
 
 
 @given(st.lists(texts, min_size=1, max_size=6), st.lists(texts, max_size=3), texts, texts)
-def test_prompts_that_begin_with_the_same_blocks_begin_with_the_same_parts(
-    shared, more, query, other
-):
+def test_prompts_that_begin_with_equal_blocks_begin_with_equal_parts(shared, more, query, other):
     shared = [*shared, "end"]  # a blank block's part depends on the one behind it
     ids = range(len(shared) + len(more))
     blocks = [ContextBlock(id=n, text=one) for n, one in zip(ids, [*shared, *more], strict=True)]

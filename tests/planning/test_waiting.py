@@ -249,9 +249,7 @@ def test_a_busy_tenant_that_has_most_gives_it_up_when_it_is_done(monkeypatch, bo
 
 
 @pytest.mark.parametrize("place", [one for one in PLACES if "ing" in one])
-def test_a_tenant_that_is_forgotten_while_it_plans_gets_its_plan_and_leaves_nothing(
-    monkeypatch, place
-):
+def test_a_tenant_forgotten_while_it_plans_gets_its_plan_and_leaves_nothing(monkeypatch, place):
     planner = bounded(Bounds(tenants=2))
     tenants = planner._planning._tenants
     planner.plan(of_a((1, 2), request_id="mine", history=[], conversation_id="c"))

@@ -393,9 +393,7 @@ def run_page(page: str, sent: Sent, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_switch_sends_what_readme_s_programs_were_given_and_nothing_of_them_changes(
-    sent, monkeypatch, tmp_path
-):
+def test_the_switch_sends_what_readme_s_programs_were_given_unchanged(sent, monkeypatch, tmp_path):
     """As the questions answer: `CTXREUSE_MODE=shadow`, without a deploy."""
     monkeypatch.setenv("CTXREUSE_MODE", "shadow")
     monkeypatch.chdir(tmp_path)

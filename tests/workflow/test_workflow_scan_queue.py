@@ -131,7 +131,7 @@ orders = st.permutations(range(CLUSTERS)).flatmap(
 
 @examples(80)
 @given(st.data(), st.integers(0, 99), st.booleans(), st.sampled_from((1, 4)), st.integers(1, 3))
-def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
+def test_each_search_ends_with_its_best_whatever_fails(
     data, seed, higher_is_better, kept, shared_by
 ):
     with pytest.MonkeyPatch.context() as patch:
