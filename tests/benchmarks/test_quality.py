@@ -18,7 +18,6 @@ from served_engines import URL
 from ctxreuse import ContextBlock
 from ctxreuse.errors import EngineError, InputFileError, InvalidRequestError
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from public_data.benchmark import DataConfig
 from public_data.quality.answer_file import AnswerFile, KeptAnswer
 from public_data.quality.arms import (
     ANNOTATED,
@@ -46,7 +45,6 @@ from public_data.quality.question_sets import (
     SHORT_ANSWERS,
     QuestionSet,
     set_of_workload,
-    sets_to_ask,
     standard_sets,
 )
 from public_data.quality.scoring import normalize_answer

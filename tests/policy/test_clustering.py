@@ -1,5 +1,3 @@
-from itertools import permutations, product
-
 import pytest
 from example_counts import examples
 from helpers import tree_weight
