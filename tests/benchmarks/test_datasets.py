@@ -202,11 +202,7 @@ def test_json_lines_give_passages_and_questions_with_their_scopes(tmp_path):
     )
     assert load("jsonl", folder) == Dataset(
         "jsonl",
-        (
-            Passage("1", "one", "ann", 7),
-            Passage("b", "two", "news"),
-            Passage("c", "?three"),
-        ),
+        (Passage("1", "one", "ann", 7), Passage("b", "two", "news"), Passage("c", "?three")),
         (
             Question("8", "which?", ("1", "one"), frozenset({"1"})),
             Question("q", "and then?", ("two",), frozenset(), "5", 3, "news", ("b", "1")),

@@ -797,10 +797,7 @@ def test_a_template_of_the_users_is_tried(run, served, folder, tmp_path):
     [
         ((), "quality asks an engine"),
         (("jsonl", "--base-url", URL), "name the files' format and where they are"),
-        (
-            ("jsonl", "--base-url", URL, "--question-set", "xquad-k5"),
-            "leave one of the two out",
-        ),
+        (("jsonl", "--base-url", URL, "--question-set", "xquad-k5"), "leave one of the two out"),
         (("--base-url", URL, "--question-set", "xquad"), "there is no question set 'xquad'"),
         (("--base-url", URL, "--hours", "-1"), "--hours must be more than 0"),
     ],

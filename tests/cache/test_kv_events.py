@@ -529,9 +529,7 @@ class SilentPublisher(Publisher):
             time.sleep(0.005)
 
 
-def test_live_messages_wait_for_a_replay_in_a_bounded_queue_and_others_are_lost(
-    monkeypatch,
-):
+def test_live_messages_wait_for_a_replay_in_a_bounded_queue_and_others_are_lost(monkeypatch):
     monkeypatch.setattr("ctxreuse.cache.kv_events.event_listener._MOST_WAITING", 5)
     with SilentPublisher() as publisher:
         app = Application(publisher)

@@ -416,11 +416,7 @@ class TestAnswersAndErrors:
 
     def test_answers_and_errors_pickle_and_copy_with_their_trace(self):
         answer = Answer("In France.", self.TRACE)
-        for again in (
-            pickle.loads(pickle.dumps(answer)),
-            copy.copy(answer),
-            copy.deepcopy(answer),
-        ):
+        for again in (pickle.loads(pickle.dumps(answer)), copy.copy(answer), copy.deepcopy(answer)):
             assert again == "In France."
             assert type(again) is Answer
             assert again.trace == self.TRACE

@@ -451,9 +451,7 @@ def test_without_its_extra_python_m_ctxreuse_says_what_to_install():
 def test_python_m_ctxreuse_is_the_command_and_its_parts_can_be_piped(trace, corpus):
     command = [sys.executable, "-W", "error", "-m", "ctxreuse"]
     plan = subprocess.run(
-        [*command, "plan", trace, "--mode", "offline"],
-        capture_output=True,
-        check=True,
+        [*command, "plan", trace, "--mode", "offline"], capture_output=True, check=True
     )
     simulate = subprocess.run(
         [*command, "simulate", "--plan", "-", "--corpus", corpus, "--json"],

@@ -415,11 +415,7 @@ def engines(*turns: int) -> Script:
         (lambda: engine_script(EmulatedEngine(capacity_tokens=0)), (), "unread switch_on"),
         (lambda: engine_script(EmulatedEngine(capacity_tokens=3_000)), (), "again pushed"),
         (lambda: engine_script(EmulatedEngine(states="junctions")), (), "again states"),
-        (
-            lambda: engine_script(EmulatedEngine(block_size=2_048)),
-            ("--tokens", 3_000),
-            "blocks",
-        ),
+        (lambda: engine_script(EmulatedEngine(block_size=2_048)), ("--tokens", 3_000), "blocks"),
         (configured, (), "is_on details"),
         (lambda: replying(lambda body: 16), ("--model", "m"), "block itself"),
         (lambda: replying(lambda body: 5_000), ("--model", "m"), "meaningless itself"),

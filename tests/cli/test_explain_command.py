@@ -13,10 +13,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay import explain_plan as explaining
-from ctxreuse.measure.replay.explain_plan import (
-    explain_plan,
-    explanation_json,
-)
+from ctxreuse.measure.replay.explain_plan import explain_plan, explanation_json
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.memory.explanations import Cause, explain
@@ -327,10 +324,7 @@ def test_at_most_ten_requests_that_lost_something_are_listed(explain_command, tm
     systems = [{**one, "system": f"system {n}"} for n, one in enumerate(requests)]
     plan = write_jsonl(tmp_path / "plan.jsonl", *systems)
     _, out, _ = explain_command("--plan", plan, "--corpus", corpus)
-    assert rows(out)[:2] == [
-        ["other system text", "12", "2,400"],
-        ["new blocks", "2", "0"],
-    ]
+    assert rows(out)[:2] == [["other system text", "12", "2,400"], ["new blocks", "2", "0"]]
     assert len(rows(out)) == 2 + 10
     plan = write_jsonl(tmp_path / "plan.jsonl", *[{"request_id": n, "blocks": [1]} for n in "ab"])
     _, out, _ = explain_command("--plan", plan, "--corpus", corpus)

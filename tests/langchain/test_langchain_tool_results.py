@@ -57,8 +57,7 @@ def test_what_a_tool_writes_on_documents_belongs_to_them_and_what_stands_outside
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["Found 2 documents.", "one", "two\n\none", "one, two", "one\n\nfrom a\n\ntwo", ""],
+    "text", ["Found 2 documents.", "one", "two\n\none", "one, two", "one\n\nfrom a\n\ntwo", ""]
 )
 def test_where_it_is_not_certain_which_piece_is_which_document_nothing_is_found(text):
     assert pieces([Document("one"), Document("two")], text) is None

@@ -468,10 +468,7 @@ class TestMaking:
             ({"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
             ({"planner": 3}, r"planner must be a ctxreuse\.ReusePlanner"),
             ({"system_prompt": 3}, "system must be a string"),
-            (
-                {"node_postprocessors": ["x"]},
-                "node_postprocessors must be a LlamaIndex",
-            ),
+            ({"node_postprocessors": ["x"]}, "node_postprocessors must be a LlamaIndex"),
             ({"metadata_mode": "some"}, "no metadata mode"),
             ({"token_counter": 3}, "token_counter must be"),
         ],

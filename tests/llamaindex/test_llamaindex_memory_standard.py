@@ -123,10 +123,7 @@ class TestMemory:
         kept = memory(kind, ExamplesMemory(), TextMemory())
         await kept.aput(user("And 2 + 2?"))
         *examples, question = await kept.aget()
-        assert roles(examples) == [
-            ("user", "What is 1 + 1?"),
-            ("assistant", "It is 2, as I said."),
-        ]
+        assert roles(examples) == [("user", "What is 1 + 1?"), ("assistant", "It is 2, as I said.")]
         assert question.role is MessageRole.USER
         assert "as I said" not in str(question.content)
         assert "a text that is known" in str(question.content)

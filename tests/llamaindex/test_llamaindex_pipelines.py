@@ -13,12 +13,7 @@ from python_processes import python
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.context.scope import current_scope
-from llamaindex_ctxreuse import (
-    ReuseLLM,
-    ReusePostprocessor,
-    ReuseRetriever,
-    format_context,
-)
+from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever, format_context
 
 
 def letters(prompt: str) -> str:

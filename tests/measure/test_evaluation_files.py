@@ -9,12 +9,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.traces.json_lines import read_lines, write_lines
-from ctxreuse.measure.traces.trace_files import (
-    TraceRequest,
-    read_corpus,
-    read_titles,
-    read_trace,
-)
+from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_titles, read_trace
 from public_data.stored_results import read_stored
 
 CORPUS = {1: block(1), "a": block("a"), 2: block(2)}
@@ -48,22 +43,13 @@ def error_of(kind, path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (
-            '{"id": 1, "te',
-            f"broken JSON (Unterminated string starting at); {BROKEN_JSON}",
-        ),
-        (
-            '{"id": 1',
-            f"broken JSON (Expecting ',' delimiter); {BROKEN_JSON}",
-        ),
+        ('{"id": 1, "te', f"broken JSON (Unterminated string starting at); {BROKEN_JSON}"),
+        ('{"id": 1', f"broken JSON (Expecting ',' delimiter); {BROKEN_JSON}"),
         (
             "{'id': 1}",
             f"broken JSON (Expecting property name enclosed in double quotes); {BROKEN_JSON}",
         ),
-        (
-            "{} {}",
-            f"broken JSON (Extra data); {BROKEN_JSON}",
-        ),
+        ("{} {}", f"broken JSON (Extra data); {BROKEN_JSON}"),
         (b'{"text": "\xff"}', "not UTF-8 (byte 10); convert the file"),
         (b'{"text": "\xc3', "not UTF-8 (byte 10); convert the file"),
         ('"text"', "'text' (str) is no JSON object"),

@@ -11,11 +11,7 @@ from planning_helpers import block, plan_trace, write_jsonl
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import InputFileError, InvalidRequestError
-from ctxreuse.measure.replay.hashed_trace import (
-    HashedRequest,
-    hashed_requests,
-    simulate_hashed,
-)
+from ctxreuse.measure.replay.hashed_trace import HashedRequest, hashed_requests, simulate_hashed
 from ctxreuse.measure.replay.plan_file import read_plan
 from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.trace_files import read_trace
@@ -39,10 +35,7 @@ def cached(requests, *capacities, block_tokens=512):
 
 def test_a_line_is_a_request_whose_last_shorter_block_may_have_no_id(tmp_path):
     path = write_jsonl(tmp_path / "t.jsonl", LINE, {**LINE, "timestamp": 6.5, "session": "x"})
-    assert hashed_requests(read_lines(path)) == [
-        hashed(1_100, 0, 1, 2),
-        hashed(1_100, 0, 1, 2),
-    ]
+    assert hashed_requests(read_lines(path)) == [hashed(1_100, 0, 1, 2), hashed(1_100, 0, 1, 2)]
     path = write_jsonl(tmp_path / "t.jsonl", {**LINE, "hash_ids": [0, 1]})
     assert hashed_requests(read_lines(path)) == [hashed(1_100, 0, 1)]
 

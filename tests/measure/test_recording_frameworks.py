@@ -249,7 +249,7 @@ def test_vector_stores_that_are_asked_directly_are_recorded(tmp_path):
     Later().similarity_search("not recorded")
     trace = read_recording(str(tmp_path))[1]
     assert [(one.query, len(one.blocks)) for one in trace] == [
-        *(("a", 2), ("b", 1), ("c", 3), ("d", 1), ("e", 1), ("f", 1), ("g", 3), ("h", 1)),
+        *(("a", 2), ("b", 1), ("c", 3), ("d", 1), ("e", 1), ("f", 1), ("g", 3), ("h", 1))
     ]
     assert trace[-1].conversation_id == "t"
     assert recorder.sources == {"LangChain vector stores": 6, "LangChain retrievers": 2}
@@ -413,9 +413,7 @@ def test_prompts_of_a_client_are_read(tmp_path):
     transport = EmulatedEngine().transport()
     with TraceRecorder(tmp_path) as recorder, recording_openai(recorder):
         client = openai.OpenAI(
-            base_url="http://engine/v1",
-            api_key="-",
-            http_client=httpx.Client(transport=transport),
+            base_url="http://engine/v1", api_key="-", http_client=httpx.Client(transport=transport)
         )
         answer = client.chat.completions.create(model="emulated", messages=SENT, max_tokens=3)
         said = {"role": "assistant", "content": answer.choices[0].message.content}

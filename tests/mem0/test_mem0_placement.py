@@ -145,13 +145,7 @@ def test_places_share_no_order_and_there_is_no_other(planner):
     elsewhere=st.text("abcdefgh", max_size=8),
 )
 def test_every_found_memory_stands_in_the_prompt_once_and_nothing_else_changes(
-    placement,
-    turns,
-    system,
-    growth_limit,
-    named,
-    labels,
-    elsewhere,
+    placement, turns, system, growth_limit, named, labels, elsewhere
 ):
     wrapped = ReuseMemory(
         FakeMemory(), placement=placement, growth_limit=growth_limit, labels=labels

@@ -322,11 +322,7 @@ def looked_at(now, before, across_tenants):
     )
 
 
-@given(
-    st.lists(prompts, min_size=1, max_size=12),
-    st.none() | st.integers(0, 1100),
-    st.booleans(),
-)
+@given(st.lists(prompts, min_size=1, max_size=12), st.none() | st.integers(0, 1100), st.booleans())
 def test_the_numbers_add_up_and_the_closest_is_the_closest(named, cached, across_tenants):
     *before, now = sent(named)
     explanation = explain(now, before, cached, across_tenants=across_tenants)

@@ -430,9 +430,7 @@ def test_searches_that_share_a_budget_take_few_steps_for_each_block_once_it_is_s
     assert max(taken[10:]) < taken[0] / 4
 
 
-def test_what_a_search_leaves_of_a_shared_budget_is_for_one_more(
-    monkeypatch,
-):
+def test_what_a_search_leaves_of_a_shared_budget_is_for_one_more(monkeypatch):
     monkeypatch.setattr(prefix_index, "_STEPS_A_BATCH", 0)
     sender = Sender(*("".join(letters) for letters in permutations("abcde")))
     budget = SearchBudget()

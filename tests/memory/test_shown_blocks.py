@@ -7,12 +7,7 @@ from steps import growth, steps
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.context.blocks import ContextBlock, id_size, text_digest
 from ctxreuse.context.content_parts import joined, turn_parts
-from ctxreuse.context.rendering import (
-    DEFAULT_TEMPLATES,
-    SentBlock,
-    Templates,
-    render_block,
-)
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, Templates, render_block
 from ctxreuse.memory import conversations as module
 from ctxreuse.memory.conversations import Conversations, History, Reading
 

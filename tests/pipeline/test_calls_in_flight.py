@@ -87,11 +87,7 @@ def test_system_texts_are_prefixes_too():
 
 def test_plans_say_what_they_read_and_write():
     blocks = [ContextBlock(id=one, text=one, tokens=600) for one in "abc"]
-    for cache, lengths in (
-        ("vllm", None),
-        ("openai-before-5.6", (2, 3)),
-        ("anthropic", ()),
-    ):
+    for cache, lengths in (("vllm", None), ("openai-before-5.6", (2, 3)), ("anthropic", ())):
         found = PrefixUse.of(ReusePlanner(cache=cache).plan(ContextRequest(blocks, "Which?")))
         assert (None if found is None else found.lengths) == lengths
     later = ContextRequest(blocks, "Which?", history=[{"role": "user", "content": "Hello."}])

@@ -9,12 +9,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_helpers import (
-    assistant,
-    big_request,
-    plan_everything,
-    requests_of_any_kind,
-)
+from planning_helpers import assistant, big_request, plan_everything, requests_of_any_kind
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import PrefixCacheSimulator

@@ -227,10 +227,7 @@ def test_marks_stand_behind_blocks_and_behind_the_system_text():
     system = message("system", text("Be brief.", **MARK))
     assert plan.messages(parts=True) == [system, shown(text, MARK)]
     assert plan.body("responses") == {
-        "input": [
-            message("system", of_responses("Be brief.", **MARK)),
-            shown(of_responses, MARK),
-        ],
+        "input": [message("system", of_responses("Be brief.", **MARK)), shown(of_responses, MARK)],
         "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
         "prompt_cache_key": plan.prompt_cache_key,
     }
@@ -351,8 +348,7 @@ def test_marks_on_tools_count_too():
 
 
 @pytest.mark.parametrize(
-    ("ours", "before", "sent"),
-    [("1h", "5m", None), ("5m", "1h", None), ("1h", "1h", "1h")],
+    ("ours", "before", "sent"), [("1h", "5m", None), ("5m", "1h", None), ("1h", "1h", "1h")]
 )
 def test_a_longer_time_to_live_never_stands_behind_a_shorter_one(ours, before, sent):
     mark = {"cache_control": {"type": "ephemeral", "ttl": before}}

@@ -46,10 +46,7 @@ class Corpus:
     def queue(self) -> ScanQueue:
         sizes = np.array([len(ids) for ids in self.members], dtype=np.int64)
         return ScanQueue(
-            sizes,
-            ScanCosts(DIMENSION),
-            dimension=DIMENSION,
-            higher_is_better=self.higher_is_better,
+            sizes, ScanCosts(DIMENSION), dimension=DIMENSION, higher_is_better=self.higher_is_better
         )
 
     def score(self, query: int, number: int) -> float:
@@ -321,10 +318,7 @@ WORKERS = 3
 def ticking_scheduler() -> SearchScheduler:
     ticks = count()
     return SearchScheduler(
-        corpus_retriever(),
-        workers=WORKERS,
-        reorder=True,
-        clock=lambda: next(ticks) * 1e-4,
+        corpus_retriever(), workers=WORKERS, reorder=True, clock=lambda: next(ticks) * 1e-4
     )
 
 
