@@ -134,13 +134,6 @@ def test_hashes_that_are_no_prompt_are_refused(hashes, tokens, problem):
     assert str(caught.value) == problem
 
 
-@pytest.mark.parametrize("salt", ["tenant", "\x00", "ü", "\ud800"])
-def test_salts_share_nothing(salt):
-    cache = PrefixCacheSimulator(block_size=2)
-    prompt = [1, 2, 3]
-    assert [cache.serve(prompt, salt=s).cached_tokens for s in ("", salt, "", salt)] == [0, 0, 2, 2]
-
-
 def test_a_prompt_may_be_any_sequence_of_any_tokens():
     cache = PrefixCacheSimulator(block_size=2)
     assert [cache.serve(p).cached_tokens for p in (range(5), (0, 1, 2), [0, 1, 2, 3, -1])] == [
