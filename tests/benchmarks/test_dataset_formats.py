@@ -182,9 +182,7 @@ def test_a_document_id_is_no_path(tmp_path):
     (tmp_path / "secret.content").write_text("secret")
     folder = tmp_path / "data"
     narrativeqa(
-        folder,
-        DOCUMENTS.replace("d1,", "../../secret,"),
-        QAPS.replace("d1,", "../../secret,"),
+        folder, DOCUMENTS.replace("d1,", "../../secret,"), QAPS.replace("d1,", "../../secret,")
     )
     assert [
         passage.id for passage in load("narrativeqa", stories(folder, d2=b"tale")).passages
@@ -313,10 +311,7 @@ QASPER = Dataset(
     ),
     (
         Question(
-            "q1",
-            "How many?",
-            ("one, two", "Three"),
-            frozenset({"1909.00694#0", "1909.00694#1"}),
+            "q1", "How many?", ("one, two", "Three"), frozenset({"1909.00694#0", "1909.00694#1"})
         ),
         Question(
             "q2",

@@ -259,10 +259,7 @@ def test_a_line_of_an_archive_is_named_with_its_fault(tmp_path, level):
 @pytest.mark.parametrize(
     ("members", "problem"),
     [
-        (
-            {"a__jsonl": "", "b__jsonl": ""},
-            "holds 2 .jsonl files and not one; unpack it beside it",
-        ),
+        ({"a__jsonl": "", "b__jsonl": ""}, "holds 2 .jsonl files and not one; unpack it beside it"),
         ({}, "holds 0 .jsonl files and not one; unpack it beside it"),
     ],
 )

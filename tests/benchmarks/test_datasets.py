@@ -83,7 +83,7 @@ def test_a_chunk_has_at_least_one_token(tmp_path, tokens, shown):
         ),
     ],
 )
-def test_a_missing_file_is_named_with_what_is_expected_and_who_publishes_it(
+def test_a_missing_file_is_named_with_what_is_expected_and_its_publisher(
     tmp_path, name, file, files
 ):
     assert error_of(name, tmp_path) == f"{tmp_path}/{file}: no such file; {name} is {files}"
@@ -202,11 +202,7 @@ def test_json_lines_give_passages_and_questions_with_their_scopes(tmp_path):
     )
     assert load("jsonl", folder) == Dataset(
         "jsonl",
-        (
-            Passage("1", "one", "ann", 7),
-            Passage("b", "two", "news"),
-            Passage("c", "?three"),
-        ),
+        (Passage("1", "one", "ann", 7), Passage("b", "two", "news"), Passage("c", "?three")),
         (
             Question("8", "which?", ("1", "one"), frozenset({"1"})),
             Question("q", "and then?", ("two",), frozenset(), "5", 3, "news", ("b", "1")),

@@ -18,7 +18,6 @@ from served_engines import URL
 from ctxreuse import ContextBlock
 from ctxreuse.errors import EngineError, InputFileError, InvalidRequestError
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from public_data.benchmark import DataConfig
 from public_data.quality.answer_file import AnswerFile, KeptAnswer
 from public_data.quality.arms import (
     ANNOTATED,
@@ -46,7 +45,6 @@ from public_data.quality.question_sets import (
     SHORT_ANSWERS,
     QuestionSet,
     set_of_workload,
-    sets_to_ask,
     standard_sets,
 )
 from public_data.quality.scoring import normalize_answer
@@ -125,9 +123,7 @@ def test_a_model_that_reads_only_the_first_document_is_found_out(served, tmp_pat
     assert not any(one.is_other_prompt for one in arms["as retrieved, again"].scored.values())
 
 
-def test_prompts_are_greedy_short_and_in_each_arm_in_the_order_of_their_beginnings(
-    served, tmp_path
-):
+def test_prompts_are_greedy_short_and_in_each_arm_in_order_of_their_beginnings(served, tmp_path):
     engine = served(answer="c1")
     measured(tmp_path, arm=["reordered"], concurrency=1)
     bodies = engine.requests[1:]
@@ -386,9 +382,7 @@ def test_what_is_kept_counts_even_if_the_next_run_stops_at_once(served, tmp_path
             assert list(again.scored.items())[: len(arm.scored)] == list(arm.scored.items())
 
 
-def test_an_arm_that_was_not_asked_gets_no_answers_for_prompts_that_did_not_change(
-    served, tmp_path
-):
+def test_an_arm_that_was_not_asked_gets_no_answers_for_prompts_that_are_alike(served, tmp_path):
     served(answer=reads_the_first)
     (whole,) = measured(tmp_path, arm=["reordered"]).sets
     changed = [one.is_other_prompt for one in whole.arms[1].scored.values()]
@@ -803,10 +797,7 @@ def test_a_template_of_the_users_is_tried(run, served, folder, tmp_path):
     [
         ((), "quality asks an engine"),
         (("jsonl", "--base-url", URL), "name the files' format and where they are"),
-        (
-            ("jsonl", "--base-url", URL, "--question-set", "xquad-k5"),
-            "leave one of the two out",
-        ),
+        (("jsonl", "--base-url", URL, "--question-set", "xquad-k5"), "leave one of the two out"),
         (("--base-url", URL, "--question-set", "xquad"), "there is no question set 'xquad'"),
         (("--base-url", URL, "--hours", "-1"), "--hours must be more than 0"),
     ],
@@ -815,9 +806,3 @@ def test_mistakes_are_explained(run, tmp_path, arguments, problem):
     code, _, err = run("quality", *arguments, "-o", tmp_path / "out")
     assert code == 2
     assert problem in err
-
-
-def test_sets_to_ask_reads_a_data_set_once(folder):
-    asked_of = DataConfig(dataset="jsonl", data=folder, k=3, answer_tokens=7)
-    (asked,) = sets_to_ask(asked_of, ())
-    assert (asked.answer_tokens, asked.questions, asked.has_turns) == (7, 15, True)

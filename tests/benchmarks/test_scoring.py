@@ -2,12 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from public_data.quality.scoring import (
-    answer_contained,
-    exact_match,
-    normalize_answer,
-    token_f1,
-)
+from public_data.quality.scoring import answer_contained, exact_match, normalize_answer, token_f1
 
 
 @pytest.mark.parametrize(

@@ -455,9 +455,7 @@ def prompts_of(contexts, size):
     st.booleans(),
     st.sampled_from((None, "s")),
 )
-def test_a_listener_from_the_start_knows_exactly_what_the_engine_holds(
-    contexts, size, capacity, reports, salt
-):
+def test_a_listener_from_the_start_knows_what_is_held(contexts, size, capacity, reports, salt):
     engine, blocks = TellingCache(capacity, size, reports=reports), EngineBlocks()
     sent = []
     for prompt in prompts_of(contexts, size):
@@ -472,9 +470,7 @@ def test_a_listener_from_the_start_knows_exactly_what_the_engine_holds(
 
 @examples(300)
 @given(st.lists(documents, max_size=14), st.integers(1, 4), st.integers(2, 40), st.integers(0, 13))
-def test_a_late_listener_never_believes_more_than_the_engine_holds(
-    contexts, size, capacity, missed
-):
+def test_a_late_listener_never_believes_more_than_an_engine_holds(contexts, size, capacity, missed):
     engine, blocks = TellingCache(capacity, size), EngineBlocks()
     sent = []
     for number, tokens in enumerate(prompts_of(contexts, size)):

@@ -72,9 +72,7 @@ turns = st.lists(st.lists(st.integers(0, 9), max_size=6, unique=True), min_size=
 
 @examples(40)
 @given(turns, st.sampled_from(["sequential", "parallel"]), st.integers(1, 5))
-def test_each_prompt_begins_with_the_previous_one_of_its_agent_and_the_answer(
-    given_turns, mode, workers
-):
+def test_each_prompt_begins_with_its_agent_s_previous_one_and_answer(given_turns, mode, workers):
     answers: dict[str, str] = {}
 
     def answer(messages: Messages) -> str:

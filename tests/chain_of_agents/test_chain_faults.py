@@ -275,7 +275,7 @@ class TestCancellation:
         assert (await chain.ainvoke(question(3))).trace.failures == ()
 
     @MODES
-    async def test_a_question_that_fails_cancels_the_others_or_has_its_error_in_its_place(
+    async def test_a_question_that_fails_cancels_the_others_or_has_an_error_in_its_place(
         self, mode
     ):
         busy = Busy()
@@ -293,9 +293,7 @@ class TestCancellation:
         assert isinstance(second, InvalidRequestError)
 
     @pytest.mark.parametrize("return_exceptions", [False, True])
-    def test_a_batch_whose_manager_fails_once_does_the_same_when_it_is_sync(
-        self, return_exceptions
-    ):
+    def test_a_batch_whose_manager_fails_once_does_the_same_when_sync(self, return_exceptions):
         def says(prompt: str) -> Any:
             return ValueError("no") if "Fail?" in prompt and "Notes:" in prompt else "A note."
 

@@ -162,7 +162,7 @@ class TestBudget:
             ),
         ],
     )
-    def test_labels_and_words_on_documents_count_as_the_templates_have_them(
+    def test_labels_and_words_count_as_the_templates_have_them(
         self, templates, label, location, line
     ):
         planner = ReusePlanner(token_counter=len, templates=templates)
@@ -416,11 +416,7 @@ class TestAnswersAndErrors:
 
     def test_answers_and_errors_pickle_and_copy_with_their_trace(self):
         answer = Answer("In France.", self.TRACE)
-        for again in (
-            pickle.loads(pickle.dumps(answer)),
-            copy.copy(answer),
-            copy.deepcopy(answer),
-        ):
+        for again in (pickle.loads(pickle.dumps(answer)), copy.copy(answer), copy.deepcopy(answer)):
             assert again == "In France."
             assert type(again) is Answer
             assert again.trace == self.TRACE

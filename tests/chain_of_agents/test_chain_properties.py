@@ -70,9 +70,7 @@ def test_each_document_is_read_by_exactly_one_worker(given_documents, options):
     ),
     chain_settings,
 )
-def test_pieces_in_their_order_make_up_the_document_and_segments_stand_in_that_order(
-    given_texts, options
-):
+def test_pieces_make_up_the_document_and_segments_stand_in_their_order(given_texts, options):
     agents = Agents(**options)
     trace = agents.run([{"id": f"{n}", "text": text} for n, text in enumerate(given_texts)])
 
@@ -98,9 +96,7 @@ def place_of(block_id: Any) -> tuple[int, int]:
 
 @few
 @given(some_documents, chain_settings, st.text(max_size=300))
-def test_no_prompt_with_its_answer_is_longer_than_the_context_window(
-    given_documents, options, asked
-):
+def test_no_prompt_with_its_answer_is_longer_than_the_window(given_documents, options, asked):
     agents = Agents(lambda messages: "many words " * 40, **options)
     for turn in range(3):
         read = given_documents[turn:] or given_documents
@@ -196,9 +192,7 @@ scripts = st.lists(st.sampled_from(ANSWERS), min_size=1, max_size=6)
 
 @few
 @given(st.integers(1, 8), scripts, st.integers(1, 5), PACKINGS)
-def test_in_sequence_each_worker_gets_the_note_so_far_and_so_does_the_manager(
-    number, answers, workers, packing
-):
+def test_in_sequence_workers_and_manager_get_the_note_so_far(number, answers, workers, packing):
     script = Script(answers)
     agents = Agents(script, workers=workers, packing=packing, min_read=0)
     trace = run_unless_nothing_is_read(agents, script, number)
@@ -220,9 +214,7 @@ def test_in_sequence_each_worker_gets_the_note_so_far_and_so_does_the_manager(
 
 @few
 @given(st.integers(1, 8), scripts, st.integers(1, 5), PACKINGS)
-def test_in_parallel_the_manager_gets_exactly_the_answered_notes_in_the_order_of_segments(
-    number, answers, workers, packing
-):
+def test_in_parallel_the_manager_gets_answered_notes_in_order(number, answers, workers, packing):
     script = Script(answers)
     agents = Agents(script, workers=workers, packing=packing, mode="parallel", min_read=0)
     trace = run_unless_nothing_is_read(agents, script, number)
@@ -252,9 +244,7 @@ def test_in_parallel_the_manager_gets_exactly_the_answered_notes_in_the_order_of
     MODES,
     PACKINGS,
 )
-def test_workers_prompts_of_the_same_documents_begin_with_the_same_bytes(
-    numbers, workers, mode, packing
-):
+def test_prompts_of_the_same_documents_begin_with_the_same_bytes(numbers, workers, mode, packing):
     agents = Agents(workers=workers, mode=mode, packing=packing)
     asked = [documents(10)[number] for number in numbers]
     beginnings = []

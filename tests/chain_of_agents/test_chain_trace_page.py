@@ -356,8 +356,7 @@ def test_failed_managers_and_garbage_are_said_where_the_answer_would_be():
 
 
 @pytest.mark.parametrize(
-    ("share", "words"),
-    [(0.0, "0%"), (0.001, "<1%"), (0.5, "50%"), (0.999, ">99%"), (1.0, "100%")],
+    ("share", "words"), [(0.0, "0%"), (0.001, "<1%"), (0.5, "50%"), (0.999, ">99%"), (1.0, "100%")]
 )
 def test_only_all_is_100_percent_and_only_nothing_is_0(share, words):
     assert trace_page.percent(share) == words

@@ -353,10 +353,7 @@ class TestNotes:
         [
             ("[KQTZ]: Eiffel built it.", "[GNEW]: It opened in 1877."),
             ("[KQTZ]: k10 is v130", "[BWHM]: k1 is v13"),
-            (
-                "[KQTZ]: Invoice 1042 is over 130 euros.",
-                "[GNEW]: Invoice 1043 is over 139 euros.",
-            ),
+            ("[KQTZ]: Invoice 1042 is over 130 euros.", "[GNEW]: Invoice 1043 is over 139 euros."),
             ("[KQTZ]: Alice lives in Porto.", "[GNEW]: Bob lives in Porto."),
             ("[KQTZ]: Plant A let out 130 t of it.", "[GNEW]: Plant B let out 130 t of it."),
             (
@@ -369,9 +366,7 @@ class TestNotes:
             ),
         ],
     )
-    def test_a_worker_that_notes_almost_the_same_of_something_else_replaces_no_note(
-        self, note, reply
-    ):
+    def test_a_worker_that_notes_almost_the_same_of_another_replaces_no_note(self, note, reply):
         shown = self.shown_to_the_manager([note, reply], "Which are there?")
         assert f"Reader 2: {note}\n{reply}\n\n" in shown
 

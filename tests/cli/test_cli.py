@@ -293,9 +293,7 @@ def test_simulate_with_a_tokenizer_counts_whole_prompts(run, plan, tmp_path):
     assert (result["cached_tokens"], result["capacity_tokens"]) == (0, 0)
 
 
-def test_a_conversation_in_a_file_has_ten_thousand_turns_at_most(
-    run, corpus, tmp_path, monkeypatch
-):
+def test_a_conversation_in_a_file_has_10_000_turns_at_most(run, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(plan_file, "MOST_TURNS", 2)
     monkeypatch.setattr(plan_trace, "MOST_TURNS", 2)
     lines = [{"request_id": n, "blocks": [1], "after": n - 1 if n else None} for n in range(3)]
@@ -453,9 +451,7 @@ def test_without_its_extra_python_m_ctxreuse_says_what_to_install():
 def test_python_m_ctxreuse_is_the_command_and_its_parts_can_be_piped(trace, corpus):
     command = [sys.executable, "-W", "error", "-m", "ctxreuse"]
     plan = subprocess.run(
-        [*command, "plan", trace, "--mode", "offline"],
-        capture_output=True,
-        check=True,
+        [*command, "plan", trace, "--mode", "offline"], capture_output=True, check=True
     )
     simulate = subprocess.run(
         [*command, "simulate", "--plan", "-", "--corpus", corpus, "--json"],

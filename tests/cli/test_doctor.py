@@ -415,11 +415,7 @@ def engines(*turns: int) -> Script:
         (lambda: engine_script(EmulatedEngine(capacity_tokens=0)), (), "unread switch_on"),
         (lambda: engine_script(EmulatedEngine(capacity_tokens=3_000)), (), "again pushed"),
         (lambda: engine_script(EmulatedEngine(states="junctions")), (), "again states"),
-        (
-            lambda: engine_script(EmulatedEngine(block_size=2_048)),
-            ("--tokens", 3_000),
-            "blocks",
-        ),
+        (lambda: engine_script(EmulatedEngine(block_size=2_048)), ("--tokens", 3_000), "blocks"),
         (configured, (), "is_on details"),
         (lambda: replying(lambda body: 16), ("--model", "m"), "block itself"),
         (lambda: replying(lambda body: 5_000), ("--model", "m"), "meaningless itself"),
@@ -427,7 +423,7 @@ def engines(*turns: int) -> Script:
         (lambda: engines(0, 0, 1), (), "again several in_part"),
     ],
 )
-async def test_each_sentence_is_said_of_engines_for_which_it_is_true_and_of_no_other(
+async def test_each_sentence_is_said_only_of_engines_it_is_true_of(
     examine_at, script, arguments, wanted
 ):
     _, checks, _ = await examine_at(script(), *arguments)

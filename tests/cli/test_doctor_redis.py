@@ -47,9 +47,7 @@ def written_by(url: str, planners: int, secret: str = SECRET, **options: Any) ->
     caught_up(*group)
 
 
-def test_planners_that_share_a_stream_are_counted_without_their_secret(
-    server: RedisServer, examine: Any
-) -> None:
+def test_planners_are_counted_without_their_secret(server: RedisServer, examine: Any) -> None:
     written_by(server.url, 3)
     code, check = examine("--shared-log", server.url, "--workers", 3)
     assert (code, check["verdict"]) == (0, "ok")
@@ -72,7 +70,7 @@ def test_the_address_may_come_from_the_environment(
     assert (code, check["found"]) == (0, "2 planners wrote the latest of 6 entries of the log")
 
 
-def test_a_log_of_one_engine_of_a_pool_has_a_stream_of_its_own(
+def test_a_log_of_one_engine_of_a_pool_has_its_own_stream(
     server: RedisServer, examine: Any
 ) -> None:
     written_by(server.url, 2, stream="answers:engine-1")
@@ -92,9 +90,7 @@ def test_processes_with_different_secrets_are_a_problem(server: RedisServer, exa
     assert "the same secret" in check["remedy"]
 
 
-def test_entries_that_no_planner_has_written_are_a_problem(
-    server: RedisServer, examine: Any
-) -> None:
+def test_entries_that_no_planner_wrote_are_a_problem(server: RedisServer, examine: Any) -> None:
     written_by(server.url, 1)
     client = redis.Redis.from_url(server.url)
     client.xadd("ctxreuse", {"a field": "of another program"})
@@ -114,9 +110,7 @@ def test_what_comes_while_it_looks_is_counted_once(server: RedisServer) -> None:
     assert (log.appended, log.entries, log.writers, log.secrets) == (3, 6, 2, 1)
 
 
-def test_a_server_that_is_away_or_refuses_is_a_problem_with_its_reason(
-    server: RedisServer, examine: Any
-) -> None:
+def test_a_server_away_or_refusing_is_a_problem_with_why(server: RedisServer, examine: Any) -> None:
     away = f"redis://user:{PASSWORD}@127.0.0.1:{free_port()}/0"
     code, check = examine("--shared-log", away)
     assert code == 1

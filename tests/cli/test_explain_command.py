@@ -13,10 +13,7 @@ from ctxreuse import ReusePlanner
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay import explain_plan as explaining
-from ctxreuse.measure.replay.explain_plan import (
-    explain_plan,
-    explanation_json,
-)
+from ctxreuse.measure.replay.explain_plan import explain_plan, explanation_json
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.memory.explanations import Cause, explain
@@ -295,9 +292,7 @@ def test_one_request_can_be_told_as_json_if_it_is_known(explain_command, plan, c
     )
 
 
-def test_a_table_for_people_says_which_causes_cost_most_and_which_requests(
-    explain_command, plan, corpus
-):
+def test_a_table_for_people_says_which_causes_and_requests_cost_most(explain_command, plan, corpus):
     code, out, err = explain_command("--plan", plan, "--corpus", corpus)
     assert (code, err) == (0, "")
     assert "Why requests hit or miss" in words(out)
@@ -329,10 +324,7 @@ def test_at_most_ten_requests_that_lost_something_are_listed(explain_command, tm
     systems = [{**one, "system": f"system {n}"} for n, one in enumerate(requests)]
     plan = write_jsonl(tmp_path / "plan.jsonl", *systems)
     _, out, _ = explain_command("--plan", plan, "--corpus", corpus)
-    assert rows(out)[:2] == [
-        ["other system text", "12", "2,400"],
-        ["new blocks", "2", "0"],
-    ]
+    assert rows(out)[:2] == [["other system text", "12", "2,400"], ["new blocks", "2", "0"]]
     assert len(rows(out)) == 2 + 10
     plan = write_jsonl(tmp_path / "plan.jsonl", *[{"request_id": n, "blocks": [1]} for n in "ab"])
     _, out, _ = explain_command("--plan", plan, "--corpus", corpus)
@@ -399,9 +391,7 @@ def test_very_long_names_are_cut_in_the_words_only(explain_command, tmp_path):
     assert told["words"].startswith(f"It begins as request '{'x' * 58}… does, for 1 of its 1 ")
 
 
-def test_the_plan_can_come_from_standard_input_and_be_empty(
-    explain_command, plan, corpus, tmp_path
-):
+def test_the_plan_may_come_from_standard_input_empty(explain_command, plan, corpus, tmp_path):
     with open(plan) as file:
         text = file.read()
     for options in ((), ("--json",), ("--request", "b")):

@@ -32,9 +32,7 @@ def beir(tmp_path):
 
 @pytest.mark.usefixtures("beir")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_run_of_a_retriever_with_a_beir_corpus_is_read_as_a_trace_would_be(
-    run, tmp_path, command
-):
+def test_a_run_of_a_retriever_with_a_beir_corpus_is_read_as_a_trace_is(run, tmp_path, command):
     def told():
         code, out, err = run(command, tmp_path / "trace")
         assert (code in (0, 1), err) == (True, "")

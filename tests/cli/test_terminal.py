@@ -45,9 +45,7 @@ HEADED = Table(
 
 
 @pytest.mark.parametrize("columns", [30, 40, 50])
-def test_the_cells_of_a_table_that_does_not_fit_stand_below_each_other(
-    monkeypatch, capsys, columns
-):
+def test_the_cells_of_a_table_that_is_too_wide_stand_below_each_other(monkeypatch, capsys, columns):
     text = shown(monkeypatch, capsys, columns, HEADED)
     lines = [line.split("│")[1:3] for line in text.splitlines() if line.startswith("│")]
     assert [name.strip() for name, _ in lines] == [

@@ -80,11 +80,7 @@ def test_what_messages_hold_is_kept():
                 "role": "tool",
                 "tool_call_id": "t2",
                 "content": [
-                    {
-                        "type": "text",
-                        "text": "more",
-                        "cache_control": {"type": "ephemeral"},
-                    },
+                    {"type": "text", "text": "more", "cache_control": {"type": "ephemeral"}},
                     {
                         "type": "text",
                         "text": "and more",

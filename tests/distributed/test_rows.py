@@ -78,11 +78,7 @@ def test_wrong_names_of_columns_are_refused(columns, message):
             "the blocks of a row must be a list of texts or of structs with id, text, tokens, "
             "not 'one text' (str)",
         ),
-        (
-            {},
-            {"blocks": [{"id": "d1"}]},
-            "a block must have a text; the struct has only 'id'",
-        ),
+        ({}, {"blocks": [{"id": "d1"}]}, "a block must have a text; the struct has only 'id'"),
     ],
 )
 def test_a_row_that_lacks_something_is_refused(columns, row, message):

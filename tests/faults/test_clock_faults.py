@@ -101,9 +101,7 @@ def test_spans_begin_at_no_time_that_exporters_cannot_write(monkeypatch):
 
 
 @pytest.mark.parametrize("ahead_s", JUMPS)
-def test_an_engine_that_asks_for_a_wait_until_a_date_is_asked_again_by_its_own_clock(
-    ahead_s, monkeypatch
-):
+def test_an_engine_that_names_a_date_to_wait_for_is_asked_by_its_own_clock(ahead_s, monkeypatch):
     """The process's clock is hours off; the reply says what the engine takes for now."""
     clock = Clock("time", monkeypatch)
     client = Client(ReusePlanner())

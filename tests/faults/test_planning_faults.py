@@ -52,14 +52,8 @@ Begin = Callable[[ReusePlanner, Switch], Any]
 FAULTS: dict[str, tuple[dict[str, str], Begin]] = {
     "planning": ({}, lambda planner, switch: broken(planner, "_planning")),
     "counting": ({}, lambda planner, switch: broken(planner, "_meter")),
-    "token counter": (
-        {"token_counter": "count_tokens"},
-        lambda planner, switch: switched(switch),
-    ),
-    "tenant class": (
-        {"tenant_class": "tenant_class"},
-        lambda planner, switch: switched(switch),
-    ),
+    "token counter": ({"token_counter": "count_tokens"}, lambda planner, switch: switched(switch)),
+    "tenant class": ({"tenant_class": "tenant_class"}, lambda planner, switch: switched(switch)),
     "tracing": ({"tracing": ""}, lambda planner, switch: switched(switch)),
 }
 """What fails: the planner's settings with methods of a `Switch`, and how the fault begins."""

@@ -28,10 +28,7 @@ class LateRetriever(LetterRetriever):
 
 
 def reusing(inner: Any = None) -> ReuseRetriever:
-    retriever = ReuseRetriever(
-        retriever=inner or LetterRetriever(store={}),
-        planner=ReusePlanner(),
-    )
+    retriever = ReuseRetriever(retriever=inner or LetterRetriever(store={}), planner=ReusePlanner())
     retriever._documents._batcher._window_s = LONG_S
     return retriever
 

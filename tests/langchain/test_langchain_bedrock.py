@@ -117,7 +117,7 @@ def test_an_agents_tool_result_has_one_cache_point_behind_it(server):
                     AIMessage("Wait.", tool_calls=[call]),
                     ToolMessage(text, artifact=documents, tool_call_id="t", id="r"),
                 ]
-            },
+            }
         )
         content = inner.sent[-1]["messages"][-1]["content"]
         assert [list(one) for one in content] == [["toolResult"], ["cachePoint"]]

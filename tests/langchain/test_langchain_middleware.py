@@ -137,11 +137,7 @@ RESULTS: dict[str, tuple[Any, BaseTool, list[tuple[str, ...]], list[Any]]] = {
         {},
         text_tool(lambda query: json.dumps(FOUND[query])),
         [("1",), ("2",), ("3",)],
-        [
-            f"{TEA}\n\n{CATS}",
-            f"{location_words('m-cats')}\n\n{location_words('m-tea')}",
-            NO_TEA,
-        ],
+        [f"{TEA}\n\n{CATS}", f"{location_words('m-cats')}\n\n{location_words('m-tea')}", NO_TEA],
     ),
     "memories": ({}, text_tool(FOUND.__getitem__), [("1",)], [f"{TEA}\n\n{CATS}"]),
     "a picture beside": (
@@ -150,10 +146,7 @@ RESULTS: dict[str, tuple[Any, BaseTool, list[tuple[str, ...]], list[Any]]] = {
         [("xy",), ("yz",)],
         [
             [PIXEL, {"type": "text", "text": f"{labelled('x')}\n\n{labelled('y')}", "extra": 1}],
-            [
-                PIXEL,
-                {"type": "text", "text": f"{pointed_to('y')}\n\n{labelled('z')}", "extra": 1},
-            ],
+            [PIXEL, {"type": "text", "text": f"{pointed_to('y')}\n\n{labelled('z')}", "extra": 1}],
         ],
     ),
     "several texts": ({"tools": ["search"]}, text_tool(lambda _: SEVERAL), [("x",)], [SEVERAL]),
@@ -389,10 +382,7 @@ def test_a_system_message_before_the_first_question_is_no_history():
 
 
 async def test_async_agents_retrieve_context_and_retrievers_may_return_iterators():
-    for retriever in (
-        LetterRetriever(),
-        RunnableLambda(lambda query: map(document, query)),
-    ):
+    for retriever in (LetterRetriever(), RunnableLambda(lambda query: map(document, query))):
         agent, model = agent_with(ReuseMiddleware(retriever=retriever), [done(), done()])
         config: RunnableConfig = {"configurable": {"thread_id": "t1"}}
         await agent.ainvoke({"messages": [HumanMessage("ab")]}, config)

@@ -57,8 +57,7 @@ def test_what_a_tool_writes_on_documents_belongs_to_them_and_what_stands_outside
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["Found 2 documents.", "one", "two\n\none", "one, two", "one\n\nfrom a\n\ntwo", ""],
+    "text", ["Found 2 documents.", "one", "two\n\none", "one, two", "one\n\nfrom a\n\ntwo", ""]
 )
 def test_where_it_is_not_certain_which_piece_is_which_document_nothing_is_found(text):
     assert pieces([Document("one"), Document("two")], text) is None
@@ -117,9 +116,7 @@ def test_only_a_named_tools_text_is_split_where_its_documents_do_not_stand_in_it
     around=st.tuples(st.text("a-\n", max_size=4), st.text("a-\n", max_size=4)),
     separator=st.sampled_from(["\n\n", "--", "\n"]),
 )
-def test_each_piece_holds_its_document_and_they_stand_one_behind_the_other(
-    texts, around, separator
-):
+def test_each_piece_holds_its_document_and_they_stand_behind_each_other(texts, around, separator):
     text = around[0] + separator.join(texts) + around[1]
     found = pieces([Document(one) for one in texts], text, separator=separator)
     if found is not None:

@@ -320,11 +320,7 @@ class TestSpeculativeRAGChain:
             await asyncio.to_thread(chain.invoke, "red", config)
         else:
             await asyncio.to_thread(lambda: list(chain.stream("red", config)))
-        assert [path for path, _ in runs.ended] == [
-            "ask > WorkflowRetriever",
-            "ask > model",
-            "ask",
-        ]
+        assert [path for path, _ in runs.ended] == ["ask > WorkflowRetriever", "ask > model", "ask"]
         assert ids(runs.ended[0][1]) == plain_ids("red", 2)
         assert runs.ended[-1][1]["answer"] == "Question: red"
 
@@ -407,10 +403,7 @@ class TestRunnable:
         store = {block.id: Document(block.text, metadata={"page": 7}) for block in BLOCKS}
         for document_of, metadata in ((None, {}), (store.__getitem__, {"page": 7})):
             runnable = WorkflowRunnable(
-                engine_of(answering()),
-                asked(),
-                outputs=["docs", "answer"],
-                document_of=document_of,
+                engine_of(answering()), asked(), outputs=["docs", "answer"], document_of=document_of
             )
             output = await runnable.ainvoke("red")
             assert list(output) == ["docs", "answer"]
@@ -455,12 +448,7 @@ class TestRunnable:
             list(runnable.stream("red", config))
         else:
             runnable.batch(["red"], config)
-        assert sorted(runs.paths) == [
-            "mine",
-            "mine > answer",
-            "mine > model",
-            "mine > search",
-        ]
+        assert sorted(runs.paths) == ["mine", "mine > answer", "mine > model", "mine > search"]
         ended = dict(runs.ended)
         assert ids(ended["mine > search"]["docs"]) == plain_ids("red", 2)
         assert ended["mine > answer"] == {"answer": "Question: red"}

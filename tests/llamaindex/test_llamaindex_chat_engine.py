@@ -25,8 +25,6 @@ from llamaindex_helpers import (
 from llamaindex_llm_helpers import CHATS, FaultyPlanner, say
 
 from ctxreuse import ReusePlanner, request_context
-from ctxreuse.cache.simulator import PrefixCacheSimulator
-from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER
 from llamaindex_ctxreuse import ReuseChatEngine, ReuseLLM, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.chat import chat_turn
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
@@ -84,17 +82,6 @@ class TestPrompts:
         engine(inner, metadata_mode=MetadataMode.LLM).chat("a one?")
         text = f"source: a.txt\n\n{letter_text('a')}"
         assert f"{label(text)} {text}" in inner.prompts[0]
-
-    def test_a_cache_serves_all_of_the_turn_before(self, inner):
-        chat = engine(inner, system_prompt="Be brief.")
-        cache = PrefixCacheSimulator(None, 16)
-        cached = []
-        for message in ("abc one?", "cbd two?", "ab three?"):
-            chat.chat(message)
-            usage = cache.serve(ENGINE_TOKENIZER.ids(inner.prompts[-1]), "")
-            cached.append(usage.cached_tokens)
-        lengths = [len(ENGINE_TOKENIZER.ids(prompt)) for prompt in inner.prompts]
-        assert all(one >= before - 16 for one, before in zip(cached[1:], lengths[:-1], strict=True))
 
     async def test_planned_nodes_are_planned_once(self):
         inner, planner = RecordingLLM(), ReusePlanner()
@@ -468,10 +455,7 @@ class TestMaking:
             ({"retriever": None}, "retriever must be a LlamaIndex BaseRetriever"),
             ({"planner": 3}, r"planner must be a ctxreuse\.ReusePlanner"),
             ({"system_prompt": 3}, "system must be a string"),
-            (
-                {"node_postprocessors": ["x"]},
-                "node_postprocessors must be a LlamaIndex",
-            ),
+            ({"node_postprocessors": ["x"]}, "node_postprocessors must be a LlamaIndex"),
             ({"metadata_mode": "some"}, "no metadata mode"),
             ({"token_counter": 3}, "token_counter must be"),
         ],

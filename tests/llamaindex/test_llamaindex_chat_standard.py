@@ -127,10 +127,7 @@ class TestChatEngine:
     def test_planned_nodes_and_models_fit_in(self, kind, is_wrapped, inner):
         llm = ReuseLLM(inner=inner, window_s=0) if is_wrapped else inner
         chat = engine(
-            kind,
-            llm,
-            ReuseRetriever(LetterRetriever()),
-            node_postprocessors=[ReusePostprocessor()],
+            kind, llm, ReuseRetriever(LetterRetriever()), node_postprocessors=[ReusePostprocessor()]
         )
         for question in ("abc first?", "cba second?", "bcd third?"):
             response = chat.chat(question)

@@ -119,9 +119,7 @@ class TestPrompts:
         assert inner.prompts[1] == f"{labelled('abc')}\n\n{ranked('cba')}"
 
     @pytest.mark.parametrize("is_by_hand", [False, True])
-    def test_files_are_moved_as_a_synthesizer_or_an_application_joins_them(
-        self, is_by_hand, inner, llm
-    ):
+    def test_files_are_moved_as_a_synthesizer_or_a_program_joins_them(self, is_by_hand, inner, llm):
         files = FileRetriever()
         engine = RetrieverQueryEngine.from_args(files, llm=llm)
         for letters in ("abc", "bca", "ba"):

@@ -84,7 +84,7 @@ class TestEachWayToCallAModel:
 
     @pytest.mark.parametrize("way", ["stream_chat", "astream_chat", "astream_complete"])
     @pytest.mark.parametrize(("breaks_after", "kept"), [(0, 0), (1, 1)])
-    def test_a_stream_that_breaks_is_taken_back_only_if_nothing_has_come(
+    def test_a_stream_that_breaks_is_taken_back_if_nothing_came(
         self, way, breaks_after, kept, planner
     ):
         inner = RecordingLLM(breaks_after=breaks_after)

@@ -288,8 +288,7 @@ class TestConcurrentCalls:
         assert salts[0] == salts[1] != salts[2]
 
     async def test_threads_that_copy_the_context_keep_the_tenant_and_sync_calls_wait_for_no_loop(
-        self,
-        inner,
+        self, inner
     ):
         llm = ReuseLLM(inner=inner, window_s=0, send_cache_salt=True)
         with request_context(tenant="one"), ThreadPoolExecutor(1) as pool:

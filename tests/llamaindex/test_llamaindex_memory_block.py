@@ -197,9 +197,7 @@ class TestReuseMemoryBlock:
         await ReuseMemoryBlock(memory=mem0, searched_messages=2).aget(messages)
         assert mem0.queries == ["four", "two four"]
 
-    async def test_a_memory_that_fails_or_is_not_asked_leaves_the_conversation_without_memories(
-        self, caplog
-    ):
+    async def test_a_memory_that_fails_or_is_not_asked_leaves_a_conversation_without(self, caplog):
         block = ReuseMemoryBlock(memory=FailingMemory())
         with caplog.at_level(logging.WARNING, "ctxreuse"):
             for _ in range(2):

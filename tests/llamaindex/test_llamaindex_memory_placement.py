@@ -94,7 +94,7 @@ async def test_other_memory_blocks_and_the_system_message_keep_their_text():
 
 @pytest.mark.parametrize("is_stored", [True, False])
 @pytest.mark.parametrize("placement", PLACEMENTS)
-async def test_laid_out_anew_memories_open_the_conversation_where_others_have_begun_with_them(
+async def test_laid_out_anew_memories_open_a_conversation_as_others_have_begun(
     placement, is_stored
 ):
     block = ReuseMemoryBlock(memory=LetterMemory(), placement=placement)

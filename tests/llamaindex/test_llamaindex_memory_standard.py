@@ -123,10 +123,7 @@ class TestMemory:
         kept = memory(kind, ExamplesMemory(), TextMemory())
         await kept.aput(user("And 2 + 2?"))
         *examples, question = await kept.aget()
-        assert roles(examples) == [
-            ("user", "What is 1 + 1?"),
-            ("assistant", "It is 2, as I said."),
-        ]
+        assert roles(examples) == [("user", "What is 1 + 1?"), ("assistant", "It is 2, as I said.")]
         assert question.role is MessageRole.USER
         assert "as I said" not in str(question.content)
         assert "a text that is known" in str(question.content)
@@ -195,9 +192,7 @@ class TestMemory:
         assert "known of rivers" in all_texts(await kept.aget(topic="rivers"))
         assert block.asked[-1][1] == {"session_id": "s", "topic": "rivers"}
 
-    async def test_blocks_that_know_nothing_are_not_shown_and_two_of_one_name_are_refused(
-        self, kind
-    ):
+    async def test_blocks_that_know_nothing_are_not_shown_and_two_of_a_name_refused(self, kind):
         kept = memory(kind, TextMemory(text=""))
         await kept.aput(user("Hello"))
         assert roles(await kept.aget()) == [("user", "Hello")]

@@ -13,12 +13,7 @@ from python_processes import python
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.context.scope import current_scope
-from llamaindex_ctxreuse import (
-    ReuseLLM,
-    ReusePostprocessor,
-    ReuseRetriever,
-    format_context,
-)
+from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever, format_context
 
 
 def letters(prompt: str) -> str:
@@ -31,9 +26,7 @@ ANNOTATION = "Read documents 3, 2, 1 first."
 class TestQueryEngine:
     @pytest.mark.parametrize("adapter", ["postprocessor", "retriever"])
     @pytest.mark.parametrize("is_chat_model", [True, False])
-    async def test_an_unchanged_query_engine_shows_the_planned_context(
-        self, adapter, is_chat_model
-    ):
+    async def test_an_unchanged_query_engine_shows_a_planned_context(self, adapter, is_chat_model):
         inner = RecordingLLM(is_chat_model=is_chat_model)
         if adapter == "postprocessor":
             engine = RetrieverQueryEngine.from_args(

@@ -35,9 +35,7 @@ pytestmark = pytest.mark.usefixtures("paper_words")
 
 
 class TestReplayMemory:
-    async def test_each_prompt_begins_with_the_one_before_and_points_to_what_it_shows(
-        self,
-    ):
+    async def test_each_prompt_begins_with_the_one_before_and_points_to_what_it_shows(self):
         memory = plain_memory(ReuseMemoryBlock(memory=LetterMemory()))
         prompts = await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"])
         assert len(prompts) == 3

@@ -7,10 +7,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ChatResponse,
-)
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llamaindex_helpers import RecordingLLM
 from llamaindex_llm_helpers import (
     CHATS,

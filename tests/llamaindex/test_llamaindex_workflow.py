@@ -20,11 +20,7 @@ from workflow_engines import BLOCKS, engine_of, plain_ids, plain_search, shown
 
 from ctxreuse import request_context
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.workflow import (
-    CallableRetriever,
-    StageError,
-    WorkflowEngine,
-)
+from ctxreuse.workflow import CallableRetriever, StageError, WorkflowEngine
 from llamaindex_ctxreuse import (
     LlamaIndexLLM,
     RetrieverStage,

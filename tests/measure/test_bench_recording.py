@@ -215,7 +215,7 @@ def test_the_command_shows_what_the_engine_reported(run, recording, served):
     assert "What is left to compute" not in shown  # any engine's cache holds all of it
 
 
-def test_a_small_cache_is_simulated_beside_the_engines_own_whose_answers_are_written(
+def test_a_small_cache_is_simulated_beside_the_engines_own(
     run, recording, served, monkeypatch, tmp_path
 ):
     served(answer="yes")
@@ -303,9 +303,7 @@ def test_both_answers_to_each_question_are_written_for_a_judge(run, recording, s
     ]
 
 
-def test_questions_without_an_answer_in_some_order_are_not_for_a_judge(
-    run, recording, served, tmp_path
-):
+def test_questions_unanswered_in_some_order_are_not_for_a_judge(run, recording, served, tmp_path):
     asked = []
 
     def fail(_, body):
@@ -372,9 +370,7 @@ def unlike(file):
         (lambda a, b: "A" if a < b else "It depends", "unreadable"),  # in one of both orders
     ],
 )
-def test_a_judge_wins_only_what_it_says_in_both_orders(
-    run, recording, served, tmp_path, verdict, word
-):
+def test_a_judge_wins_what_it_says_in_both_orders(run, recording, served, tmp_path, verdict, word):
     file = tmp_path / "answers.jsonl"
     shown, found, emulated = judged(run, recording, served, file, verdict)
     pairs = unlike(file)
@@ -392,7 +388,7 @@ def test_a_judge_wins_only_what_it_says_in_both_orders(
     ) in shown
 
 
-def test_what_a_judge_fails_at_is_counted_and_the_rest_is_shown(
+def test_what_a_judge_fails_at_is_counted_beside_the_rest(
     run, recording, served, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("asyncio.sleep", _at_once)  # before it is asked again

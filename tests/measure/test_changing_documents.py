@@ -207,7 +207,7 @@ def said_of(folder) -> SavingsVerdict:
 
 
 @pytest.mark.parametrize("name", APPLICATIONS)
-def test_what_changes_in_documents_is_named_and_what_it_costs_is_what_the_engine_says(
+def test_what_changes_in_documents_is_named_and_costs_what_the_engine_says(
     tmp_path, monkeypatch, name
 ):
     import mem0

@@ -134,10 +134,7 @@ def figures(finding: Finding) -> tuple[Verdict, dict[str, object]]:
         ([f"Help {one}. {HELP}" for one in NAMES], "“Help” is followed by"),
         ([f"{one}: {HELP}" for one in NAMES], "it begins with “Alice:” and with"),
         ([f"{HELP} Mail to {one}@example.org." for one in NAMES], "“alone. Mail to”"),
-        (
-            [f"{HELP} Ticket {number}." for number in range(10, 30)],
-            "“10.” and by “11.”",
-        ),
+        ([f"{HELP} Ticket {number}." for number in range(10, 30)], "“10.” and by “11.”"),
         ([f"Today is {one}. {HELP}" for one in ("Monday", "Tuesday")] * 2, ""),
     ],
 )

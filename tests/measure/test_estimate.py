@@ -44,7 +44,7 @@ contexts = st.lists(st.integers(1, 8), max_size=5, unique=True)
 
 @examples(60)
 @given(st.lists(contexts, max_size=8), st.booleans(), st.sampled_from((None, 300)))
-def test_no_policy_loses_a_request_or_serves_more_than_was_sent_before(
+def test_no_policy_loses_a_request_or_serves_more_than_sent(
     all_contexts, is_conversation, capacity
 ):
     trace = turns(*all_contexts, conversation_id="c" if is_conversation else None)

@@ -9,12 +9,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.traces.json_lines import read_lines, write_lines
-from ctxreuse.measure.traces.trace_files import (
-    TraceRequest,
-    read_corpus,
-    read_titles,
-    read_trace,
-)
+from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_titles, read_trace
 from public_data.stored_results import read_stored
 
 CORPUS = {1: block(1), "a": block("a"), 2: block(2)}
@@ -48,27 +43,14 @@ def error_of(kind, path):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (
-            '{"id": 1, "te',
-            f"broken JSON (Unterminated string starting at); {BROKEN_JSON}",
-        ),
-        (
-            '{"id": 1',
-            f"broken JSON (Expecting ',' delimiter); {BROKEN_JSON}",
-        ),
+        ('{"id": 1, "te', f"broken JSON (Unterminated string starting at); {BROKEN_JSON}"),
         (
             "{'id': 1}",
             f"broken JSON (Expecting property name enclosed in double quotes); {BROKEN_JSON}",
         ),
-        (
-            "{} {}",
-            f"broken JSON (Extra data); {BROKEN_JSON}",
-        ),
+        ("{} {}", f"broken JSON (Extra data); {BROKEN_JSON}"),
         (b'{"text": "\xff"}', "not UTF-8 (byte 10); convert the file"),
-        (b'{"text": "\xc3', "not UTF-8 (byte 10); convert the file"),
         ('"text"', "'text' (str) is no JSON object"),
-        ("null", "None (NoneType) is no JSON object"),
-        ("true", "True (bool) is no JSON object"),
         ("NaN", "nan (float) is no JSON object"),
     ],
 )
@@ -182,15 +164,9 @@ def test_the_corpus_of_a_beir_data_set_is_read(tmp_path):
     ("line", "problem"),
     [
         ({"text": "t"}, "field 'id' is missing; it must be str or int"),
-        ({"id": None, "text": "t"}, "field 'id' is None (NoneType); it must be str or int"),
         ({"id": True, "text": "t"}, "field 'id' is True (bool); it must be str or int"),
-        ({"id": 1.5, "text": "t"}, "field 'id' is 1.5 (float); it must be str or int"),
-        ({"id": [1], "text": "t"}, "field 'id' is [1] (list); it must be str or int"),
         ({"id": 1}, "field 'text' is missing; it must be str"),
-        ({"id": 1, "text": None}, "field 'text' is None (NoneType); it must be str"),
         ({"id": 1, "text": ["t"]}, "field 'text' is ['t'] (list); it must be str"),
-        ({"id": 1, "text": "t", "tokens": "3"}, "field 'tokens' is '3' (str); it must be int"),
-        ({"id": 1, "text": "t", "tokens": 3.0}, "field 'tokens' is 3.0 (float); it must be int"),
         ({"id": 1, "text": "t", "tokens": True}, "field 'tokens' is True (bool); it must be int"),
         (
             {"id": 1, "text": "t", "tokens": 10**100},
@@ -245,14 +221,9 @@ def test_a_trace_is_its_retrievals_in_arrival_order(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("request_id", None, "is None (NoneType); it must be str or int"),
         ("request_id", False, "is False (bool); it must be str or int"),
-        ("blocks", None, "is None (NoneType); it must be list"),
         ("blocks", "a", "is 'a' (str); it must be list"),
-        ("blocks", {"a": 1}, "is {'a': 1} (dict); it must be list"),
         ("blocks", [1, True], "holds True (bool); ids are strings or integers"),
-        ("blocks", [1, None], "holds None (NoneType); ids are strings or integers"),
-        ("blocks", [1.0], "holds 1.0 (float); ids are strings or integers"),
         ("query", 7, "is 7 (int); it must be str"),
         ("conversation_id", True, "is True (bool); it must be str or int"),
         ("turn", "1", "is '1' (str); it must be int"),
@@ -370,12 +341,7 @@ def test_what_a_plan_expects_to_be_cached_may_be_unknown(tmp_path):
         ({"request_id": 1.5}, "field 'request_id' is 1.5 (float); it must be str or int"),
         ({"blocks": 7}, "field 'blocks' is 7 (int); it must be list"),
         ({"blocks": [False]}, "field 'blocks' holds False (bool); ids are strings or integers"),
-        ({"parts": 7}, "field 'parts' is 7 (int); it must be list"),
         ({"order_annotation": 7}, "field 'order_annotation' is 7 (int); it must be str"),
-        (
-            {"expected_cached_tokens": "7"},
-            "field 'expected_cached_tokens' is '7' (str); it must be int",
-        ),
         (
             {"expected_cached_tokens": True},
             "field 'expected_cached_tokens' is True (bool); it must be int",

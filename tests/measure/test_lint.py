@@ -57,8 +57,7 @@ def test_prompts_that_share_all_they_can_are_clean(cache):
 
 
 @pytest.mark.parametrize(
-    "value",
-    [lambda n: f"2026-11-25T10:{n:02}:00", lambda n: f"session-{n:04x}", lambda n: str(n)],
+    "value", [lambda n: f"2026-11-25T10:{n:02}:00", lambda n: f"session-{n:04x}", lambda n: str(n)]
 )
 def test_times_ids_and_counters_in_front_are_found_with_the_request_and_the_cost(value):
     trace = [traced(n, "ab", system=f"{value(n)} {HELP}", **MARKED) for n in range(5)]
@@ -230,8 +229,7 @@ def test_a_mark_behind_a_question_is_paid_in_vain_unless_the_conversation_goes_o
 
 
 @pytest.mark.parametrize(
-    ("minimum", "checks"),
-    [(1_024, []), (1_220, ["just under the minimum"]), (4_096, [])],
+    ("minimum", "checks"), [(1_024, []), (1_220, ["just under the minimum"]), (4_096, [])]
 )
 def test_prompts_just_under_the_minimum_are_found(minimum, checks):
     trace = [traced(n, "ab", **MARKED | {"sent": {"marks": {"turn": 1}}}) for n in range(3)]

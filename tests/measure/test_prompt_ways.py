@@ -284,9 +284,7 @@ _OUT_OF_HASHES = {
 
 
 @pytest.mark.parametrize("name", [*APPLICATIONS, *_OUT_OF_HASHES])
-def test_what_is_said_of_an_application_is_what_its_engine_computes_once_changed(
-    tmp_path, monkeypatch, name
-):
+def test_what_is_said_of_an_application_is_what_its_engine_computes(tmp_path, monkeypatch, name):
     import mem0
 
     monkeypatch.setattr(mem0, "Memory", FakeMemory)  # whose searches are recorded
@@ -325,9 +323,7 @@ class Letters(BaseRetriever):
         ("ab ba cdefghijklm", 60, []),
     ],
 )
-def test_what_is_said_of_a_wrapped_model_alone_and_of_small_gains_is_true(
-    tmp_path, rows, words, wanted
-):
+def test_what_is_said_of_a_wrapped_model_and_of_small_gains_is_true(tmp_path, rows, words, wanted):
     """Each word is a prompt, and each of its letters a document."""
 
     def run(engine: Engine, is_changed: bool) -> None:
@@ -345,9 +341,7 @@ def test_what_is_said_of_a_wrapped_model_alone_and_of_small_gains_is_true(
 
 
 @pytest.mark.parametrize(("words", "is_short"), [(5, True), (60, False)])
-def test_how_far_off_shares_of_short_documents_are_is_unknown_without_a_tokenizer(
-    tmp_path, words, is_short
-):
+def test_without_a_tokenizer_shares_of_short_documents_are_unsure(tmp_path, words, is_short):
     with TraceRecorder(tmp_path) as recorder, recording_langchain(recorder):
         for row in ("abcd", "dcba"):
             found = [one.page_content for one in Letters(words=words).invoke(row)]
@@ -422,9 +416,7 @@ def said_of(trace: Path, **asked: object) -> SavingsVerdict:
     return verdict(measure_savings(EstimateConfig(trace=str(trace), **asked)))
 
 
-def test_whole_prompts_are_counted_by_a_tokenizer_and_progress_is_told(
-    recording_with_headings, tmp_path
-):
+def test_whole_prompts_are_counted_by_a_tokenizer_with_progress(recording_with_headings, tmp_path):
     steps = Counter()
 
     @contextmanager

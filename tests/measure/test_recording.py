@@ -167,9 +167,7 @@ named = st.builds(
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.lists(named, max_size=4)), min_size=1, max_size=30)
 )
-def test_what_is_forgotten_is_written_again_and_the_recording_stays_right(
-    tmp_path_factory, requests
-):
+def test_what_is_forgotten_is_written_again_and_recordings_stay_right(tmp_path_factory, requests):
     folder = tmp_path_factory.mktemp("recording")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recording, "_BLOCKS", 6)

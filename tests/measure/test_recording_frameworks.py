@@ -138,9 +138,7 @@ class Rivers(Fixed):
 
 
 @pytest.mark.parametrize(("template", "is_gain"), [(RAG, False), ("{context}\n{question}", True)])
-def test_questions_that_repeat_before_the_documents_share_nothing_with_others(
-    tmp_path, template, is_gain
-):
+def test_questions_that_repeat_before_the_documents_share_nothing_else(tmp_path, template, is_gain):
     prompt = ChatPromptTemplate.from_template(template)
     context = Rivers() | (lambda found: "\n\n".join(one.page_content for one in found))
     inputs = {"context": context, "question": RunnablePassthrough()}
@@ -251,7 +249,7 @@ def test_vector_stores_that_are_asked_directly_are_recorded(tmp_path):
     Later().similarity_search("not recorded")
     trace = read_recording(str(tmp_path))[1]
     assert [(one.query, len(one.blocks)) for one in trace] == [
-        *(("a", 2), ("b", 1), ("c", 3), ("d", 1), ("e", 1), ("f", 1), ("g", 3), ("h", 1)),
+        *(("a", 2), ("b", 1), ("c", 3), ("d", 1), ("e", 1), ("f", 1), ("g", 3), ("h", 1))
     ]
     assert trace[-1].conversation_id == "t"
     assert recorder.sources == {"LangChain vector stores": 6, "LangChain retrievers": 2}
@@ -415,9 +413,7 @@ def test_prompts_of_a_client_are_read(tmp_path):
     transport = EmulatedEngine().transport()
     with TraceRecorder(tmp_path) as recorder, recording_openai(recorder):
         client = openai.OpenAI(
-            base_url="http://engine/v1",
-            api_key="-",
-            http_client=httpx.Client(transport=transport),
+            base_url="http://engine/v1", api_key="-", http_client=httpx.Client(transport=transport)
         )
         answer = client.chat.completions.create(model="emulated", messages=SENT, max_tokens=3)
         said = {"role": "assistant", "content": answer.choices[0].message.content}
@@ -547,9 +543,7 @@ def test_a_crash_is_shown_as_python_shows_it(tmp_path: Path, module: list[str]):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("questions", [[], ["why"]])
-def test_a_recording_that_sigterm_ends_is_whole_and_an_empty_one_in_nobodys_way(
-    tmp_path: Path, questions: list[str]
-):
+def test_a_recording_that_sigterm_ends_is_whole_if_it_is_any(tmp_path: Path, questions: list[str]):
     killed = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)"
     (tmp_path / "app.py").write_text(PROGRAM.replace("sys.exit(3)", killed))
     assert record(tmp_path, "app.py", *questions).returncode == -signal.SIGTERM

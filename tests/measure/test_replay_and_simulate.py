@@ -10,11 +10,7 @@ from ctxreuse.cache import BlockLevelCache, CacheUsage, PrefixCacheSimulator
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.simulate import (
-    load_tokenizer,
-    simulate_blocks,
-    simulate_tokens,
-)
+from ctxreuse.measure.replay.simulate import load_tokenizer, simulate_blocks, simulate_tokens
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
 CORPUS = {i: block(i, 100) for i in range(1, 9)}

@@ -44,12 +44,7 @@ def results(ids=("a", "b", "c", "d"), turns=True, capacities=(None, 20_000)):
     again = replay(trace)
     runs = list(estimate(again, capacities))
     return results_of(
-        "Some <trace>",
-        "blocks",
-        TraceSummary.of(trace),
-        runs,
-        shown(runs).planned,
-        again.corpus,
+        "Some <trace>", "blocks", TraceSummary.of(trace), runs, shown(runs).planned, again.corpus
     )
 
 

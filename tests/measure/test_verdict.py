@@ -170,7 +170,7 @@ def often(number):
         ),
     ],
 )
-def test_each_sentence_is_said_of_traffic_for_which_it_is_true_and_of_no_other(
+def test_each_sentence_is_said_only_of_traffic_it_is_true_of(
     tmp_path, rows, tokens, more, cache, wanted
 ):
     """Each word is a request, and each of its letters a document."""

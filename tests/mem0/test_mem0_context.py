@@ -107,18 +107,12 @@ def test_messages_are_system_history_and_this_turn():
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello."},
         {"role": "assistant", "content": "An answer.", "name": "bot"},
-        {
-            "role": "user",
-            "content": f"{shown('abc')}\n\nq?",
-        },
+        {"role": "user", "content": f"{shown('abc')}\n\nq?"},
     ]
     wrapped.memory.found = lettered("dba")
-    assert wrapped.messages("q?") == [
-        {
-            "role": "user",
-            "content": f"{shown('dba')}\n\nq?",
-        },
-    ], "what was sent behind another system text and a history is no prefix of this"
+    assert wrapped.messages("q?") == [{"role": "user", "content": f"{shown('dba')}\n\nq?"}], (
+        "what was sent behind another system text and a history is no prefix of this"
+    )
     wrapped.memory.found = lettered("abd")
     assert wrapped.messages("And?")[-1]["content"] == (
         f"{shown('dba')}\n\n{ranked(*texts('abd'))}\n\nAnd?"
@@ -192,10 +186,7 @@ def test_conversation_and_history_may_come_from_the_surroundings():
     assert second == [
         *first,
         ANSWER,
-        {
-            "role": "user",
-            "content": f"{located(*texts('ab'))}\n\nTwo?",
-        },
+        {"role": "user", "content": f"{located(*texts('ab'))}\n\nTwo?"},
     ]
     assert len(other) == 1, "another conversation's history is not this one's"
 
@@ -285,10 +276,7 @@ def test_messages_share_nothing_that_can_change():
     assert (
         context.messages()[0]
         == history[0]
-        == {
-            "role": "user",
-            "content": [{"type": "text", "text": "Hello."}],
-        }
+        == {"role": "user", "content": [{"type": "text", "text": "Hello."}]}
     )
 
 

@@ -295,11 +295,7 @@ def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind):
     chat = Chat(store, labels=True)
     document = ContextBlock(id="doc-7", text="Porto lies on the Douro.")
     request = ContextRequest(
-        [document],
-        history=[],
-        conversation_id="c",
-        tenant=tenant_of(ALICE["filters"]),
-        labels=True,
+        [document], history=[], conversation_id="c", tenant=tenant_of(ALICE["filters"]), labels=True
     )
     chat.history = [*chat.wrapped.planner.plan(request).messages(), ANSWER]
     relations = [{"source": "alice", "relationship": "has", "destination": "cats"}]

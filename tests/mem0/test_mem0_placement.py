@@ -145,13 +145,7 @@ def test_places_share_no_order_and_there_is_no_other(planner):
     elsewhere=st.text("abcdefgh", max_size=8),
 )
 def test_every_found_memory_stands_in_the_prompt_once_and_nothing_else_changes(
-    placement,
-    turns,
-    system,
-    growth_limit,
-    named,
-    labels,
-    elsewhere,
+    placement, turns, system, growth_limit, named, labels, elsewhere
 ):
     wrapped = ReuseMemory(
         FakeMemory(), placement=placement, growth_limit=growth_limit, labels=labels
@@ -207,7 +201,7 @@ def third_turn(wrapped: ReuseMemory, first: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("conversation_id", [None, "c"])
-def test_laid_out_anew_memories_open_the_conversation_where_others_have_begun_with_them(
+def test_memories_laid_out_anew_open_a_conversation_as_others_have_begun(
     placement, conversation_id
 ):
     wrapped = ReuseMemory(FakeMemory(), placement=placement, growth_limit=1.1)

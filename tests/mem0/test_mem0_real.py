@@ -301,11 +301,7 @@ async def test_the_async_client_does_the_same(async_client, service):
     d, b, a = lettered("dba")
     assert (await async_client.search("q?", mem0_types.SearchMemoryOptions(filters=ALICE)))[
         "results"
-    ] == [
-        a,
-        b,
-        d,
-    ]
+    ] == [a, b, d]
     messages = await async_client.messages("q?", filters={"user_id": "bob"})
     assert messages[-1]["content"].startswith(f"{d['memory']}\n\n")
     page = await async_client.get_all(filters=ALICE, page=2)

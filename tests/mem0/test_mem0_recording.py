@@ -89,12 +89,7 @@ with TraceRecorder({str(tmp_path / "recording")!r}) as recorder:
     print(sys.meta_path == before)
 """
     )
-    assert ran.stdout.split("\n")[:4] == [
-        "False",
-        "mem0.memory.main True",
-        "False True",
-        "True",
-    ]
+    assert ran.stdout.split("\n")[:4] == ["False", "mem0.memory.main True", "False True", "True"]
 
 
 @pytest.mark.parametrize("separator", ["\n- ", ", ", "; "])

@@ -114,9 +114,7 @@ def _results(result: Any) -> Any:
         (ListMemory, (), {"user_id": "alice"}, (), {"user_id": "bob"}),
     ],
 )
-def test_one_users_order_says_nothing_of_anothers_searches(
-    store, args, kwargs, other_args, other_kwargs
-):
+def test_a_users_order_tells_nothing_of_other_users(store, args, kwargs, other_args, other_kwargs):
     wrapped = ReuseMemory(store(lettered("abc")))
     wrapped.search("q?", *args, **kwargs)
     assert not other_order(wrapped, *other_args, **other_kwargs)

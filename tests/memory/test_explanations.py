@@ -171,38 +171,6 @@ def test_what_left_the_cache_since_is_evicted():
     assert gone.words.endswith("have left the cache since. This prompt ends there.")
 
 
-@pytest.mark.parametrize(
-    ("cached", "cause", "lost"),
-    [
-        (None, Cause.other_order, 100),
-        (150, Cause.other_order, 150),
-        (100, Cause.other_order, 200),
-        (99, Cause.evicted, 201),
-    ],
-)
-def test_what_was_moved_and_what_was_evicted_add_up_and_the_larger_part_is_the_cause(
-    cached, cause, lost
-):
-    explanation = why("abdc", "abcx", cached=cached)
-    assert (explanation.cause, explanation.lost_tokens) == (cause, lost)
-    assert (explanation.shared_tokens, explanation.block, explanation.other_block) == (
-        200,
-        "d",
-        "c",
-    )
-
-
-@pytest.mark.parametrize(
-    ("moved", "cause", "lost"), [(7, Cause.too_short, 15), (8, Cause.other_order, 16)]
-)
-def test_what_was_moved_and_what_is_too_short_add_up_and_the_larger_part_is_the_cause(
-    moved, cause, lost
-):
-    explanation = why("acb", "abx", tokens=(8, 50, moved))
-    assert (explanation.cause, explanation.lost_tokens) == (cause, lost)
-    assert (explanation.shared_tokens, explanation.block, explanation.other_block) == (8, "c", "b")
-
-
 def test_a_later_turn_is_no_beginning_for_others():
     later = prompt("later", "ab", is_later_turn=True, after="x")
     assert why("ab", later) == why("ab")
@@ -354,11 +322,7 @@ def looked_at(now, before, across_tenants):
     )
 
 
-@given(
-    st.lists(prompts, min_size=1, max_size=12),
-    st.none() | st.integers(0, 1100),
-    st.booleans(),
-)
+@given(st.lists(prompts, min_size=1, max_size=12), st.none() | st.integers(0, 1100), st.booleans())
 def test_the_numbers_add_up_and_the_closest_is_the_closest(named, cached, across_tenants):
     *before, now = sent(named)
     explanation = explain(now, before, cached, across_tenants=across_tenants)

@@ -153,9 +153,7 @@ def test_a_conversation_that_became_shorter_was_compacted():
         ({"is_labelled": True}, Cause.later_turn),
     ],
 )
-def test_a_turn_whose_front_differs_or_that_comes_too_late_reads_nothing_of_the_last_one(
-    fields, cause
-):
+def test_a_turn_with_another_front_or_too_late_reads_nothing_of_the_last_one(fields, cause):
     turn = {"is_later_turn": True, "conversation": b"c", "history": 4, "time_s": 1.0}
     last = prompt("last", "ab", conversation=b"c", history=2, time_s=0.0)
     explanation = why("c", last, **turn | fields)

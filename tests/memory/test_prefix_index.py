@@ -121,28 +121,10 @@ def test_evicting_requests_leaves_exactly_what_the_others_sent(sent, gone):
     check_index(sender.index)
 
 
-def test_nothing_is_left_when_all_requests_are_evicted(sender):
-    first = sender.send("abc", 0, "system")
-    sender.send("abd", 1, "system")
-    sender.send("", 2, "another system")
-    sender.extend(first.end, "e", 3)
-    assert sender.evict([0, 1, 2, 3]) == Evicted(4, 5, ())
-    assert size_of(sender.index) == IndexStatistics(0, 0, 0)
-    assert nodes_of(sender.index) == []
-
-
 def test_a_root_goes_when_its_only_request_is_replaced_under_another_system_text(sender):
     sender.send("", 0, "one")
     sender.send("", 0, "two")
     assert [node.edge for node in nodes_of(sender.index)] == ["two"]
-
-
-def test_whole_blocks_leave_so_a_few_tokens_more_may_go():
-    sender = Sender("ab", "c", weights={"a": 5, "b": 7, "c": 1})
-    assert sender.index.evict_oldest(2) == 7
-    assert shape(sender.index) == {"c": [1], "a": [0]}
-    assert sender.index.evict_oldest(9) == 5  # one leaf at a time
-    assert shape(sender.index) == {"c": [1]}
 
 
 def test_a_later_turn_keeps_everything_before_it_in_use(sender):
@@ -306,7 +288,7 @@ def own_blocks(node):
     st.none() | st.integers(0, 12),
     st.integers(0, 6),
 )
-def test_any_operations_leave_the_index_consistent_and_within_its_bounds(
+def test_any_operations_leave_it_consistent_and_within_its_bounds(
     steps, weights, capacity, max_nodes
 ):
     sender = Sender(weights=weights, capacity_tokens=capacity, max_nodes=max_nodes)
@@ -400,13 +382,6 @@ def test_system_texts_have_roots_of_their_own(sender):
     assert sender.search("abc", None) == ("", 0)
 
 
-def test_a_search_with_very_many_candidates_still_returns_a_cached_path():
-    everything = ["".join(order) for order in permutations("abcdef")]
-    sender = Sender(*everything)
-    path, weight = sender.search("abcdefg")
-    assert (path in everything, weight) == (True, 6)
-
-
 def prefix(sender, letters, system=None):
     """Return the beginning of a word that was sent in this order."""
     return letters[: sender.index.sent_prefix(system, keys(letters))]
@@ -430,7 +405,7 @@ def test_a_search_that_reaches_its_bound_says_so_and_returns_a_cached_path(monke
     everything = ["".join(order) for order in permutations("abcdef")]
     sender = Sender(*everything)
     exact = sender.index.search(None, context("abcdefg"))
-    assert "cached_paths" not in exact.limits
+    assert (len(exact.path), exact.limits) == (6, ())
     monkeypatch.setattr(prefix_index, "_STEPS", -90)
     match = sender.index.search(None, context("abcdefg"))
     assert match.limits == ("cached_paths",)
@@ -455,9 +430,7 @@ def test_searches_that_share_a_budget_take_few_steps_for_each_block_once_it_is_s
     assert max(taken[10:]) < taken[0] / 4
 
 
-def test_what_a_search_leaves_of_a_shared_budget_is_for_the_next_and_no_more_than_for_one(
-    monkeypatch,
-):
+def test_what_a_search_leaves_of_a_shared_budget_is_for_one_more(monkeypatch):
     monkeypatch.setattr(prefix_index, "_STEPS_A_BATCH", 0)
     sender = Sender(*("".join(letters) for letters in permutations("abcde")))
     budget = SearchBudget()

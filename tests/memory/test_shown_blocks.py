@@ -7,12 +7,7 @@ from steps import growth, steps
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.context.blocks import ContextBlock, id_size, text_digest
 from ctxreuse.context.content_parts import joined, turn_parts
-from ctxreuse.context.rendering import (
-    DEFAULT_TEMPLATES,
-    SentBlock,
-    Templates,
-    render_block,
-)
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, Templates, render_block
 from ctxreuse.memory import conversations as module
 from ctxreuse.memory.conversations import Conversations, History, Reading
 
@@ -215,9 +210,7 @@ def test_whatever_was_rendered_is_found_again(texts):
     st.integers(0, 60),
     st.integers(0, 60),
 )
-def test_whatever_happens_to_the_messages_what_is_found_really_stands_there(
-    turns, random, first, last
-):
+def test_whatever_happens_to_messages_what_is_found_stands_there(turns, random, first, last):
     contents = [turn(*blocks, templates=IDS)[first:][: last or None] for blocks in turns]
     random.shuffle(contents)
     history = sent_in(*turns, templates=IDS).read("c", [user(one) for one in contents[:2]], IDS)

@@ -22,17 +22,6 @@ def waits(call: CallInFlight) -> bool:
     return call._waits_for(object()) is not None
 
 
-def test_a_call_waits_for_the_first_that_writes_what_it_reads():
-    calls = CallsInFlight()
-    leader = calls.enter(use("a", "b", "c"))
-    follower = calls.enter(use("a", "b", "d"))
-    assert not waits(leader)
-    assert waits(follower)
-    leader.begin()
-    assert not waits(follower)
-    assert not waits(calls.enter(use("a", "b", "e"))), "it is written already"
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -46,16 +35,6 @@ def test_what_reads_nothing_of_another_does_not_wait(other):
     calls = CallsInFlight()
     calls.enter(use("a", "b"))
     assert not waits(calls.enter(other))
-
-
-def test_what_was_not_answered_is_written_by_the_next():
-    calls = CallsInFlight()
-    failed, follower = calls.enter(use("a", "b")), calls.enter(use("a", "b"))
-    failed.give_up()
-    assert not waits(follower)
-    again = calls.enter(use("a", "b"))
-    assert not waits(again)
-    assert waits(calls.enter(use("a", "b")))
 
 
 async def test_calls_made_by_the_leader_itself_or_in_its_task_do_not_wait_for_it():
@@ -87,11 +66,7 @@ def test_system_texts_are_prefixes_too():
 
 def test_plans_say_what_they_read_and_write():
     blocks = [ContextBlock(id=one, text=one, tokens=600) for one in "abc"]
-    for cache, lengths in (
-        ("vllm", None),
-        ("openai-before-5.6", (2, 3)),
-        ("anthropic", ()),
-    ):
+    for cache, lengths in (("vllm", None), ("openai-before-5.6", (2, 3)), ("anthropic", ())):
         found = PrefixUse.of(ReusePlanner(cache=cache).plan(ContextRequest(blocks, "Which?")))
         assert (None if found is None else found.lengths) == lengths
     later = ContextRequest(blocks, "Which?", history=[{"role": "user", "content": "Hello."}])

@@ -263,8 +263,7 @@ def test_of_several_lists_that_of_the_run_counts():
 
 
 @pytest.mark.parametrize(
-    ("end", "number"),
-    [("", 3), (" Which?", 3), ("\n", 3), ("s", 2), ("</doc>", 3), (" \n", 3)],
+    ("end", "number"), [("", 3), (" Which?", 3), ("\n", 3), ("s", 2), ("</doc>", 3), (" \n", 3)]
 )
 def test_a_last_text_that_goes_on_in_a_word_is_another_one(end, number):
     [context] = found_in(f"{A}\n{B}\n{C}{end}", [A, B, C]).contexts

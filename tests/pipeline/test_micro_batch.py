@@ -119,15 +119,6 @@ async def test_tasks_and_threads_share_a_window():
     assert [sorted(batch) for batch in planner.batches] == [["a", "b", "c", "d"]]
 
 
-def test_tasks_of_two_event_loops_share_a_window():
-    planner = Planner()
-    with ThreadPoolExecutor(2) as pool:
-        futures = [pool.submit(asyncio.run, planner.acall(item)) for item in "ba"]
-        planner.close(2)
-        assert [future.result(10) for future in futures] == ["plan of b", "plan of a"]
-    assert len(planner.batches) == 1
-
-
 async def test_without_a_window_each_call_is_planned_at_once_on_its_own():
     planner = Planner(window_s=0)
     assert planner.call("b") == "plan of b"

@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from random import Random
 
 import pytest
@@ -63,30 +62,7 @@ def test_calls_that_left_or_whose_event_loop_is_closed_are_passed_over_and_told_
     assert (queue.running, queue.present) == (0, 0)
 
 
-def test_a_call_that_has_not_come_yet_holds_up_those_behind_it():
-    queue, woken = OrderedQueue(), []
-    late = Slot(queue, "late")
-    queue.line_up([late])
-    lined_up(queue, "b", woken)
-    assert late.state is SlotState.RUNNING
-    assert woken == []
-    note(late, "late", woken)
-    assert woken == ["late"]
-    late.leave()
-    assert woken == ["late", "b"]
-    note(late, "again", woken)
-    assert woken == ["late", "b", "again"], "what has left waits for nobody"
-
-
-def test_lanes_take_turns_and_a_call_may_be_lined_up_before_others():
-    queue, woken = OrderedQueue(lanes=2), []
-    slots = lined_up(queue, "abc", woken) + lined_up(queue, "xy", woken, lane=1)
-    for _ in range(5):
-        next(slot for slot in slots if slot.state is SlotState.RUNNING).leave()
-    assert woken == ["a", "x", "b", "y", "c"]
-    assert not queue.has_waiting(0)
-    assert not queue.has_waiting(1)
-
+def test_calls_may_be_lined_up_before_others():
     queue, woken = OrderedQueue(), []
     slots = lined_up(queue, "a", woken)
     slots += lined_up(queue, "d", woken, first=4)
@@ -94,28 +70,6 @@ def test_lanes_take_turns_and_a_call_may_be_lined_up_before_others():
     for _ in range(4):
         next(slot for slot in slots if slot.state is SlotState.RUNNING).leave()
     assert woken == ["a", "b", "c", "d"]
-
-
-@pytest.mark.parametrize("error", [ValueError("no plan"), KeyboardInterrupt()])
-def test_what_planning_raises_reaches_each_call_and_an_interrupt_one(error):
-    queue, woken = OrderedQueue(places=9), []
-    slots = [Slot(queue, name) for name in "ab"]
-    for slot in slots:
-        note(slot, slot.item, woken)
-
-    def fails(slots):
-        raise error
-
-    interrupts = isinstance(error, KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
-        queue.plan(list(queue.arrived), fails)
-    assert woken == ["a", "b"]
-    for slot in slots:
-        kind, words = (
-            (RuntimeError, "planning was interrupted") if interrupts else (ValueError, "no plan")
-        )
-        with pytest.raises(kind, match=words):
-            slot.take()
 
 
 def test_where_nobody_goes_on_all_are_released_after_the_timeout():

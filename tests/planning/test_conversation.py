@@ -43,10 +43,7 @@ def test_a_conversation_replays_its_messages_byte_for_byte():
     assert chat.messages() == [SYSTEM]
 
     first = chat.plan(blocks(1, 2, 4), query="First?")
-    sent = [
-        SYSTEM,
-        user("[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n[Doc_4] text of 4\n\nFirst?"),
-    ]
+    sent = [SYSTEM, user("[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n[Doc_4] text of 4\n\nFirst?")]
     assert first.messages() == chat.messages() == sent
     chat.record("One.")
     sent.append(assistant("One."))

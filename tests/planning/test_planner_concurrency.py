@@ -6,13 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
-from planning_helpers import (
-    STRATEGIES,
-    assert_keeps_the_promises,
-    big_request,
-    sent_ids,
-    texts_of,
-)
+from planning_helpers import STRATEGIES, assert_keeps_the_promises, big_request, sent_ids, texts_of
 
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import ConversationError

@@ -9,12 +9,7 @@ import pytest
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from planning_helpers import (
-    assistant,
-    big_request,
-    plan_everything,
-    requests_of_any_kind,
-)
+from planning_helpers import assistant, big_request, plan_everything, requests_of_any_kind
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import PrefixCacheSimulator
@@ -331,9 +326,7 @@ class TestReportedUsage:
         assert ReportedUsage().confirmed_share == 1
 
     @given(*[st.integers(0, 1_000)] * 4)
-    def test_what_is_confirmed_is_a_part_of_what_is_expected(
-        self, expected, before, prompt, cached
-    ):
+    def test_what_is_confirmed_is_part_of_what_is_expected(self, expected, before, prompt, cached):
         from ctxreuse.planning.expectations import confirmed_tokens
 
         confirmed = confirmed_tokens(expected, before, prompt, cached)
@@ -440,9 +433,7 @@ class TestWarning:
 
     @pytest.mark.parametrize("cached", [0, 16])
     @pytest.mark.parametrize("cache", ["vllm", "vllm(states=junctions)"])
-    def test_a_model_that_keeps_states_is_thought_of_unless_it_is_known(
-        self, cached, cache, caplog
-    ):
+    def test_a_model_that_keeps_states_is_thought_of_unless_known(self, cached, cache, caplog):
         planner = ReusePlanner(cache=cache)
         for number in range(3):  # from the third sight on
             planner.plan(big_request((1, 2), query=f"{number}"))

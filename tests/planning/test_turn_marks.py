@@ -179,9 +179,7 @@ texts = st.text(alphabet="ab \n\t\u00a0\ud800", max_size=6)
     st.sampled_from(["\n\n", " ", "", "---", "\n-\n"]),
     st.sampled_from(["before_question", "after_question"]),
 )
-def test_parts_add_up_to_the_content_and_none_is_blank(
-    blocks, query, marks, labels, separator, position
-):
+def test_parts_add_up_to_the_content_none_blank(blocks, query, marks, labels, separator, position):
     templates = Templates(separator=separator, order_position=position)
     planner = ReusePlanner(labels=labels, templates=templates)
     planner.plan(ContextRequest(blocks[::-1]))
@@ -200,9 +198,7 @@ def test_parts_add_up_to_the_content_and_none_is_blank(
 
 
 @given(st.lists(texts, min_size=1, max_size=6), st.lists(texts, max_size=3), texts, texts)
-def test_prompts_that_begin_with_the_same_blocks_begin_with_the_same_parts(
-    shared, more, query, other
-):
+def test_prompts_that_begin_with_equal_blocks_begin_with_equal_parts(shared, more, query, other):
     shared = [*shared, "end"]  # a blank block's part depends on the one behind it
     ids = range(len(shared) + len(more))
     blocks = [ContextBlock(id=n, text=one) for n, one in zip(ids, [*shared, *more], strict=True)]
@@ -231,10 +227,7 @@ def test_marks_stand_behind_blocks_and_behind_the_system_text():
     system = message("system", text("Be brief.", **MARK))
     assert plan.messages(parts=True) == [system, shown(text, MARK)]
     assert plan.body("responses") == {
-        "input": [
-            message("system", of_responses("Be brief.", **MARK)),
-            shown(of_responses, MARK),
-        ],
+        "input": [message("system", of_responses("Be brief.", **MARK)), shown(of_responses, MARK)],
         "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
         "prompt_cache_key": plan.prompt_cache_key,
     }
@@ -355,8 +348,7 @@ def test_marks_on_tools_count_too():
 
 
 @pytest.mark.parametrize(
-    ("ours", "before", "sent"),
-    [("1h", "5m", None), ("5m", "1h", None), ("1h", "1h", "1h")],
+    ("ours", "before", "sent"), [("1h", "5m", None), ("5m", "1h", None), ("1h", "1h", "1h")]
 )
 def test_a_longer_time_to_live_never_stands_behind_a_shorter_one(ours, before, sent):
     mark = {"cache_control": {"type": "ephemeral", "ttl": before}}

@@ -123,11 +123,7 @@ def later_turn():
 PLACES = {
     "searching": (PrefixIndex, "search", lambda one: one.plan(of_a((3, 1)))),
     "looking up": (Cooccurrence, "members", lambda one: one.plan(of_a((3, 1)))),
-    "ordering as the papers": (
-        paper,
-        "paper_order",
-        lambda one: one.plan(of_a((3, 1)), "paper"),
-    ),
+    "ordering as the papers": (paper, "paper_order", lambda one: one.plan(of_a((3, 1)), "paper")),
     "recording": (PrefixIndex, "insert", lambda one: one.plan(of_a((3, 1)))),
     "recording a turn": (PrefixIndex, "extend", lambda one: one.plan(later_turn())),
     "recording a batch": (PrefixIndex, "insert", lambda one: one.plan_batch([of_a((3, 1))] * 2)),
@@ -223,11 +219,7 @@ def test_not_even_the_own_tenant_waits_for_what_takes_long(monkeypatch, place, p
             (PrefixIndex, "insert"),
             lambda one: one.plan(of_a((20, 21)), "none"),
         ),
-        (
-            Bounds(logged_blocks=20),
-            (PrefixIndex, "evict_oldest"),
-            lambda one: one.evict_tokens(10),
-        ),
+        (Bounds(logged_blocks=20), (PrefixIndex, "evict_oldest"), lambda one: one.evict_tokens(10)),
         (
             Bounds(recent_blocks=20, logged_blocks=10),
             (SentLog, "forget_oldest"),
@@ -249,9 +241,7 @@ def test_a_busy_tenant_that_has_most_gives_it_up_when_it_is_done(monkeypatch, bo
 
 
 @pytest.mark.parametrize("place", [one for one in PLACES if "ing" in one])
-def test_a_tenant_that_is_forgotten_while_it_plans_gets_its_plan_and_leaves_nothing(
-    monkeypatch, place
-):
+def test_a_tenant_forgotten_while_it_plans_gets_its_plan_and_leaves_nothing(monkeypatch, place):
     planner = bounded(Bounds(tenants=2))
     tenants = planner._planning._tenants
     planner.plan(of_a((1, 2), request_id="mine", history=[], conversation_id="c"))

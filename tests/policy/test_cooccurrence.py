@@ -79,9 +79,7 @@ def test_counts_equal_a_look_at_the_last_requests(sent, window, max_entries):
     words,
     letter_weights,
 )
-def test_the_order_equals_that_of_the_rule_on_plain_lists(
-    sent, window, max_entries, placed, rest, weights
-):
+def test_the_order_is_that_of_a_rule_on_lists(sent, window, max_entries, placed, rest, weights):
     rest = "".join(letter for letter in rest if letter not in placed)
     recent = recent_requests(sent, window=window, max_entries=max_entries)
     kept = remembered(sent, window, max_entries)
@@ -109,24 +107,8 @@ def test_blocks_follow_by_how_often_they_came_with_all_before_them(sent, placed,
     assert continuation(recent_requests(sent), placed, rest) == order
 
 
-def test_the_first_block_is_chosen_by_the_weight_that_requests_could_share():
-    recent = recent_requests(["a", "a", "a", "bc", "bc"])
-    assert continuation(recent, "", "abc", {"a": 1, "b": 1, "c": 1}) == "bca"
-    assert continuation(recent, "", "abc", {"a": 9, "b": 1, "c": 1}) == "abc"
-
-
-def test_too_many_blocks_push_out_the_oldest_requests():
-    sent = ["ab", "ab", "ac"]
-    assert continuation(recent_requests(sent, max_entries=6), "a", "cb") == "bc"
-    assert continuation(recent_requests(sent, max_entries=5), "a", "cb") == "cb"
-    assert continuation(recent_requests(sent, max_entries=3), "a", "bc") == "cb"
-    assert continuation(recent_requests(sent, max_entries=1), "a", "bc") == "bc"
-
-
 @given(st.lists(words, max_size=15), words, letter_weights, st.integers(-60, 0))
-def test_a_continuation_that_reaches_its_bound_says_so_and_loses_nothing(
-    sent, rest, weights, bound
-):
+def test_a_continuation_that_reaches_its_bound_says_so_and_is_whole(sent, rest, weights, bound):
     recent = recent_requests(sent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reuse, "_STEPS", bound)

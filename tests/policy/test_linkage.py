@@ -73,12 +73,6 @@ def test_orders_and_paths_equal_algorithm_4_by_the_book(contexts, alpha):
     assert paper_orders(contexts, alpha) == algorithm_4(contexts, alpha)
 
 
-@given(batches)
-def test_every_order_is_a_permutation_of_its_context(contexts):
-    orders = paper_orders(contexts, alpha=0.001)[0]
-    assert [sorted(order) for order in orders] == [sorted(context) for context in contexts]
-
-
 @examples(50)
 @given(batches)
 def test_a_search_path_belongs_to_one_content(contexts):

@@ -82,10 +82,7 @@ def test_no_marks_of_a_small_batch_cost_less(found, weights):
     assert replay(sent, tokens, chosen, 0, PRICES) == pytest.approx(cheapest)
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), max_size=6),
-    st.integers(1, 4),
-)
+@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), max_size=6), st.integers(1, 4))
 def test_no_marks_of_an_arrival_gain_more(steps, most):
     places, tokens = [], 0
     for blocks, (length, again) in enumerate(steps, start=1):

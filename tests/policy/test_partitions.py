@@ -140,10 +140,7 @@ def test_what_goes_together_depends_on_no_other_scope(requests, others, most):
     assert together(requests, beside) == together(requests, alone)
 
 
-@given(
-    st.lists(st.tuples(blocks_held, st.integers(0, 4), st.booleans()), max_size=24),
-    sizes,
-)
+@given(st.lists(st.tuples(blocks_held, st.integers(0, 4), st.booleans()), max_size=24), sizes)
 def test_turns_of_one_conversation_go_together(drawn, most):
     begun = set()
     requests = []

@@ -48,7 +48,7 @@ LANGUAGES = {"python", "console", "text", "typescript"}
 NOT_COMPARED = {
     ("docs/background/results.md", "29% fewer prompt tokens to compute with ctxreuse, online, "): (
         "compared by a test of its own"
-    ),
+    )
 }
 """Outputs that no block before them prints here, and why; named by page and beginning."""
 
@@ -119,7 +119,7 @@ class Found(BaseRetriever):
 
 base_url, retriever = os.environ["CTXREUSE_BASE_URL"], Found()
 llm = ChatOpenAI(model="MODEL", base_url=base_url, api_key="EMPTY")
-""".replace("MODEL", MODEL),
+""".replace("MODEL", MODEL)
 }
 """What a page's reader has already: objects of the user's own."""
 
@@ -393,9 +393,7 @@ def run_page(page: str, sent: Sent, folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_switch_sends_what_readme_s_programs_were_given_and_nothing_of_them_changes(
-    sent, monkeypatch, tmp_path
-):
+def test_the_switch_sends_what_readme_s_programs_were_given_unchanged(sent, monkeypatch, tmp_path):
     """As the questions answer: `CTXREUSE_MODE=shadow`, without a deploy."""
     monkeypatch.setenv("CTXREUSE_MODE", "shadow")
     monkeypatch.chdir(tmp_path)

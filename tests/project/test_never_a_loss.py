@@ -42,9 +42,7 @@ ALL = [*cells(1, QUESTIONS), *_long_memories()]
     "cell",
     [
         pytest.param(
-            one,
-            id=_named(one),
-            marks=pytest.mark.slow if one.shape.kind == "conversations" else (),
+            one, id=_named(one), marks=pytest.mark.slow if one.shape.kind == "conversations" else ()
         )
         for one in ALL
     ],

@@ -121,8 +121,7 @@ def test_services_of_two_machines_order_alike_through_redis(tmp_path):
         uvicorn("engine:app") as engine,
     ):
         address = filled(
-            service("app", "compose.redis.yaml")["environment"]["SENT_LOG"],
-            REDIS_PASSWORD=PASSWORD,
+            service("app", "compose.redis.yaml")["environment"]["SENT_LOG"], REDIS_PASSWORD=PASSWORD
         ).replace("redis://", "unix://")
         shared = {
             "ENGINE_URL": f"{engine}/v1",

@@ -53,9 +53,7 @@ def test_turns_of_a_conversation_come_in_order_between_those_of_others(folder):
     assert changes > len(trace) / 2
 
 
-def test_whoever_has_no_public_data_is_told_what_stands_for_them(
-    folder, tmp_path, monkeypatch, capsys
-):
+def test_who_has_no_public_data_is_told_what_stands_for_them(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("CTXREUSE_DATA", raising=False)
     monkeypatch.setattr(shared, "STAND_IN", tmp_path)
     assert shared.data_folder("xquad", "2wiki") == tmp_path

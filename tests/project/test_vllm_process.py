@@ -70,7 +70,7 @@ def lacking_proc(monkeypatch, tool):
 
 
 @pytest.mark.parametrize("has_proc", [True, False])
-def test_a_server_is_found_again_by_its_command_line_and_start_time(
+def test_a_server_is_found_by_its_command_and_start_time(
     tool, run, tmp_path, monkeypatch, has_proc
 ):
     if not has_proc:

@@ -527,10 +527,7 @@ async def test_an_answer_is_followed_beside_one_that_is_waited_for():
     # 128 tokens and two answers: 2 + 1.5 s; then 1.5 s twice, 1.25 s twice
     assert (
         await asyncio.gather(followed(timed, 0, 64, answer=5), served(timed, 500, 64, answer=3))
-    ) == [
-        [(5.0, 2), (7.75, 4), (9.0, 5)],
-        (6.5, CacheUsage(64, 0)),
-    ]
+    ) == [[(5.0, 2), (7.75, 4), (9.0, 5)], (6.5, CacheUsage(64, 0))]
 
 
 @virtual_time

@@ -35,35 +35,6 @@ def ask_openai(server: CachingServer, content: list[Any], **fields: Any) -> tupl
     return usage.prompt_tokens, details.cached_tokens or 0, details.cache_write_tokens or 0
 
 
-def test_anthropic_writes_up_to_the_mark_and_reads_it_for_five_minutes_after_the_last_read():
-    with caching_server("anthropic") as server:
-        content = [text(LONG, **EPHEMERAL), text("one tail")]
-        first = ask_anthropic(server, content)
-        assert (first.input_tokens, first.cache_creation_input_tokens) == (2, 1_100)
-        assert first.cache_creation is not None
-        assert first.cache_creation.ephemeral_5m_input_tokens == 1_100
-        for _ in range(3):
-            server.now += 299
-            again = ask_anthropic(server, [text(LONG, **EPHEMERAL), text("another")])
-            assert (again.input_tokens, again.cache_read_input_tokens) == (1, 1_100)
-            assert again.cache_creation_input_tokens == 0
-        server.now += 301
-        assert ask_anthropic(server, content).cache_read_input_tokens == 0
-
-
-def test_anthropic_pays_twice_for_an_hour_and_reports_each_class_of_writing():
-    with caching_server("anthropic") as server:
-        hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-        usage = ask_anthropic(server, [text(LONG, **EPHEMERAL)], system=[text(LONG, **hour)])
-        assert usage.cache_creation is not None
-        assert usage.cache_creation.ephemeral_1h_input_tokens == 1_100
-        assert usage.cache_creation.ephemeral_5m_input_tokens == 1_100
-        assert server.bill == 2 * 1_100 + 1.25 * 1_100
-        server.now += 3_000
-        usage = ask_anthropic(server, [text("else")], system=[text(LONG, **hour)])
-        assert usage.cache_read_input_tokens == 1_100
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -92,22 +63,6 @@ def test_anthropic_looks_back_twenty_blocks_and_stores_no_short_prefixes():
         for _ in range(2):
             usage = ask_anthropic(server, [text(LONG, **EPHEMERAL)])
             assert (usage.input_tokens, usage.cache_creation_input_tokens) == (1_100, 0)
-
-
-def test_openai_reads_at_common_marks_and_writes_whole_prompts_unless_told_otherwise():
-    with caching_server("openai") as server:
-        explicit = {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}}
-        content = [text(LONG, **MARK), text("tail")]
-        assert ask_openai(server, content, **explicit) == (1_101, 0, 1_100)
-        assert ask_openai(server, content, **explicit) == (1_101, 1_100, 0)
-        assert ask_openai(server, [text(LONG), text("tail")], **explicit) == (1_101, 0, 0)
-        assert ask_openai(server, content, prompt_cache_key="x", **explicit) == (1_101, 0, 1_100)
-
-    with caching_server("openai") as server:
-        assert ask_openai(server, [text(LONG), text("tail")]) == (1_101, 0, 1_101)
-        assert ask_openai(server, [text(LONG), text("tail")]) == (1_101, 1_101, 0)
-        assert ask_openai(server, [text(LONG), text("else")]) == (1_101, 0, 1_101)
-        assert server.bill == pytest.approx(1.25 * 2_202 + 0.1 * 1_101)
 
 
 def test_openai_writes_the_latest_four_of_more_marks():

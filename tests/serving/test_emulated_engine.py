@@ -376,7 +376,7 @@ def test_the_tokenizer_for_prose_counts_six_letters_and_each_space_apart():
 
 def test_the_tokenizer_for_chats_counts_eight_letters_and_markers_and_spaces_as_one():
     assert ENGINE_TOKENIZER.pieces("<|im_end|>\n\nlongwords <|x") == [
-        *("<|im_end|>", "\n\n", "longword", "s", " <", "|", "x"),
+        *("<|im_end|>", "\n\n", "longword", "s", " <", "|", "x")
     ]
 
 

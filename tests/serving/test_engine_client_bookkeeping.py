@@ -163,9 +163,7 @@ class SGLang(httpx.AsyncBaseTransport):
 
 
 @pytest.mark.parametrize("tells_ids", [True, False])
-async def test_an_sglang_is_asked_for_tokens_behind_an_answer_and_named_once_without(
-    tells_ids, caplog
-):
+async def test_an_sglang_is_asked_for_tokens_behind_an_answer_or_named_once(tells_ids, caplog):
     events, server, planner = Records(), SGLang(tells_ids=tells_ids), ReusePlanner(cache="sglang")
     plans = [planned(planner, text=text) for text in ("one " * 9, "two " * 9)]
     async with connected(server, events=events) as client:

@@ -44,14 +44,7 @@ def shown(network, name):
 
 @pytest.mark.parametrize(
     ("weight", "queued", "goes_to"),
-    [
-        (1, 0, "b"),
-        (1, 159, "b"),
-        (1, 161, "c"),
-        (0.5, 319, "b"),
-        (0.5, 321, "c"),
-        (0, 10**9, "b"),
-    ],
+    [(1, 0, "b"), (1, 159, "b"), (1, 161, "c"), (0.5, 319, "b"), (0.5, 321, "c"), (0, 10**9, "b")],
 )
 def test_a_request_goes_where_most_is_cached_less_the_weighted_queue(weight, queued, goes_to):
     pool = pool_on(engines("abc"), queue_weight=weight)
@@ -483,10 +476,7 @@ async def test_statistics_tell_how_each_replica_is():
             failed=0,
             cache_epoch=0,
         )
-        assert pool.statistics() == (
-            nothing,
-            replace(nothing, name="b", state="up", answered=1),
-        )
+        assert pool.statistics() == (nothing, replace(nothing, name="b", state="up", answered=1))
         assert (pool.faults, pool.cache_epoch("b"), nothing.cache_epoch) == (0, 0, 0)
 
 

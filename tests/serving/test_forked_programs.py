@@ -109,11 +109,7 @@ def run(folder: Path, program: str, *arguments: str) -> list[str]:
     path = folder / "program.py"
     path.write_text(APPLICATION + program)
     ended = subprocess.run(
-        [sys.executable, path, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        [sys.executable, path, *arguments], capture_output=True, text=True, timeout=120, check=False
     )
     noise = [
         line for line in ended.stderr.splitlines() if "was forked; it is empty here" not in line

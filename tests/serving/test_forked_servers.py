@@ -136,11 +136,7 @@ def test_a_chain_of_agents_answers_in_children(llm, answer):
     chain = ChainOfAgents(llm=llm(), workers=2, concurrency=2)
 
     def ask(number: int) -> list[str]:
-        question = {
-            "question": "Which?",
-            "documents": documents(3),
-            "conversation_id": number,
-        }
+        question = {"question": "Which?", "documents": documents(3), "conversation_id": number}
         return [
             str(chain.invoke(question)),
             str(asyncio.run(chain.ainvoke(question))),

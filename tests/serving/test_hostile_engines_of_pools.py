@@ -9,14 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from example_counts import slow_unless
-from hostile_servers import (
-    CASES,
-    DRIPPING,
-    ENDLESS,
-    REFUSALS,
-    Hosts,
-    breaking_off,
-)
+from hostile_servers import CASES, DRIPPING, ENDLESS, REFUSALS, Hosts, breaking_off
 from http_servers import engine_script, listening
 from pool_helpers import IDLE, asking, planner_of, queues
 

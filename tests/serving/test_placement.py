@@ -151,9 +151,7 @@ def test_a_home_with_room_is_kept(case):
 
 @small
 @given(many_documents, some_agents, st.sampled_from(SOME_AGENTS))
-def test_without_homes_an_agent_that_comes_or_goes_moves_only_its_own_documents(
-    documents, agents, one
-):
+def test_without_homes_an_agent_that_comes_or_goes_moves_its_documents_only(documents, agents, one):
     without = [agent for agent in agents if agent != one] or [2]
     few = new(documents, without, bound=UNBOUNDED)
     many = new(documents, [*without, one], bound=UNBOUNDED)

@@ -68,7 +68,7 @@ ANSWERS = [*product(STATES.items(), [False, True]), (("break", "resting"), False
 
 
 @pytest.mark.parametrize(("answered", "streams"), ANSWERS)
-async def test_what_an_engine_answers_says_whether_another_is_asked_and_it_rests(
+async def test_what_an_engine_answers_says_if_another_is_asked_and_it_rests(
     answered, streams, waits
 ):
     status, state = answered
@@ -117,7 +117,7 @@ async def test_what_all_refuse_is_the_first_ones_error_and_puts_none_to_rest():
         ({"a": [429], "b": None}, "b", "a a", [0.5]),  # who rests is left alone
     ],
 )
-async def test_who_may_answer_is_tried_again_after_growing_waits(
+async def test_who_may_answer_is_asked_again_after_longer_waits(
     failures, down, goes, waited, waits
 ):
     network = network_of(**failures)
@@ -545,7 +545,7 @@ failures = st.lists(
     limit=st.integers(1, 3),
     concurrency=st.integers(1, 3),
 )
-def test_every_request_is_answered_once_or_raises_and_nothing_is_left_over(
+def test_each_request_is_answered_once_or_raises_and_nothing_stays(
     fail, ways, attempts, limit, concurrency
 ):
     def answer(body):

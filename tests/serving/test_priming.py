@@ -148,11 +148,7 @@ async def test_a_prime_goes_where_its_request_goes():
         await dispatch(
             client, batch, extra_headers={"X-Key": "k"}, extra_body={"mine": 1}, max_tokens=1
         )
-    assert {path for path, _ in seen} == {
-        "/tokenize",
-        "/v1/completions",
-        "/v1/chat/completions",
-    }
+    assert {path for path, _ in seen} == {"/tokenize", "/v1/completions", "/v1/chat/completions"}
     assert {headers["x-key"] for _, headers in seen} == {"k"}
     assert all("x-session-id" in headers for _, headers in seen)
     assert all("x-request-id" in headers for path, headers in seen if "chat" in path)

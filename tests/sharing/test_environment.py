@@ -38,9 +38,7 @@ def test_a_wrapped_model_does_as_the_environment_says(monkeypatch, value, mode):
     assert [planner.savings.mode for planner in pool.planners.values()] == [mode]
 
 
-def test_planners_of_a_program_do_as_the_environment_says_and_those_of_commands_do_not(
-    monkeypatch, tmp_path
-):
+def test_a_program_s_planners_do_as_the_environment_says_and_commands_not(monkeypatch, tmp_path):
     """What the program sets in code holds; that the variable is not used is said once."""
     path, texts = tmp_path / "sent.sqlite", ["the Seine " * 40, "the Tiber " * 40]
     monkeypatch.setenv("CTXREUSE_MODE", "shadow")
@@ -90,7 +88,7 @@ def test_a_misspelt_variable_is_named_once(monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("name", "value"), [("MODE", "shadow"), ("SHARED_LOG", "{folder}/sent.sqlite")]
 )
-def test_a_program_that_saves_its_planner_goes_on_whatever_the_environment_says(
+def test_a_program_that_saves_its_planner_goes_on_with_any(
     monkeypatch, caplog, tmp_path, name, value
 ):
     monkeypatch.setenv(f"CTXREUSE_{name}", value.format(folder=tmp_path))

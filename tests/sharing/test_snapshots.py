@@ -70,9 +70,7 @@ def do(planner: ReusePlanner, asked_of: list[Any]) -> list[tuple[Any, int]]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps, steps, steps, st.sampled_from([None, 300]))
-def test_prompts_are_those_that_the_planner_before_would_have_sent(
-    tmp_path, first, second, third, capacity
-):
+def test_prompts_are_those_the_planner_before_would_send(tmp_path, first, second, third, capacity):
     before = ReusePlanner(capacity_tokens=capacity)
     do(before, first)
     after = reloaded(before, tmp_path, capacity_tokens=capacity)

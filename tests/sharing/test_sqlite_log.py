@@ -33,9 +33,7 @@ def test_children_that_are_forked_while_the_file_is_used_read_and_write_it(tmp_p
         assert planner.sharing == SharingStatistics(told=1, taken_in=2)
 
 
-def test_a_child_that_is_forked_while_the_file_is_locked_says_that_it_shares_nothing(
-    tmp_path, caplog
-):
+def test_a_child_forked_while_the_file_is_locked_says_that_it_shares_nothing(tmp_path, caplog):
     [planner] = sharing(SQLiteLog(tmp_path / "log"), 1)
     planner.plan(asked("abc"))
     caught_up(planner)

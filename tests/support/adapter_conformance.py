@@ -75,9 +75,7 @@ class AdapterConformance:
 
     @examples(30, suppress_health_check=[HealthCheck.differing_executors])
     @given(words=st.lists(st.text("abcdefgh", max_size=6), max_size=6))
-    def test_all_come_back_as_they_were_and_a_repeat_behind_all_others(
-        self, words: list[str]
-    ) -> None:
+    def test_all_come_back_as_they_were_and_a_repeat_behind_others(self, words: list[str]) -> None:
         adapter = self.adapter(ReusePlanner())
         for word in words:
             items = self.items(word)

@@ -18,9 +18,7 @@ BOUND_S = 40.0
 
 
 def in_children(
-    number: int,
-    work: Callable[[int], Any],
-    load: Callable[[int], object] | None = None,
+    number: int, work: Callable[[int], Any], load: Callable[[int], object] | None = None
 ) -> list[Any]:
     """Return what the children of as many forks return.
 

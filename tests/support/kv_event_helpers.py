@@ -97,12 +97,7 @@ class TellingCache:
             if not self._copies[content]:
                 del self._copies[content]
             self.events.append(
-                {
-                    "type": "BlockRemoved",
-                    "block_hashes": [content],
-                    "medium": "GPU",
-                    "group_idx": 0,
-                }
+                {"type": "BlockRemoved", "block_hashes": [content], "medium": "GPU", "group_idx": 0}
             )
         return block
 

@@ -12,17 +12,10 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQuery,
     VectorStoreQueryResult,
 )
-from llamaindex_helpers import (
-    ListChatStore,
-    RecordingLLM,
-    letter_text,
-)
+from llamaindex_helpers import ListChatStore, RecordingLLM, letter_text
 from mem0_stores import lettered
 
-from llamaindex_ctxreuse import (
-    ReplayMemory,
-    reuse_memory,
-)
+from llamaindex_ctxreuse import ReplayMemory, reuse_memory
 
 
 class LetterMemory:

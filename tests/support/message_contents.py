@@ -37,9 +37,7 @@ _image = st.builds(
     st.one_of(st.just({}), _mark),
 )
 _unknown = st.builds(
-    lambda kind, more: {"type": kind, **more},
-    st.sampled_from(["audio", "video", "thing"]),
-    _fields,
+    lambda kind, more: {"type": kind, **more}, st.sampled_from(["audio", "video", "thing"]), _fields
 )
 _others = st.one_of(_text(words), _image, _unknown)
 

@@ -312,10 +312,7 @@ class Outcome:
             for key, value in state.items()
         }
         return cls(
-            values,
-            list(visited),
-            {name: state.visits(name) for name in graph.nodes},
-            answer,
+            values, list(visited), {name: state.visits(name) for name in graph.nodes}, answer
         )
 
 

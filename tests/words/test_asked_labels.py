@@ -27,9 +27,7 @@ SHOWN: Any = [{"role": "user", "content": PLAIN}, {"role": "assistant", "content
         (False, False, PLAIN, PLAIN),
     ],
 )
-def test_a_request_may_ask_for_labels_and_do_without(
-    of_request, of_planner, alone, in_conversation
-):
+def test_a_request_may_ask_for_labels_or_do_without(of_request, of_planner, alone, in_conversation):
     planner = ReusePlanner(labels=of_planner)
     for history, content in ((None, alone), ([], in_conversation)):
         plan = planner.plan(ContextRequest(TEXTS, "q?", history=history, labels=of_request))

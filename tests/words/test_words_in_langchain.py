@@ -73,10 +73,7 @@ def test_a_context_of_labels_is_ranked_by_them_in_an_agents_first_question():
     for thread, question in enumerate(("ab", "ba")):
         ask(agent, question, str(thread))
     shown = [one[-1]["content"] for one in agents_model.seen]
-    assert shown == [
-        f"{labelled(A, B)}\n\nab",
-        f"{labelled(A, B)}\n\n{ranked(B, A)}\n\nba",
-    ]
+    assert shown == [f"{labelled(A, B)}\n\nab", f"{labelled(A, B)}\n\n{ranked(B, A)}\n\nba"]
 
 
 def test_a_tool_result_points_to_all_that_stands_above_in_one_line():

@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ivf_helpers import build_index, some_vectors
 
-from ctxreuse.workflow.vector_search.costs import (
-    FasterWay,
-    ScanCosts,
-    ScanLoad,
-    sub_stage_s,
-)
+from ctxreuse.workflow.vector_search.costs import FasterWay, ScanCosts, ScanLoad, sub_stage_s
 from ctxreuse.workflow.vector_search.ivf import IVFIndex, ScannedPairs
 from ctxreuse.workflow.vector_search.scheduler import ArrivalRate, MovingMean
 from ctxreuse.workflow.vector_search.top_k import nothing_found

@@ -210,11 +210,7 @@ def test_what_is_no_embeddings_is_refused(embeddings):
 
 
 def test_all_are_embedders_and_other_things_are_not():
-    for embedder in (
-        WordLlamaEmbedder(),
-        TfidfEmbedder(TEXTS),
-        LangChainEmbedder(Letters()),
-    ):
+    for embedder in (WordLlamaEmbedder(), TfidfEmbedder(TEXTS), LangChainEmbedder(Letters())):
         assert isinstance(embedder, Embedder)
         assert checked_embedder(embedder) is embedder
     for wrong in (None, "name", TfidfEmbedder):

@@ -312,12 +312,7 @@ async def test_metrics_count_what_was_done():
         for question in ("Why", "Who"):
             await engine.run(guess_first(), question)
         metrics = engine.metrics()
-        assert (metrics.runs, metrics.finished, metrics.failed, metrics.cancelled) == (
-            2,
-            2,
-            0,
-            0,
-        )
+        assert (metrics.runs, metrics.finished, metrics.failed, metrics.cancelled) == (2, 2, 0, 0)
         assert (metrics.in_flight, metrics.waiting, metrics.generations) == (0, 0, 4)
         assert metrics.searches.searches == 2
         probed = metrics.searches.pairs

@@ -458,9 +458,7 @@ async def test_a_failure_that_no_reader_waits_for_is_no_noise():
     seed=st.integers(0, 99),
     speculation=st.sampled_from(("adaptive", "always", "stable", "off")),
 )
-def test_whatever_streams_break_each_run_is_right_or_names_the_node(
-    broken, pieces, seed, speculation
-):
+def test_whatever_streams_break_a_run_is_right_or_names_the_node(broken, pieces, seed, speculation):
     draw = Random(seed)
 
     async def main() -> None:

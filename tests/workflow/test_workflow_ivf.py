@@ -260,8 +260,7 @@ def test_an_index_in_a_file_is_searched_alike(metric, memory_map, tmp_path):
     assert lists == ("OnDiskInvertedLists" if memory_map else "ArrayInvertedLists")
     assert_as_stock(searched, shared_index(metric))
     np.testing.assert_array_equal(
-        searched.vectors_of([searched.ids_of(2)[1]], [2])[0],
-        some_vectors()[searched.ids_of(2)[1]],
+        searched.vectors_of([searched.ids_of(2)[1]], [2])[0], some_vectors()[searched.ids_of(2)[1]]
     )
 
 

@@ -46,10 +46,7 @@ class Corpus:
     def queue(self) -> ScanQueue:
         sizes = np.array([len(ids) for ids in self.members], dtype=np.int64)
         return ScanQueue(
-            sizes,
-            ScanCosts(DIMENSION),
-            dimension=DIMENSION,
-            higher_is_better=self.higher_is_better,
+            sizes, ScanCosts(DIMENSION), dimension=DIMENSION, higher_is_better=self.higher_is_better
         )
 
     def score(self, query: int, number: int) -> float:
@@ -131,7 +128,7 @@ orders = st.permutations(range(CLUSTERS)).flatmap(
 
 @examples(80)
 @given(st.data(), st.integers(0, 99), st.booleans(), st.sampled_from((1, 4)), st.integers(1, 3))
-def test_each_search_ends_with_its_best_whatever_joins_leaves_and_fails(
+def test_each_search_ends_with_its_best_whatever_fails(
     data, seed, higher_is_better, kept, shared_by
 ):
     with pytest.MonkeyPatch.context() as patch:
@@ -321,10 +318,7 @@ WORKERS = 3
 def ticking_scheduler() -> SearchScheduler:
     ticks = count()
     return SearchScheduler(
-        corpus_retriever(),
-        workers=WORKERS,
-        reorder=True,
-        clock=lambda: next(ticks) * 1e-4,
+        corpus_retriever(), workers=WORKERS, reorder=True, clock=lambda: next(ticks) * 1e-4
     )
 
 

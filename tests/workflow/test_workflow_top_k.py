@@ -178,9 +178,7 @@ def record(probed: list[int], found_in: list[int]) -> SearchRecord:
 
 
 @given(clusters, clusters, st.lists(st.integers(0, 20), max_size=20))
-def test_where_the_last_search_found_something_comes_first_then_where_it_looked(
-    new, probed, found_in
-):
+def test_where_the_last_search_found_comes_first_then_where_it_looked(new, probed, found_in):
     given_ = np.array(new, dtype=np.int64)
     found = [one for one in new if one in found_in]
     looked = [one for one in new if one in probed and one not in found_in]

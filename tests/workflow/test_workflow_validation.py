@@ -82,10 +82,7 @@ def forked(one="docs", other="docs"):
             "END cannot be reached from node 'b'; add_edge('b', END), or an edge to a node that "
             "leads there",
         ),
-        (
-            looping(),
-            "nothing ends the cycle of nodes 'a', 'b'; give one of them max_visits=",
-        ),
+        (looping(), "nothing ends the cycle of nodes 'a', 'b'; give one of them max_visits="),
         (
             looping(c={"max_visits": 1}),
             "nothing ends the cycle of nodes 'a', 'b'; give one of them max_visits=",
@@ -99,10 +96,7 @@ def forked(one="docs", other="docs"):
             "nothing ends the cycle of nodes 'a'; the router behind 'a' may lead anywhere: give it "
             "targets=[...], or one of them max_visits=",
         ),
-        (
-            chain("input"),
-            "node 'input' writes 'input', which is an input; give it another output=",
-        ),
+        (chain("input"), "node 'input' writes 'input', which is an input; give it another output="),
         (
             forked(),
             "nodes 'a', 'b' run side by side and all write 'docs'; give them different output=, "
@@ -114,10 +108,7 @@ def forked(one="docs", other="docs"):
             "'docs', 'of_a', 'of_b', 'of_c' (did you mean 'docs'?). Correct the name, or give the "
             "key a value with inputs= or defaults=",
         ),
-        (
-            chain("a", answer="b"),
-            "answer='b' is written by no node; choose one of 'a', 'input'",
-        ),
+        (chain("a", answer="b"), "answer='b' is written by no node; choose one of 'a', 'input'"),
     ],
 )
 def test_a_graph_that_cannot_be_run_is_refused_with_node_key_and_remedy(graph, message):
