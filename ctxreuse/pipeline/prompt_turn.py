@@ -456,8 +456,8 @@ def _turn_groups(
             yield _Group((joint if before == joint else before, *pieces), is_block=True)
             before = joint
         elif isinstance(part, Reference) and part.annotation:
-            named = left if plan.templates.has_location_line else [left[left_out.index(part)]]
-            yield _Group((between if before else "", Left(tuple(named), between)))
+            told = left if plan.templates.has_location_line else [left[left_out.index(part)]]
+            yield _Group((between if before else "", Left(tuple(told), between)))
             before = between
 
 
