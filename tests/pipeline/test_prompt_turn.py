@@ -333,8 +333,8 @@ def test_a_message_that_a_part_of_ours_planned_is_sent_as_it_is(world):
 def test_a_prompt_that_was_not_sent_can_be_taken_back(world):
     planned = world.plan(*said(world.context("abc")))
     assert world.planner.statistics().requests == 1
-    for _ in range(2):
-        world.prompts.forget(planned.plans)
+    for plan in planned.plans * 2:
+        world.planner.forget(plan)
     assert world.planner.statistics().requests == 0
     assert letters_in(world.user(world.context("cab"))) == "cab"
 
