@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import ref
 
@@ -98,30 +99,26 @@ class DocumentPlanner(Generic[_Item]):
 
     def plan_batch(self, batch: Sequence[RetrievedItems[_Item]]) -> list[list[_Item]]:
         """Return what several queries retrieved, planned together, each in its planned order."""
-        return [one.items for one in self._planned_or_given(list(map(_read, batch)))]
+        planned = self._scheduled(list(map(_read, batch)))
+        return [one.items for one in sorted(planned, key=attrgetter("position"))]
 
     def _scheduled(self, batch: list[RetrievedItems[_Item]]) -> list[_Ordered[_Item]]:
         """Return what is planned together, in the order in which to send it."""
-        planned = self._planned_or_given(batch)
+        came: list[Any] = [one.items for one in batch]
+        planned = given = [
+            _Ordered(n, list(items) if type(items) in (list, tuple) else items)
+            for n, items in enumerate(came)
+        ]
+        if self._planner.mode != "shadow":
+            planned = self.fail_open.attempt(lambda: self._planned(batch, given), lambda: given)
         plans = [one.plan for one in planned]
         blocks = [() if one is None else tuple(block.key for block in one.blocks) for one in plans]
         return [planned[position] for position in depth_first_order(blocks)]
 
     def _forget(self, ordered: _Ordered[_Item]) -> None:
         """Take back the plan of a query that was given up before it was sent."""
-        plan = ordered.plan
-        if plan is not None:
-            self.fail_open.attempt(lambda: self._planner.provisional.forget(plan), lambda: False)
-
-    def _planned_or_given(self, batch: Sequence[RetrievedItems[_Item]]) -> list[_Ordered[_Item]]:
-        came: list[Any] = [one.items for one in batch]
-        given = [
-            _Ordered(n, list(items) if type(items) in (list, tuple) else items)
-            for n, items in enumerate(came)
-        ]
-        if self._planner.mode == "shadow":
-            return given
-        return self.fail_open.attempt(lambda: self._planned(batch, given), lambda: given)
+        if ordered.plan is not None:
+            self.fail_open.attempt(partial(self._planner.provisional.forget, ordered.plan))
 
     def _planned(
         self, batch: Sequence[RetrievedItems[_Item]], given: Sequence[_Ordered[_Item]]

@@ -118,7 +118,8 @@ def cited_items(
 
 def cited_positions(text: str, labels: Iterable[str]) -> list[int]:
     """Return the positions of the labels that an answer names, in its order; of equal ones all."""
-    text = checked_kind("text", text, str, "an answer's text").replace("\\_", "_")  # of Markdown
+    checked_kind("text", text, str, "an answer's text")
+    text = text.replace("\\_", "_")  # as Markdown has it
     at: dict[str, list[int]] = {}
     for position, label in enumerate(labels):
         at.setdefault(label, []).append(position)

@@ -59,7 +59,8 @@ def with_breakpoints(
     A later turn is likely to begin with the messages of a conversation.
     """
     whole: list[list[ContentPart]] = []
-    shows, new = False, first_new(roles)  # whether a context stands before, what is sent first
+    shows = False  # whether a context stands before
+    new = first_new(roles)  # from here on, all is sent for the first time
     for number, (text, edit) in enumerate(zip(sent, edits, strict=True)):
         parts = cut(text, () if edit is None else edit.cuts)
         marks = () if edit is None else edit.marks

@@ -108,8 +108,7 @@ class TraceSpanHandler(OpenCalls):
         return name
 
     def _record(self, query: Any, nodes: Sequence[NodeWithScore], call: _RecordedCall) -> None:
-        found = without_annotations(nodes)
-        best_first = [one.node for one in ranked(found)]
+        best_first = [one.node for one in ranked(without_annotations(nodes))]
         request_id = self._recorder.record(
             [node_block(node, MetadataMode.LLM) for node in best_first],
             query.query_str if isinstance(query, QueryBundle) else str(query),

@@ -52,8 +52,7 @@ class _LikeWrapped:
         if instance is None:
             return self._method
         wrapped = getattr(instance.memory, self._method.__name__)
-        call = partial(MethodType(self._method, instance))
-        return update_wrapper(call, wrapped, updated=())
+        return update_wrapper(partial(MethodType(self._method, instance)), wrapped, updated=())
 
 
 class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):

@@ -89,9 +89,7 @@ def _recorded(search: Callable[..., Any], recorder: TraceRecorder) -> Callable[.
     @wraps(search)
     def searching(self: Any, query: Any, *args: Any, **options: Any) -> Any:
         found = search(self, query, *args, **options)
-        if inspect.isawaitable(found):
-            return awaited(query, found)
-        return note(query, found)
+        return awaited(query, found) if inspect.isawaitable(found) else note(query, found)
 
     return searching
 

@@ -16,13 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock
-from ctxreuse.pipeline.context_finder import (
-    Context,
-    FoundContexts,
-    contexts_in,
-    is_sequence,
-    reason_in_place,
-)
+from ctxreuse.pipeline import context_finder
+from ctxreuse.pipeline.context_finder import Context, FoundContexts, contexts_in, is_sequence
 from ctxreuse.pipeline.known_texts import Form, KnownTexts, TextList
 
 WORDS = ["river", "ferry", "market", "bridge", "summer", "school", "tower", "garden", "letter"]
@@ -89,7 +84,7 @@ def is_moved(render: Render, given: Sequence[Document], random: Random | None = 
     if not contexts:
         return False
     [context] = contexts
-    if reason_in_place(context, []) == "twice":
+    if context_finder.reason_in_place(context, []) == "twice":
         return False
     order = list(range(len(context.spans)))
     (random or Random(1)).shuffle(order)
@@ -238,7 +233,7 @@ def test_a_list_in_pieces_stays_and_pieces_of_several_lists_do_not(message):
 def test_a_list_that_stands_twice_is_a_context_twice():
     found = found_in(f"{A}\n{B}\n\nSo:\n{B}\n{A}", [A, B])
     assert [one.texts for one in found.contexts] == [[A, B], [B, A]]
-    assert {reason_in_place(one, []) for one in found.contexts} == {"twice"}
+    assert {context_finder.reason_in_place(one, []) for one in found.contexts} == {"twice"}
 
 
 def test_two_lists_in_one_message_are_two_contexts():

@@ -20,7 +20,6 @@ from ctxreuse.pipeline.formatting import joined_forms
 from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.model_gateway import ModelGateway
-from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import (
     PlannedPrompt,
     PromptPart,
@@ -333,8 +332,8 @@ def test_a_message_that_a_part_of_ours_planned_is_sent_as_it_is(world):
 def test_a_prompt_that_was_not_sent_can_be_taken_back(world):
     planned = world.plan(*said(world.context("abc")))
     assert world.planner.statistics().requests == 1
-    for _ in range(2):
-        world.prompts.forget(planned.plans)
+    for plan in planned.plans * 2:
+        world.planner.forget(plan)
     assert world.planner.statistics().requests == 0
     assert letters_in(world.user(world.context("cab"))) == "cab"
 
@@ -351,19 +350,16 @@ class FailsOnce(ReusePlanner):
         return super().plan(*args, **options)
 
 
-def sent(gateway: ModelGateway, *parts: PromptPart) -> PlannedPrompt:
-    return run_here(gateway.aplan(ScopedPrompt(parts), blocks=True))
-
-
-def test_a_fault_at_a_later_context_leaves_nothing_of_the_first():
+async def test_a_fault_at_a_later_context_leaves_nothing_of_the_first():
     planner, world = FailsOnce(), World()
     gateway = ModelGateway(planner, "reuse", 0.0, "ReuseChatModel", "", usage_of)
     first, second = world.context("cab"), world.context("def")
-    sent(gateway, *said(f"{world.context('abc')}\n\nWhich?"))
+    await gateway.aplan(ScopedPrompt(said(f"{world.context('abc')}\n\nWhich?")))
     parts = PromptPart("user", first), PromptPart("user", second)
-    assert sent(gateway, *parts).texts == (first, second)
+    assert (await gateway.aplan(ScopedPrompt(parts))).texts == (first, second)
     assert (gateway.fail_open.faults, planner.statistics().requests) == (1, 1)
-    later = sent(gateway, *parts, PromptPart("assistant", "A."), *said("So?"))
+    parts = *parts, PromptPart("assistant", "A."), *said("So?")
+    later = await gateway.aplan(ScopedPrompt(parts))
     assert later.texts[:2] == (first, second), "as they were sent"
 
 

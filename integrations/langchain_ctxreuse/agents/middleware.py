@@ -407,7 +407,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             else one.edit
             for position in texts.positions
         ]
-        roles, sent = ([one.role for one in texts.parts], [one.text for one in texts.parts])
+        roles = [one.role for one in texts.parts]
+        sent = [one.text for one in texts.parts]
         parts = with_breakpoints(roles, sent, edits, in_conversation=True)
         at_model = getattr(request.model, "model_kwargs", None) or {}
         told, model = {**at_model, **settings}, request.model

@@ -125,8 +125,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         **options: Any,
     ) -> list[AIMessage]:
         """`batch`, awaited."""
-        answers = self.abatch_as_completed(inputs, config, **options)
-        pairs = [pair async for pair in answers]
+        pairs = [pair async for pair in self.abatch_as_completed(inputs, config, **options)]
         return [answer for _, answer in sorted(pairs, key=itemgetter(0))]
 
     def batch_as_completed(
@@ -334,8 +333,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         texts = prompt_texts(messages, arguments)
         root = run_documents().run_of((run and run.parent_run_id) or request.config).root
         rendered_only = not self.find_retrieved
-        given = ScopedPrompt(texts.parts, request.scope, root, rendered_only, texts.beside)
-        return texts, given
+        return texts, ScopedPrompt(texts.parts, request.scope, root, rendered_only, texts.beside)
 
     async def _outgoing(
         self,

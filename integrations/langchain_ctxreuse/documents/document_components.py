@@ -153,9 +153,7 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
                 log_nested()
             return documents
         retrieved = RetrievedItems(documents, query, scope, runs.run_of(config).root)
-        if blocks:
-            return self._documents.plan(retrieved)
-        return await self._documents.aplan(retrieved)
+        return self._documents.plan(retrieved) if blocks else await self._documents.aplan(retrieved)
 
     def _in_batch(self) -> Self:
         """Return a copy whose calls leave the planning to the batch."""

@@ -67,8 +67,7 @@ class WorkflowRetriever(CarryingRetriever):
         """Return the documents for each query, in the order of the queries, all at once."""
         inputs = checked_list("inputs", inputs, "a list of queries")
         configs = get_config_list(config, len(inputs))
-        work = partial(self.abatch, inputs, configs, **options)
-        return sync_bridge.run(work, lasting=True)
+        return sync_bridge.run(partial(self.abatch, inputs, configs, **options), lasting=True)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: Any, **kwargs: Any

@@ -122,12 +122,12 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
                     assert isinstance(event, TextDelta)
                     yield event.text
                 elif isinstance(event, RunFinished) and not answer.is_written:
-                    result, of = event.result, self._document_of
+                    result, document_of = event.result, self._document_of
                     keys = [key for key in self._outputs or () if key in result.state]
                     if self._outputs is None:
-                        yield with_documents(result.answer, of)
+                        yield with_documents(result.answer, document_of)
                     else:
-                        yield {key: with_documents(result.state[key], of) for key in keys}
+                        yield {key: with_documents(result.state[key], document_of) for key in keys}
 
     async def _events(
         self,

@@ -109,8 +109,7 @@ class DelegatingLLM(FunctionCallingLLM):
         self, tools: Sequence[BaseTool], *args: Any, tool_required: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
         options = {"tool_required": tool_required, **kwargs}
-        inner = self._function_calling()
-        return inner._prepare_chat_with_tools_compat(tools, *args, **options)
+        return self._function_calling()._prepare_chat_with_tools_compat(tools, *args, **options)
 
     _validate_chat_with_tools_response = _of_function_calling("_validate_chat_with_tools_response")
     get_tool_calls_from_response = _of_function_calling("get_tool_calls_from_response")
