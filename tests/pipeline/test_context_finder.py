@@ -111,10 +111,6 @@ def test_texts_with_whitespace_of_their_own_are_found(around, is_stripped, separ
     )
 
 
-def joined(separator: str, front: str = "Facts:\n", end: str = "\n\nWhich?") -> Render:
-    return lambda given: front + separator.join(one.text for one in given) + end
-
-
 def listed(item: str, separator: str = "\n", front: str = "", end: str = "\n\nWhich?") -> Render:
     def render(given: Sequence[Document]) -> str:
         items = [item.format(**vars(one)) for one in given]
