@@ -37,6 +37,13 @@ def test_of_texts_that_begin_alike_the_longest_is_found(endings, shown, behind):
     assert found(knowing(*texts), message)[:1] == sorted(standing, key=len)[-1:]
 
 
+def test_tenants_see_their_own_texts_only():
+    known = knowing("what everybody knows")
+    known.add("a", ["what only a knows"])
+    assert found(known, "what only a knows", "a") == ["what only a knows"]
+    assert found(known, "what only a knows") == found(known, "what everybody knows", "a") == []
+
+
 def test_a_flood_of_one_tenant_takes_nothing_from_another():
     known = KnownTexts(max_characters=100_000)
     known.add("quiet", ["a text of somebody quiet"])
