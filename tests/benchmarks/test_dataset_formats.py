@@ -82,17 +82,10 @@ def test_multihop_rag_gold_is_where_the_fact_stands_else_the_whole_article(tmp_p
     ("article", "hop", "problem"),
     [
         ({"body": None}, {}, "corpus.json[0]: field 'body' is None (NoneType); it must be str"),
-        ({"title": ["Rain"]}, {}, "corpus.json[0]: field 'title' is ['Rain'] (list); it must be"),
-        ({}, {"query": 3}, "MultiHopRAG.json[0]: field 'query' is 3 (int); it must be str"),
         (
             {},
             {"evidence_list": "Rain"},
             "MultiHopRAG.json[0].evidence_list: 'Rain' (str) is no list of JSON objects",
-        ),
-        (
-            {},
-            {"evidence_list": [{"fact": ["Rain"]}]},
-            "MultiHopRAG.json[0].evidence_list[0]: field 'fact' is ['Rain'] (list); it must be str",
         ),
         (
             {"title": "Other", "url": "other"},
@@ -344,18 +337,11 @@ def test_qasper_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path)
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        (("abstract",), 3, ": field 'abstract' is 3 (int); it must be str"),
         (("full_text",), {}, ".full_text: {} (dict) is no list of JSON objects"),
         (
             ("full_text", 0, "paragraphs"),
             [None],
             ".full_text[0]: field 'paragraphs' holds None (NoneType); it must hold texts",
-        ),
-        (("qas", 0, "question_id"), None, ".qas[0]: field 'question_id' is None (NoneType); it"),
-        (
-            ("qas", 0, "answers", 0, "answer"),
-            "one",
-            ".qas[0].answers[0].answer: 'one' (str) is no JSON object",
         ),
         (
             ("qas", 1, "answers", 0, "answer", "yes_no"),
@@ -454,24 +440,11 @@ def test_locomo_turns_are_memories_of_their_sample(tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"sample_id": 5}, "[0]: field 'sample_id' is 5 (int); it must be str"),
         ({"conversation": []}, "[0].conversation: [] (list) is no JSON object"),
-        (
-            {"conversation": {"session_1": "Hi"}},
-            "[0].conversation.session_1: 'Hi' (str) is no list of JSON objects",
-        ),
-        (
-            {"conversation": {"session_1": [{"speaker": "A", "text": "Hi"}]}},
-            "[0].conversation.session_1[0]: field 'dia_id' is missing; it must be str",
-        ),
         (
             {"conversation": {"session_1": [{"speaker": "A", "dia_id": "D1:1"}] * 2}},
             "[0].conversation.session_1[1]: dia_id 'D1:1' (str) was there before; "
             "get the file again",
-        ),
-        (
-            {"qa": [{"question": "?", "answer": ["a"]}]},
-            "[0].qa[0]: field 'answer' is ['a'] (list); it must be str or int or float",
         ),
         (
             {"qa": [{"question": "?", "answer": "a", "evidence": [{}]}]},

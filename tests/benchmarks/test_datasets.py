@@ -218,11 +218,9 @@ FROM_0 = "it must be an integer from 0"
     ("line", "problem"),
     [
         ({"id": 1}, "field 'text' is missing; it must be str"),
-        ({"id": 1, "text": 5}, "field 'text' is 5 (int); it must be str"),
         ({"id": None}, "field 'id' is None (NoneType); it must be str or int"),
         ({"id": "0", "text": "again"}, "id '0' (str) was there before; give every line its own id"),
         ({"id": 1, "text": "", "tokens": -1}, f"field 'tokens' is -1 (int); {FROM_0}"),
-        ({"id": 1, "text": "", "user": 5}, "field 'user' is 5 (int); it must be str"),
     ],
 )
 def test_a_broken_passage_is_named_with_its_fault(tmp_path, line, problem):
@@ -310,11 +308,8 @@ def test_json_that_is_nested_too_deeply_is_one_error(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
-        ("locomo", {}, ": {} (dict) is no list of JSON objects"),
         ("locomo", [7], "[0]: 7 (int) is no JSON object"),
-        ("qasper", [], ": [] (list) is no JSON object"),
         ("qasper", {"p": None}, ": p: None (NoneType) is no JSON object"),
-        ("multihop-rag", "text", ": 'text' (str) is no list of JSON objects"),
         ("multihop-rag", [None], "[0]: None (NoneType) is no JSON object"),
     ],
 )

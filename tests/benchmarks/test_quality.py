@@ -538,7 +538,6 @@ def test_a_model_that_is_too_small_for_all_questions_is_an_error(served, tmp_pat
         ),
         ({"template": ["Best first"]}, "must hold one of {labels}"),
         ({"precision": 0.0}, "--precision must be more than 0"),
-        ({"hours": float("nan")}, "--hours must be more than 0"),
     ],
 )
 def test_wrong_options_are_named_before_anything_is_asked(served, tmp_path, fields, problem):

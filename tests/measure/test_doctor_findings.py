@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,14 +112,6 @@ def test_readings_of_a_healthy_engine_are_well_and_one_named_process_needs_no_co
     )
 
 
-def test_metrics_count_for_a_prompt_only_if_they_count_nothing_else() -> None:
-    read = healthy()
-    read.again = PromptReading(2_800, None, Counters(2_800, 2_784))
-    assert found(read, "prefix cache").verdict is Verdict.OK
-    read.again = PromptReading(2_800, None, Counters(2_900, 2_784))  # somebody else's, too
-    assert found(read, "prefix cache").verdict is Verdict.UNKNOWN
-
-
 def test_a_cache_that_counts_nothing_because_it_is_off_is_not_taken_for_several_engines() -> None:
     read = healthy()
     for name in ("first", "again", "half", "later"):
@@ -142,19 +133,6 @@ def test_made_up_prompts_share_their_first_half_and_no_more(name: str, tokens: i
     assert 0.9 * tokens < len(one) / 4 < 1.3 * tokens + 40
 
 
-@pytest.mark.parametrize(("name", "cached"), [("first", 2_799), ("first", 1_024), ("half", 2_799)])
-def test_a_count_that_no_cache_can_have_is_a_problem_and_tells_nothing(
-    name: str, cached: int
-) -> None:
-    read = healthy()
-    setattr(read, name, PromptReading(2_800, cached))
-    usage = found(read, "usage")
-    assert usage.verdict is Verdict.PROBLEM
-    assert f"an answer says {cached:,} of 2,800 tokens cached" in usage.found
-    for check in ("prefix cache", "common half", "cached tokens stay"):
-        assert found(read, check).verdict is Verdict.UNKNOWN
-
-
 def test_an_answer_that_says_0_where_the_metrics_count_hits_is_the_problem() -> None:
     read = healthy()
     read.again = PromptReading(2_800, 0, Counters(2_800, 2_784))
@@ -164,25 +142,3 @@ def test_an_answer_that_says_0_where_the_metrics_count_hits_is_the_problem() -> 
     assert found(read, "prefix cache").verdict is Verdict.UNKNOWN
     read.again = PromptReading(2_800, 0, Counters(2_900, 2_784))  # somebody else's, too
     assert found(read, "prefix cache").verdict is Verdict.PROBLEM
-
-
-@pytest.mark.parametrize(
-    ("hits", "verdict", "said"),
-    [
-        (60, Verdict.OK, "60 of 90 prompt tokens were cached since the engine started, 67%"),
-        (91, Verdict.PROBLEM, "91 of 90 prompt tokens were cached, more than were sent"),
-        (None, Verdict.UNKNOWN, "0 counters of a prefix cache on the page, as vLLM names them"),
-    ],
-)
-def test_hits_that_are_missing_or_more_than_what_was_sent_are_no_share(
-    hits: int | None, verdict: Verdict, said: str
-) -> None:
-    one = metrics_finding(EngineReadings(metrics=PrefixCacheMetrics(90, hits)), False)
-    assert (one.verdict, one.found) == (verdict, said)
-
-
-def test_a_chat_template_that_is_cached_and_a_whole_prompt_that_came_again_are_no_problem() -> None:
-    read = healthy()
-    read.first = PromptReading(2_800, 96)
-    read.again = read.later = PromptReading(2_800, 2_800)
-    assert {one.verdict for one in engine_findings(read)} == {Verdict.OK}

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from steps import steps
 
 from ctxreuse.memory import prefix_index
-from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, PrefixIndex, SearchBudget
+from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, SearchBudget
 
 
 @pytest.fixture
@@ -32,56 +32,11 @@ def sender():
     return Sender()
 
 
-def test_a_later_turn_cannot_be_entered_by_search_or_insert(sender):
-    first = sender.send("ab", "turn 1")
-    sender.extend(first.end, "cd", "turn 2")
-    assert sender.search("abcd") == ("ab", 2)
-    assert sender.search("cd") == ("", 0)
-    assert sender.send("abcd", "other").blocks_before == 2
-    assert shape(sender.index) == {"ab": ["turn 1"], "ab.|cd": ["turn 2"], "ab.cd": ["other"]}
-
-
-def test_splitting_a_conversations_node_keeps_what_is_behind_it(sender):
-    first = sender.send("abc", "turn 1")
-    sender.extend(first.end, "d", "turn 2")
-    sender.send("ax", "other")
-    assert shape(sender.index) == {
-        "a": [],
-        "a.bc": ["turn 1"],
-        "a.bc.|d": ["turn 2"],
-        "a.x": ["other"],
-    }
-    check_index(sender.index)
-
-
-def test_a_request_id_that_is_used_again_names_the_later_request():
-    sender = Sender("ab", "cd")
-    sender.send("ax", 0)
-    assert shape(sender.index) == {"a": [], "a.b": [], "a.x": [0], "cd": [1]}
-    check_index(sender.index)
-
-
 def test_request_ids_of_different_types_are_different_requests(sender):
     sender.send("a", 1)
     sender.send("b", "1")
     assert sender.evict(["1"]) == Evicted(1, 1, ())
     assert shape(sender.index) == {"a": [1]}
-
-
-def test_each_later_turn_is_a_branch_of_its_own(sender):
-    first = sender.send("a", 0).end
-    for number in (1, 2):
-        turn = sender.extend(first, "b", number)
-        assert turn.blocks_before == 0
-    later = [node for node in nodes_of(sender.index) if node.opens_turn]
-    assert [ids_at(sender.index, node) for node in later] == [[1], [2]]
-    assert size_of(sender.index) == IndexStatistics(nodes=3, tokens=3, requests=3)
-
-
-def test_a_later_turn_without_blocks_ends_where_the_turn_before_ended(sender):
-    first = sender.send("a", 0)
-    assert sender.extend(first.end, "", 1).end == first.end
-    assert shape(sender.index) == {"a": [0, 1]}
 
 
 def test_a_chain_of_five_thousand_turns_needs_no_recursion(sender):
@@ -119,30 +74,6 @@ def test_evicting_requests_leaves_exactly_what_the_others_sent(sent, gone):
     unknown = tuple(number for number in gone if number >= len(sent))
     assert evicted == Evicted(len(known), before - len(kept), unknown)
     check_index(sender.index)
-
-
-def test_a_root_goes_when_its_only_request_is_replaced_under_another_system_text(sender):
-    sender.send("", 0, "one")
-    sender.send("", 0, "two")
-    assert [node.edge for node in nodes_of(sender.index)] == ["two"]
-
-
-def test_a_later_turn_keeps_everything_before_it_in_use(sender):
-    first = sender.send("ab", 0)
-    sender.send("c", 1)
-    sender.extend(first.end, "d", 2)
-    assert [sender.index.evict_oldest(1) for _ in range(2)] == [1, 1]
-    assert shape(sender.index) == {"ab": [0]}
-
-
-def test_of_a_later_turn_nothing_is_left_when_its_own_blocks_have_left(sender):
-    first = sender.send("ab", 0)
-    sender.extend(first.end, "cd", 1)
-    assert sender.index.evict_oldest(1) == 1
-    assert shape(sender.index) == {"ab": [0], "ab.|c": [1]}
-    assert sender.index.evict_oldest(1) == 1
-    assert shape(sender.index) == {"ab": [0]}
-    assert sender.evict([1]) == Evicted(0, 0, (1,))
 
 
 def ends(index):
@@ -207,40 +138,6 @@ def test_trimming_a_request_cuts_its_path_and_what_is_behind_the_first_lost_bloc
         "h": [4],
     }
     check_index(sender.index)
-
-
-def test_trimming_in_the_middle_of_a_run_shortens_it():
-    sender = Sender("abcd")
-    sender.extend(sender.send("abcdef", 1).end, "xy", 2)
-    assert sender.trim(0, 3) == Evicted(1, 1 + 2 + 2, ())
-    assert shape(sender.index) == {"abc": [0, 1]}  # of the later turn nothing is left
-    check_index(sender.index)
-
-
-def test_of_a_later_turn_its_own_blocks_are_trimmed():
-    sender = Sender("ab")
-    second = sender.extend(sender.send("ab", 1).end, "cd", 2)
-    sender.extend(second.end, "e", 3)
-    assert sender.trim(3, 1) == Evicted(1, 0, ())
-    assert sender.trim(2, 1) == Evicted(1, 1 + 1, ())
-    assert shape(sender.index) == {"ab": [0, 1], "ab.|c": [2]}
-    assert sender.trim(2, 0) == Evicted(1, 1, ())
-    assert shape(sender.index) == {"ab": [0, 1]}
-    check_index(sender.index)
-
-
-def test_requests_whose_ends_come_together_again_and_again_can_all_be_forgotten(sender):
-    for number in range(40):
-        for length in range(1, 5):
-            sender.send("abcd"[:length], f"{number} {length}")
-        sender.trim(f"{number} 4", 3 - number % 3)
-    assert list(shape(sender.index)) == ["a", "a.b", "a.b.c"]
-    check_index(sender.index)
-    ids = [f"{number} {length}" for number in range(40) for length in range(1, 5)]
-    assert sender.evict(ids[::2]) == Evicted(80, 0, ())
-    check_index(sender.index)
-    assert sender.evict(ids[1::2]).requests == 80
-    assert nodes_of(sender.index) == []
 
 
 def test_shortening_a_path_takes_the_same_work_however_many_requests_end_there():
@@ -340,12 +237,6 @@ def test_leaves_that_are_used_again_and_again_are_found_in_short_steps(sender):
     assert sender.index.evict_oldest(1) == 0
 
 
-def test_looking_at_a_root_keeps_nothing():
-    index = PrefixIndex()
-    assert index.search("a system text", context("ab")).weight == 0
-    assert nodes_of(index) == []
-
-
 def best_path(sent, letters, weights):
     """Return what `search` promises, by looking at every prefix of every sequence sent."""
     usable = {prefix for one in sent for prefix in prefixes(one) if set(prefix) <= set(letters)}
@@ -374,14 +265,6 @@ def test_a_path_can_be_made_to_begin_with_a_block(sent, asked, weights, first):
     assert (word(match.path), match.weight) == best_path(beginning_so, asked, weights)
 
 
-def test_system_texts_have_roots_of_their_own(sender):
-    sender.send("ab", 0, "one")
-    sender.send("ba", 1, "two")
-    assert sender.search("abc", "one") == ("ab", 2)
-    assert sender.search("abc", "two") == ("ba", 2)
-    assert sender.search("abc", None) == ("", 0)
-
-
 def prefix(sender, letters, system=None):
     """Return the beginning of a word that was sent in this order."""
     return letters[: sender.index.sent_prefix(system, keys(letters))]
@@ -392,13 +275,6 @@ def test_the_sent_prefix_is_the_longest_that_any_sequence_begins_with(sent, aske
     known = {beginning for one in sent for beginning in prefixes(one)}
     expected = max((one for one in prefixes(asked) if one in known), key=len, default="")
     assert prefix(Sender(*sent), asked) == expected
-
-
-def test_a_later_turn_is_no_sent_prefix(sender):
-    end = sender.send("ab", 0)
-    sender.extend(end.end, "cd", 1)
-    assert [prefix(sender, asked) for asked in ("abcd", "cd")] == ["ab", ""]
-    assert prefix(sender, "ab", "another system text") == ""
 
 
 def test_a_search_that_reaches_its_bound_says_so_and_returns_a_cached_path(monkeypatch):

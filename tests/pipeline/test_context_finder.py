@@ -111,22 +111,12 @@ def test_texts_with_whitespace_of_their_own_are_found(around, is_stripped, separ
     )
 
 
-def joined(separator: str, front: str = "Facts:\n", end: str = "\n\nWhich?") -> Render:
-    return lambda given: front + separator.join(one.text for one in given) + end
-
-
 def listed(item: str, separator: str = "\n", front: str = "", end: str = "\n\nWhich?") -> Render:
     def render(given: Sequence[Document]) -> str:
         items = [item.format(**vars(one)) for one in given]
         return front + separator.join(items) + end
 
     return render
-
-
-@pytest.mark.parametrize("separator", ["\n", "\n\n", "\n---\n", "\n\n=====\n\n", " --- ", "\r\n"])
-@pytest.mark.parametrize(("front", "end"), [("", ""), ("Read: ", " Then answer."), ("\n", "\n")])
-def test_joined_documents_are_found(separator, front, end):
-    assert is_moved(joined(separator, front, end), FIVE)
 
 
 @pytest.mark.parametrize(
@@ -191,24 +181,6 @@ def test_two_documents_with_names_ratings_or_words_are_left(message):
     assert rotated(message, [A, B]) is None
 
 
-def test_headings_that_were_rendered_with_us_go_along():
-    shown = [f"Title: {one.title}\n\n{one.text}" for one in FIVE]
-    message = "Facts:\n" + "\n\n".join(shown) + "\n\nWhich?"
-    assert rotated(message, [one.text for one in FIVE]) is None
-    wanted = "Facts:\n" + "\n\n".join([*shown[1:], shown[0]]) + "\n\nWhich?"
-    assert rotated(message, [one.text for one in FIVE], shown) == wanted
-
-
-@pytest.mark.parametrize("shown", [[A, B, C], [E, D, C, B, A], [D, A], [B, E, C]])
-def test_lists_that_were_cut_or_put_into_another_order_are_found(shown):
-    moved = "\n\n".join([*shown[1:], shown[0]])
-    assert rotated("\n\n".join(shown), [A, B, C, D, E]) == moved
-
-
-def test_lists_that_were_merged_are_found():
-    assert rotated("\n".join([A, D, B, E]), [A, B, C], [E, D]) == "\n".join([D, B, E, A])
-
-
 def test_texts_inside_longer_ones_stay_there():
     whole = f"{A}\n\n{B}"
     assert rotated(f"{whole}\n\n{C}", [whole, C], [A, B]) == f"{C}\n\n{whole}"
@@ -228,12 +200,6 @@ def test_a_list_in_pieces_stays_and_pieces_of_several_lists_do_not(message):
     found = found_in(message, [A], [B], [C], [D])
     assert found.contexts
     assert {text for one in found.contexts for text in one.texts} <= {A, B, C, D}
-
-
-def test_a_list_that_stands_twice_is_a_context_twice():
-    found = found_in(f"{A}\n{B}\n\nSo:\n{B}\n{A}", [A, B])
-    assert [one.texts for one in found.contexts] == [[A, B], [B, A]]
-    assert {context_finder.reason_in_place(one, []) for one in found.contexts} == {"twice"}
 
 
 def test_two_lists_in_one_message_are_two_contexts():

@@ -4,7 +4,6 @@ import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from forked import in_children
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,53 +25,6 @@ def found(known: KnownTexts, message: str, tenant: str = "") -> list[str]:
     return [message[start:end] for start, end, _ in spans]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "{}",
-        "Facts:\n{}\nWhy?",
-        "Facts: {} Why?",
-        "<doc>{}</doc>",
-        '["{}"]',
-        "- {}",
-        "* {}",
-        "\u2022 {}",
-        "{}{}".replace("{}{}", "\n\n{}"),
-    ],
-)
-def test_a_text_is_found_where_lines_values_items_and_tags_begin(message):
-    text = "The Seine flows through Paris."
-    assert found(knowing(text), message.replace("{}", text)) == [text]
-
-
-@pytest.mark.parametrize("message", ["Say {}", "({})", "'{}'", "12{}"])
-def test_it_is_not_found_within_a_line(message):
-    text = "The Seine flows through Paris."
-    assert found(knowing(text), message.replace("{}", text)) == []
-
-
-def test_it_is_found_as_it_is_and_stripped_and_short_ones_are_not():
-    known = knowing("\n  a text with ends \n", "too short")
-    assert found(known, "\n  a text with ends \n|") == ["\n  a text with ends \n"]
-    assert found(known, "a text with ends|") == ["a text with ends"]
-    assert found(known, "too short") == []
-
-
-def test_the_longest_text_counts_and_texts_inside_it_do_not():
-    short, long = "The Seine flows.", "The Seine flows.\nThe Seine flows.\nIt is long."
-    known = knowing(short, long)
-    assert found(known, long) == [long]
-    assert found(known, f"{short}\n{long}") == [short, long]
-    assert found(known, long[:-1]) == [short, short]
-
-
-def test_what_ends_a_text_may_begin_the_next_one():
-    texts = ["the first text\n", "the second text:", "- the third text"]
-    assert found(knowing(*texts), "".join(texts)) == [texts[0], texts[1]]
-    texts = ["a text that ends: ", "another text"]
-    assert found(knowing(*texts), "".join(texts)) == texts
-
-
 BEGINNING = "h" * 20
 ENDINGS = st.text("a\n\U0010ffff", max_size=9)
 
@@ -83,6 +35,13 @@ def test_of_texts_that_begin_alike_the_longest_is_found(endings, shown, behind):
     message = BEGINNING + shown + behind
     standing = [one for one in {*texts, *map(str.strip, texts)} if message.startswith(one)]
     assert found(knowing(*texts), message)[:1] == sorted(standing, key=len)[-1:]
+
+
+def test_tenants_see_their_own_texts_only():
+    known = knowing("what everybody knows")
+    known.add("a", ["what only a knows"])
+    assert found(known, "what only a knows", "a") == ["what only a knows"]
+    assert found(known, "what only a knows") == found(known, "what everybody knows", "a") == []
 
 
 def test_a_flood_of_one_tenant_takes_nothing_from_another():
@@ -131,14 +90,6 @@ def test_the_work_is_bounded_by_the_length_of_a_message(monkeypatch):
         compared.clear()
         assert hard.standing_at("", message) is None, "too much work"
         assert sum(compared) < 70 * len(message)
-
-
-def test_one_of_very_many_that_begin_alike_is_found():
-    head = "The annual report of the harbour. " * 20
-    texts = [f"{head}{'x' * (number % 90)}{number}" for number in range(3_000)]
-    known = knowing(*texts)
-    for text in texts[::300]:
-        assert found(known, f"Facts:\n{text}\n\nWhich?") == [text]
 
 
 def test_a_text_stands_in_the_newest_list_or_in_that_of_the_run():

@@ -207,19 +207,6 @@ async def test_exceptions_of_the_planner_and_calls_that_it_loses_reach_the_calle
     assert [type(error) for error in answers] == [AssertionError, AssertionError]
 
 
-async def test_who_is_cancelled_with_the_release_token_passes_it_on():
-    planner = Planner()
-    tasks = {item: asyncio.create_task(planner.acall(item)) for item in "ab"}
-    await until(lambda: planner.waiting() == 2)
-    planner.close(2)
-    tasks["a"].cancel()  # it has been woken, but has not run yet
-    async with asyncio.timeout(10):
-        assert await tasks["b"] == "plan of b"
-    with pytest.raises(asyncio.CancelledError):
-        await tasks["a"]
-    assert planner.dropped == ["plan of a"]
-
-
 def test_a_closed_event_loop_does_not_hold_up_others():
     planner = Planner()
     loop = asyncio.new_event_loop()

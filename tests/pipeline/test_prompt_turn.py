@@ -15,7 +15,6 @@ from ctxreuse import ReusePlanner
 from ctxreuse.context.content_parts import joined
 from ctxreuse.context.reported_usage import usage_of
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.pipeline import prompt_turn
 from ctxreuse.pipeline.formatting import joined_forms
 from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
@@ -105,33 +104,6 @@ def test_what_was_left_out_is_written_out_where_its_beginning_is_gone():
     assert letters_in(again.texts[2]) == "d", "where it is there again, it is referred to"
 
 
-def test_a_turn_that_the_user_has_edited_is_not_referred_to():
-    world = World(labels=True)
-    world.plan(*said(f"{world.context('abc')}\n\nWhich?"))
-    later = world.plan(*said("Never mind.", "Fine.", f"{world.context('bd')}\n\nWhy?"))
-    assert letters_in(later.texts[2]) == "bd"
-
-
-def test_a_system_message_in_front_is_planned_too(world):
-    parts = PromptPart("system", f"Facts:\n{world.context('abc')}"), PromptPart("user", "Who?")
-    world.plan(*parts)
-    moved = PromptPart("system", f"Facts:\n{world.context('cab')}")
-    planned = world.plan(moved, *said("Hi.", "Hello.", "Who?"))
-    assert letters_in(planned.texts[0]) == "abc"
-    again = world.plan(moved, *said("Hi.", "Hello.", "Who?", "B.", "Why?"))
-    assert again.texts[0] == planned.texts[0]
-
-
-def test_a_system_message_that_stayed_in_place_stays_for_the_conversation(world):
-    shown = PromptPart("system", f"Facts:\n{world.context('cab')}")
-    first = world.plan(shown, *said("Which is the oldest?"))
-    assert world.counts() == {"order": 1}
-    for question in ("Which?", "Who?"):
-        world.plan(PromptPart("system", f"Facts:\n{world.context('abc')}"), *said(question))
-    later = world.plan(shown, *said("Which is the oldest?", "C.", "So?"))
-    assert later.texts[0] == first.texts[0]
-
-
 def test_the_fronts_of_one_prompt_are_no_changing_words(world):
     contexts = [world.context(letters) for letters in ("ab", "cd", "ef")]
     assert len(world.plan(*said("\n\nAlso:\n".join(contexts))).plans) == 3
@@ -146,15 +118,6 @@ def test_words_on_the_order_stand_inside_of_tags_around(world):
         "\n".join(f"<doc>{TEXTS[letter]}</doc>" for letter in "abc")
         + "\n\nRead documents 3, 1, 2 first.",
     )
-
-
-def test_the_retrievers_order_is_kept_where_that_is_asked_for():
-    world = World(strategy="none")
-    world.user(world.context("abc"))
-    assert world.user(world.context("cab")) == world.context("cab")
-    world = World(annotate=False)
-    world.user(world.context("abc"))
-    assert world.user(world.context("cab")) == world.context("abc")
 
 
 def ask(world, front="Facts:\n", end="\n\nWhich?", separator="\n\n") -> str:
@@ -200,19 +163,6 @@ def test_words_of_an_earlier_plan_keep_the_order_that_they_speak_of(world):
     text = f"{world.context('cab')}\n\nRead documents 2, 3, 1 first."
     assert world.user(text) == text
     assert world.counts() == {"planned": 1, "order": 1}
-
-
-def test_prompts_that_wait_together_are_planned_together(world):
-    texts = [
-        f"{world.context(letters)}\n\nQ{number}?"
-        for number, letters in enumerate(["abg", "cdh", "bfa", "edc"])
-    ]
-    planned = world.prompts.plan([ScopedPrompt(said(text)) for text in texts])
-    assert [one.position for one in planned] == [0, 2, 1, 3]
-    assert [letters_in(one.texts[0])[:2] for one in planned] == ["ab", "ab", "cd", "cd"]
-    for one in planned:
-        assert sorted(letters_in(one.texts[0])) == sorted(letters_in(texts[one.position]))
-        assert one.texts[0].endswith(f"Q{one.position}?")
 
 
 asked = st.lists(
@@ -329,15 +279,6 @@ def test_a_message_that_a_part_of_ours_planned_is_sent_as_it_is(world):
     assert world.plan(PromptPart("system", text)).plans, "nobody has planned this one"
 
 
-def test_a_prompt_that_was_not_sent_can_be_taken_back(world):
-    planned = world.plan(*said(world.context("abc")))
-    assert world.planner.statistics().requests == 1
-    for plan in planned.plans * 2:
-        world.planner.forget(plan)
-    assert world.planner.statistics().requests == 0
-    assert letters_in(world.user(world.context("cab"))) == "cab"
-
-
 class FailsOnce(ReusePlanner):
     """A planner that fails when it is asked for the third time."""
 
@@ -363,34 +304,6 @@ async def test_a_fault_at_a_later_context_leaves_nothing_of_the_first():
     assert later.texts[:2] == (first, second), "as they were sent"
 
 
-def test_in_shadow_mode_all_is_sent_as_given():
-    world = World(mode="shadow")
-    world.user(world.context("abc"))
-    assert world.user(world.context("cab")) == world.context("cab")
-    assert world.planner.savings.requests == 2
-
-
-@pytest.mark.parametrize(
-    ("ask_once", "remedy"),
-    [
-        (lambda world: world.user("The Seine flows."), "put the documents in with format_context"),
-        (lambda world: ask(world, separator="\nand\n"), "format_context(document_prompt=...)"),
-        (lambda world: ask(world, front="Cite.\n"), "format_context(labels=True)"),
-    ],
-)
-def test_after_twenty_prompts_one_line_says_what_to_change(caplog, ask_once, remedy):
-    prompt_turn._log_nothing_planned.cache_clear()
-    world = World()
-    for _ in range(19):
-        ask_once(world)
-    assert not caplog.records
-    for _ in range(30):
-        ask_once(world)
-    [record] = caplog.records
-    assert remedy in record.getMessage()
-    assert "river" not in record.getMessage()
-
-
 def test_a_message_of_very_many_contexts_is_sent_as_given():
     for number, outcome in ((64, "planned"), (65, "too_long")):
         known_texts().forget_all()
@@ -402,15 +315,6 @@ def test_a_message_of_very_many_contexts_is_sent_as_given():
         text = "\n\nAlso:\n".join(pieces)
         assert world.user(text) == text
         assert world.counts() == {outcome: 1}
-
-
-def test_texts_that_are_no_unicode_are_planned_too():
-    world, odd = World(), [f"\ud800 {text}" for text in TEXTS.values()]
-    for order in ((0, 1, 2), (2, 0, 1)):
-        known_texts().add("", [odd[place] for place in order])
-        sent = world.user("\udfff\n" + "\n".join(odd[place] for place in order) + "\n\udfff")
-    assert letters_in(sent) == "abc"
-    assert sent.endswith("\n\udfff")
 
 
 @pytest.mark.usefixtures("new_objects_only")

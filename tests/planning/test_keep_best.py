@@ -87,13 +87,6 @@ def test_an_order_of_another_process_that_moves_the_best_block_is_not_taken_over
     assert [sent_ids(plan)[0] for plan in batch] == ["c", "b"]
 
 
-def test_a_long_context_keeps_its_best_block_in_front():
-    names = [f"block {number}" for number in range(100)]
-    planner = ReusePlanner(keep_best=True)
-    planner.plan(big_request(names))
-    assert sent_ids(planner.plan(big_request(names[::-1])))[0] == names[-1]
-
-
 def test_the_papers_and_the_retrievers_order_are_as_without():
     for strategy in ("paper", "none"):
         plans = []

@@ -102,23 +102,6 @@ def test_the_profile_of_vllm_changes_nothing(found, is_batch):
     assert plans(cache="vllm") == expected
 
 
-def test_a_prefix_that_comes_again_is_written_and_then_read():
-    planner = ReusePlanner(cache=OWN)
-    plans = [planner.plan(request("abcd"), now=now) for now in range(4)]
-    assert plans[0].marks == ()
-    assert plans[1].marks
-    assert plans[3].marks[-1] == 4
-    assert plans[3].expected_cached_tokens == sum(LENGTHS[one] for one in "abcd")
-
-
-def test_what_has_expired_is_not_expected_to_be_read():
-    planner = ReusePlanner(cache=OWN)
-    for now in range(3):
-        planner.plan(request("abcd"), now=now)
-    assert planner.plan(request("abcd"), now=101).expected_cached_tokens > 0
-    assert planner.plan(request("abcd"), now=202).expected_cached_tokens == 0
-
-
 @pytest.mark.parametrize("cache", ["gemini", "openai-before-5.6", "openai", "anthropic"])
 def test_what_is_shorter_than_any_minimum_is_no_reason_to_move_anything(cache):
     texts = {name: f"{name} is a long river. " * 30 for name in ("Seine", "Loire", "Po")}
@@ -143,21 +126,6 @@ def test_a_batch_moves_what_reaches_a_minimum_behind_its_system_text():
 
     assert not moved("Be brief.")
     assert moved("Rule. " * 1_500)
-
-
-def test_a_batch_reads_what_was_written_before():
-    planner = ReusePlanner(cache=OWN)
-    first = planner.plan_batch([request("abcd"), request("abce")], now=0)
-    assert any(plan.marks for plan in first.plans)
-    second = planner.plan_batch([request("cbaf"), request("bacg")], now=1)
-    assert all(plan.expected_cached_tokens >= 30 for plan in second.plans)
-
-
-def test_other_tenants_writing_is_not_read():
-    planner = ReusePlanner(cache=OWN)
-    for _ in range(3):
-        planner.plan(request("abcd", tenant="one"))
-    assert planner.plan(request("abcd", tenant="two")).expected_cached_tokens == 0
 
 
 @pytest.mark.parametrize("now", ["noon", float("nan"), -1])

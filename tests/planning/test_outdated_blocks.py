@@ -37,23 +37,6 @@ def test_a_changed_block_is_said_to_replace_the_one_before():
     ), "what the history says already is not said again"
 
 
-def test_where_both_are_named_after_their_id_the_one_before_is_withdrawn_first():
-    chat = ReusePlanner().conversation("c")
-    chat.plan([PORTO, CATS], query="Where?")
-    chat.record("In Porto.")
-    plan = chat.plan([LISBON], query="And now?", outdated=[PORTO])
-    assert plan.content == (
-        "[Doc_home] no longer holds; do not use it.\n\n"
-        "[Doc_home] Alice lives in Lisbon.\n\nAnd now?"
-    )
-    chat.record("In Lisbon.")
-    again = chat.plan([LISBON, CATS], query="Sure?", outdated=[PORTO])
-    assert again.content == (
-        "[Doc_home] Alice lives in Lisbon.\n\n"
-        "Please refer to [Doc_cats] in the previous conversation.\n\nSure?"
-    ), "a label of two is not referred to"
-
-
 def test_a_deleted_block_is_said_to_hold_no_longer_once():
     chat = ReusePlanner().conversation("c")
     chat.plan([PIN, CATS])
@@ -139,14 +122,6 @@ def test_a_history_that_takes_too_much_work_is_not_called_clean(planner):
         records.plan([ContextBlock(id="x", text="x" * (n + 1))])
     with pytest.raises(InvalidRequestError, match="too many labels"):
         planner.without_blocks(one_letter, ["pin"], "d")
-
-
-def test_shadow_mode_says_nothing():
-    chat = ReusePlanner(mode="shadow").conversation("c")
-    chat.plan([PORTO])
-    chat.record("Yes.")
-    plan = chat.plan([LISBON], outdated=[PORTO])
-    assert "replaces" not in plan.content
 
 
 versions = st.dictionaries(st.integers(0, 3), st.integers(0, 2), max_size=4)

@@ -6,47 +6,21 @@ from itertools import permutations
 
 import pytest
 from planning_helpers import (
-    ODD_IDS,
-    ODD_TEXTS,
     STRATEGIES,
     assert_keeps_the_promises,
-    assistant,
     big_request,
     block,
-    first_turn,
-    later_turn,
-    location_words,
     request,
     sent_ids,
     user,
 )
 
-from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
+from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError, UnknownStrategyError
 from ctxreuse.memory import prefix_index
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 all_strategies = pytest.mark.parametrize("strategy", STRATEGIES)
-
-
-def test_moved_blocks_are_announced_before_the_question(planner):
-    planner.plan(big_request((1, 2, 3)))
-    plan = planner.plan(big_request((3, 9, 1, 2), "Why?"))
-
-    assert plan.content == (
-        "[Doc_1] text of 1\n\n[Doc_2] text of 2\n\n[Doc_3] text of 3\n\n[Doc_9] text of 9\n\n"
-        "Please read the context in the following priority order: "
-        "[Doc_3] > [Doc_9] > [Doc_1] > [Doc_2] and answer the question.\n\n"
-        "Why?"
-    )
-    assert plan.expected_cached_tokens == 300
-
-
-def test_strategy_none_keeps_the_retrievers_order_and_still_records_what_is_sent(planner):
-    planner.plan(big_request((1, 2)), "none")
-    assert sent_ids(planner.plan(big_request((2, 1)), "none")) == [2, 1]
-    assert planner.plan(big_request((2, 1, 3)), "none").expected_cached_tokens == 200
-    assert planner.statistics().requests == 3
 
 
 def test_a_plan_cannot_be_changed(planner):
@@ -58,14 +32,6 @@ def test_a_plan_cannot_be_changed(planner):
     plan.messages()[0]["content"].clear()
     plan.messages()[1]["content"] = "Changed."
     assert plan.messages() == expected
-
-
-def test_a_counted_request_id_is_never_one_that_was_given(planner):
-    given = planner.plan(request((1,), request_id="request-0")).request_id
-    counted = planner.plan(request((2,))).request_id
-    assert given == "request-0"
-    assert counted != given
-    assert planner.evict([given, counted]).requests == 2
 
 
 @all_strategies
@@ -129,14 +95,6 @@ def test_a_planner_that_annotates_nothing_reorders_without_a_word():
     assert [sent_ids(one)[:2] for one in batch.plans] == [[1, 2], [1, 2]]
 
 
-def test_a_planner_that_annotates_nothing_still_refers_to_what_was_shown():
-    planner = ReusePlanner(annotate=False)
-    _, history = first_turn(planner, (1,))
-    plan = later_turn(planner, (1, 2), history)
-    assert plan.references == (1,)
-    assert plan.location_annotations == (location_words(1),)
-
-
 @pytest.mark.parametrize("strategy", ["Reuse", "", None, 1, ["reuse"]])
 def test_an_unknown_strategy_is_refused(strategy, planner):
     for call in (
@@ -150,72 +108,6 @@ def test_an_unknown_strategy_is_refused(strategy, planner):
             f"there is no strategy {strategy!r} ({type(strategy).__name__}); "
             f"choose one of {', '.join(map(repr, STRATEGIES))}"
         )
-
-
-def test_strategy_none_runs_a_batch_as_it_is():
-    any_iterable = (big_request(ids) for ids in ((2, 1), (3,), (1, 2)))
-    batch = ReusePlanner().plan_batch(any_iterable, "none")
-    assert batch.order == (0, 1, 2)
-    assert [sent_ids(plan) for plan in batch.plans] == [[2, 1], [3], [1, 2]]
-
-
-def test_a_batch_goes_behind_what_is_cached_already(planner):
-    planner.plan(big_request((1, 2)))
-    batch = planner.plan_batch([big_request(ids) for ids in ((3, 4, 1), (4, 3, 2, 1), (5, 3, 4))])
-    assert [sent_ids(plan) for plan in batch.in_input_order()] == [
-        [1, 3, 4],
-        [1, 2, 4, 3],
-        [5, 3, 4],
-    ]
-    assert [plan.expected_cached_tokens for plan in batch.in_input_order()] == [100, 200, 0]
-
-
-@all_strategies
-def test_turns_of_one_conversation_keep_their_order_in_a_batch(strategy, planner):
-    turns = [
-        big_request((1,), "1", history=[], conversation_id="c"),
-        big_request((9,), "x"),
-        big_request((2,), "2", history=[user("1"), assistant("")], conversation_id="c"),
-        big_request((9, 8), "y"),
-        big_request((1, 8), "3", history=[user("2"), assistant("")], conversation_id="c"),
-        big_request((8,), "late", history=[user("Hello.")], conversation_id="d"),
-    ]
-    batch = planner.plan_batch(turns, strategy)
-    queries = [plan.request.query for plan in batch.plans]
-    assert sorted(queries) == ["1", "2", "3", "late", "x", "y"]
-    assert [query for query in queries if query in "123"] == ["1", "2", "3"]
-    assert sorted(batch.order) == [0, 1, 2, 3, 4, 5]
-
-
-@all_strategies
-def test_an_odd_request_is_planned_at_every_position_of_a_batch(strategy):
-    odd = [
-        ContextRequest([]),
-        ContextRequest([""]),
-        ContextRequest(["x"] * 3),
-        ContextRequest(ODD_TEXTS),
-        ContextRequest([ContextBlock(id=name, text="same") for name in (*ODD_IDS, 10**5000)]),
-        ContextRequest([ContextBlock(id=1, text=text, tokens=0) for text in ODD_TEXTS]),
-        ContextRequest([], history=[]),
-        ContextRequest(["x"], history=[user("[Doc_1] x")], conversation_id=1),
-    ]
-    plain = [request(ids) for ids in ((1, 2), (2, 1, 3), (4,))]
-    for one in odd:
-        for position in range(4):
-            requests = [*plain[:position], one, *plain[position:]]
-            batch = ReusePlanner().plan_batch(requests, strategy)
-            assert [plan.request for plan in batch.in_input_order()] == requests
-            for plan in batch.plans:
-                assert_keeps_the_promises(plan)
-
-
-@all_strategies
-def test_token_counts_of_any_size_are_planned(strategy, planner):
-    huge = [ContextBlock(id=i, text=f"text {i}", tokens=10**30 + i) for i in range(4)]
-    contexts = [[huge[i] for i in ids] for ids in ((0, 1, 2), (2, 1), (3, 0), (1, 2, 3))]
-    for plan in planner.plan_batch([ContextRequest(blocks) for blocks in contexts], strategy).plans:
-        assert_keeps_the_promises(plan)
-    assert sent_ids(planner.plan(ContextRequest(huge), "none")) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,6 @@ def asked(letters, *, cached="", weights=None, **fields):
     return LetterView(letters, weights=weights, cached=cached, request=ContextRequest([], **fields))
 
 
-def first_turn(letters, conversation_id, **fields):
-    return asked(letters, conversation_id=conversation_id, history=(), **fields)
-
-
 def later_turn(letters, conversation_id, **fields):
     return asked(letters, conversation_id=conversation_id, history=LATER, **fields)
 
@@ -70,42 +66,12 @@ def test_a_context_that_shares_no_more_than_words_on_its_order_cost_keeps_the_re
     assert arranged(batch, words=lambda blocks: 5 * blocks)[0] == ["xa", "ya", "zb", "cb"]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_requests_of_other_tenants_and_system_texts_share_nothing(strategy):
-    batch = [
-        asked("ab"),
-        asked("bc", tenant="t"),
-        asked("cb", system="s"),
-        asked("bd", system=""),
-        asked("db", system="s"),
-    ]
-    assert arranged(batch, strategy) == (["ab", "bc", "bc", "bd", "bd"], [2, 4, 0, 1, 3])
-
-
 def test_a_batch_that_the_papers_algorithm_cannot_hold_is_refused(monkeypatch):
     monkeypatch.setattr(paper, "MAX_CONTEXTS", 1)
     batch = [asked("a"), asked("b")]
     assert arranged(batch, "reuse") == (["a", "b"], [0, 1])
     with pytest.raises(BatchTooLargeError):
         arranged(batch, "paper")
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_later_turns_keep_their_order_and_run_behind_their_first_turn(strategy):
-    batch = [
-        first_turn("ba", 1),
-        asked("xyz"),
-        later_turn("zab", 1),
-        first_turn("b", 2),
-        later_turn("ba", 2),
-        later_turn("c", 1),
-    ]
-    orders, execution = arranged(batch, strategy)
-    assert orders == ["ba", "xyz", "zab", "b", "ba", "c"]
-    assert execution.index(2) == execution.index(0) + 1
-    assert execution.index(5) == execution.index(0) + 2
-    assert execution.index(4) == execution.index(3) + 1
-    assert sorted(execution) == [0, 1, 2, 3, 4, 5]
 
 
 def test_later_turns_without_their_first_turn_run_at_the_end_conversation_by_conversation():

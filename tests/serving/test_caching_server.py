@@ -3,7 +3,6 @@
 from typing import Any
 
 import anthropic
-import openai
 import pytest
 from caching_provider import Provider, Usage
 from caching_server import CachingServer, caching_server
@@ -23,16 +22,6 @@ def ask_anthropic(
     with anthropic.Anthropic(base_url=server.url, api_key="k", max_retries=0) as client:
         messages = [{"role": "user", "content": content}]
         return client.messages.create(model="m", max_tokens=9, messages=messages, **fields).usage
-
-
-def ask_openai(server: CachingServer, content: list[Any], **fields: Any) -> tuple[int, int, int]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client:
-        messages = [{"role": "user", "content": content}]
-        usage = client.chat.completions.create(model="m", messages=messages, **fields).usage
-    assert usage is not None
-    assert usage.prompt_tokens_details is not None
-    details = usage.prompt_tokens_details
-    return usage.prompt_tokens, details.cached_tokens or 0, details.cache_write_tokens or 0
 
 
 @pytest.mark.parametrize(

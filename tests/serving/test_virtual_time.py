@@ -62,15 +62,6 @@ async def test_work_for_other_threads_is_done_at_once_in_this_one():
     )
 
 
-@virtual_time
-async def test_work_that_fails_passes_its_exception_on():
-    loop = asyncio.get_running_loop()
-    with pytest.raises(ZeroDivisionError):
-        await loop.run_in_executor(None, divmod, 1, 0)
-    with pytest.raises(ValueError, match="invalid literal"):
-        await asyncio.to_thread(int, "x")
-
-
 def test_a_loop_is_closed_when_it_has_run_and_another_one_starts_anew():
     loops = []
 

@@ -1,9 +1,7 @@
 """Planners that share a log order alike, and plan alone where the log does not answer."""
 
-import copy
 import gc
 import os
-import pickle
 import sqlite3
 import stat
 import threading
@@ -174,15 +172,6 @@ def test_the_thread_ends_with_the_planner():
     del planners, planner
     gc.collect()
     until(lambda: not any(one is not None and one.is_alive() for one in threads))
-
-
-def test_copies_and_pickles_share_the_log(log):
-    [one] = sharing(log, 1)
-    one.plan(asked("abc"))
-    caught_up(one)
-    for other in (copy.copy(one), pickle.loads(pickle.dumps(one)), one.sibling()):
-        caught_up(other)
-        assert order(other.plan(asked("cba"))) == "abc"
 
 
 @pytest.mark.parametrize("before", [0, 3])

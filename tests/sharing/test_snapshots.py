@@ -152,13 +152,6 @@ def test_the_files_are_for_their_owner_and_hold_no_text(tmp_path):
         assert text not in content
 
 
-def test_tenants_stay_apart(tmp_path):
-    after = reloaded(planned(tenant="A"), tmp_path)
-    assert after.cached_tokens(asked("abc", tenant="B")) == 0
-    assert order(after.plan(asked("cba", tenant="B"))) == "cba"
-    assert order(after.plan(asked("cba", tenant="A"))) == "abc"
-
-
 def test_what_is_saved_is_bounded_and_a_tenant_with_less_loses_nothing(tmp_path):
     planner = ReusePlanner()
     bounds = Bounds(logged_blocks=40)
