@@ -253,10 +253,7 @@ class Points:
         return Looked(tokens, sightings, met, readable, could)
 
     def primes(self, looked: Looked) -> tuple[int, ...]:
-        """Return after how many blocks a prime ends that likely saves more than its call costs.
-
-        Where the prompt parts from an earlier one, it leaves a state without a prime.
-        """
+        """Return after how many blocks a prime ends that likely saves more than its call costs."""
         read, tokens = max(0, looked.readable[-1]), looked.tokens
         share = (self._primes_a_request / _PRIMES_A_REQUEST) ** _STEEPNESS
         price = self._rules.prime_tokens * max(_LEAST_PRICE, share)
@@ -265,7 +262,7 @@ class Points:
                 blocks,
                 self._rules.readable(tokens[blocks]),
                 self._again.probability(came + 1, blocks, caution=0.0),
-                0.0 if blocks == looked.met else price,
+                0.0 if blocks == looked.met else price,  # there it leaves a state without a prime
             )
             for blocks, came in looked.sightings
             if read < blocks < len(tokens) - 1

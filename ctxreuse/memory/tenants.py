@@ -310,16 +310,13 @@ class Tenants:
         note: Callable[[str, RequestId, int | None], object] = lambda *_: None,
         blocks: int | None = None,
     ) -> Evicted:
-        """Forget a tenant's requests, or all of them behind their first `blocks` blocks.
-
-        Without a tenant, of the only one that has a request of this id.
-        """
+        """Forget a tenant's requests, or all of them behind their first `blocks` blocks."""
         requests = tokens = 0
         unknown: list[RequestId] = []
         states = self._asked(tenant)
         for request_id in dict.fromkeys(request_ids):
             gone, holders = None, [state for state in states if request_id in state.index]
-            if len(holders) == 1:
+            if len(holders) == 1:  # without a tenant, the only one that has such a request
                 with Hold(self, holders[0]) as holder:
                     gone = holder.forget(request_id, blocks)
             if gone is None:

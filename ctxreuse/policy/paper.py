@@ -147,10 +147,7 @@ def _distance_below(
 def paper_orders(
     contexts: Sequence[Sequence[int]], alpha: float
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Order the contexts of a batch as ContextPilot's Algorithm 4 does.
-
-    Returns the orders, and where each context stands in the tree, from the root on.
-    """
+    """Return the orders of ContextPilot's Algorithm 4, and each context's path from the root."""
     leaf_of: dict[frozenset[int], int] = {}  # contexts of the same blocks share one (line 7)
     leaves: list[Sequence[int]] = []
     positions: list[int] = []
