@@ -133,7 +133,8 @@ class AgentMemory:
                 conversation = conversation.after(turn)
             size = conversation.characters + len(str(key.id))
             self._conversations.put(key.tenant, key, (conversation, size))
-            if self._conversations.weight_size.is_exceeded:  # by this one, which is the last left
+            weight, bound = self._conversations.weight_size
+            if weight > bound:  # by this one, which is the last left
                 self._conversations.pop(key.tenant, key)
 
     def forget(self, key: ConversationKey) -> bool:

@@ -121,7 +121,7 @@ class AgentPlacement:
     def _keep_bound(self, tenant: str) -> None:
         """Forget documents until there is room for those that a tenant's assigner has noted."""
         self._note_documents(tenant)
-        while self._documents.is_exceeded:
+        while self._documents.total > self._documents.bound:
             largest = self._documents.largest()
             assigner = self._assigners.peek(largest)
             assert isinstance(assigner, DocumentAffinity), "no other one has documents"
