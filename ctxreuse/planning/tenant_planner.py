@@ -593,14 +593,14 @@ class TenantPlanner:
             state.commit(entry, next(self._clock))
 
     def _tell_lost(self, tenant: str, request_id: RequestId, blocks: int | None) -> None:
-        entry = LostEntry(request_id, tenant, blocks)
         if isinstance(request_id, bytes):
             return
+        entry = LostEntry(request_id, tenant, blocks)
         if self._sharing is not None:
             self._sharing.tell_own(entry)
-            return
-        with self._tenants.holding(tenant) as state:
-            state.log.add(next(self._clock), entry)
+        else:
+            with self._tenants.holding(tenant) as state:
+                state.log.add(next(self._clock), entry)
 
 
 def _sent(turn: PreparedRequest, ranks: Ranks) -> _SentTurn:
