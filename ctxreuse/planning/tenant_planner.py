@@ -46,8 +46,7 @@ from ctxreuse.memory.sent_log import (
 )
 from ctxreuse.memory.tenants import Tenants, TenantState
 from ctxreuse.memory.token_ratio import TokenRatio
-from ctxreuse.planning.plan import BatchPlan, Plan
-from ctxreuse.planning.shown_turn import PreparedRequest
+from ctxreuse.planning.plan import BatchPlan, Plan, PreparedRequest
 from ctxreuse.policy.batch import arrange
 from ctxreuse.policy.view import Policy, View
 from ctxreuse.rules.cache_rules import CacheRules

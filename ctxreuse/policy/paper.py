@@ -67,8 +67,7 @@ class Paper(Policy):
     name = "paper"
 
     def __init__(self, alpha: float = 0.001) -> None:
-        """Weigh ranks in the distance (Equation 1) by `alpha`."""
-        self._alpha = alpha
+        self._alpha = alpha  # weighs ranks in the distance (Equation 1)
 
     def order(self, view: View) -> Sequence[BlockKey]:
         """Return the order of Algorithms 1 and 2."""
