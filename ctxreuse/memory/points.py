@@ -89,8 +89,6 @@ class _Again:
 class WriteLedger:
     """What a tenant's writing has cost and its reading saved, in uncached tokens."""
 
-    __slots__ = ("_gained", "_longest", "_premium", "_prompts", "_saving", "_sent", "saved")
-
     def __init__(self, premium: float, saving: float) -> None:
         self._premium = premium
         self._saving = saving
