@@ -133,8 +133,8 @@ class AgentMemory:
                 conversation = conversation.after(turn)
             size = conversation.characters + len(str(key.id))
             self._conversations.put(key.tenant, key, (conversation, size))
-            held = self._conversations.weight_size
-            if held.entries > held.bound:  # by this one, which is the last left
+            weight, bound = self._conversations.weight_size
+            if weight > bound:  # by this one, which is the last left
                 self._conversations.pop(key.tenant, key)
 
     def forget(self, key: ConversationKey) -> bool:

@@ -180,9 +180,8 @@ def checked_choice(
     error: type[CtxreuseError] = InvalidRequestError,
 ) -> str:
     """Return the value if it is one of the choices."""
-    for choice in choices:
-        if isinstance(value, str) and value == choice:
-            return choice
+    if isinstance(value, str) and value in choices:
+        return choices[choices.index(value)]
     raise error(
         f"there is no {what} {describe(value)}; choose one of {', '.join(map(repr, choices))}"
     )

@@ -120,8 +120,6 @@ class LRUMap(Generic[Key, Value]):
 class TenantShares(Generic[Name]):
     """How much of a bound each tenant holds; not locked, its owner does that."""
 
-    __slots__ = ("_held", "_largest", "bound", "total")
-
     def __init__(self, bound: float) -> None:
         self.bound = bound
         self.total = 0

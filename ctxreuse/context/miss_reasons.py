@@ -104,16 +104,14 @@ def reported_miss(response: object) -> ReportedMiss | None:
         response: A response of OpenAI's Responses or Anthropic's Messages API, an `EngineClient`'s
             completion, or the diagnostics alone; a dict or an object.
     """
-    told = response
-    for name in ("prompt_cache_diagnostics", "diagnostics", "miss"):
-        if reported_field(response, name) is not None:
-            told = reported_field(response, name)
-            break
+    names = "prompt_cache_diagnostics", "diagnostics", "miss"
+    found = [one for name in names if (one := reported_field(response, name)) is not None]
+    told = found[0] if found else response
     if isinstance(told, ReportedMiss):
         return told
     field = "cache_miss_reason"
     if field in told if isinstance(told, Mapping) else hasattr(told, field):
-        reason = reported_field(told, "cache_miss_reason")
+        reason = reported_field(told, field)
         if reason is None:  # the answer was sent before the comparison was done
             return ReportedMiss("pending")
         missed = reported_count(reported_field(reason, "cache_missed_input_tokens"))

@@ -103,10 +103,7 @@ class Templates:
                 )
         checked_optional_integer("most_ranked", self.most_ranked, 1)
         for name in ("order_separator", "separator", "removed"):
-            if not isinstance(getattr(self, name), str):
-                raise InvalidRequestError(
-                    f"template {name} is {describe(getattr(self, name))}; it must be a string"
-                )
+            checked_kind(f"template {name}", getattr(self, name), str, "a string")
         checked_choice("order_position", self.order_position, get_args(AnnotationPosition))
 
     def label_of(self, block: ContextBlock) -> str:

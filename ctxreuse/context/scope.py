@@ -28,9 +28,7 @@ class RequestScope:
         scope = self
         # another tenant's conversation is another one, and another one's history is not this one's
         if tenant is not None and tenant != scope.tenant:
-            scope = RequestScope(tenant, scope.conversation_id if scope.tenant is None else None)
-            if self.tenant is None:
-                scope = replace(scope, history=self.history)
+            scope = replace(self, tenant=tenant) if self.tenant is None else RequestScope(tenant)
         if conversation_id is not None and conversation_id != scope.conversation_id:
             kept = scope.history if scope.conversation_id is None else None
             scope = replace(scope, conversation_id=conversation_id, history=kept)

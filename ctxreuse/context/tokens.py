@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sized
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any
 
 from ctxreuse.errors import InvalidRequestError, describe
-
-TokenCounter: TypeAlias = Callable[[str], int]
 
 ENGINE_BLOCK_TOKENS = 16
 """Engines reuse whole blocks of this many tokens; a shorter common prefix saves nothing."""
@@ -26,7 +24,7 @@ def well_formed(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def as_token_counter(counter: Any) -> TokenCounter:
+def as_token_counter(counter: Any) -> Callable[[str], int]:
     """Return a function from text to tokens, from None, such a function or a tokenizer."""
     if counter is None:
         return estimate_tokens

@@ -295,7 +295,9 @@ class Reading:
                 or places.templates.notice_pattern.match(text, found.start(1))
             ):
                 self._unknown.setdefault(found[1], []).append((number, found.start()))
-                self._look_inside(found, places.unknown_end(found), places.templates)
+                end = None if places.is_cut_short else block_end(found, places.templates)
+                places.work -= _WORK_A_GUESS if end is None else end - found.end()
+                self._look_inside(found, end or found.end(), places.templates)
         # nearly all histories have none, which is seen fast
         if any(one in text for one in places.templates.outdated_words):
             said = places.templates.outdated_pattern.finditer(text)
@@ -455,7 +457,7 @@ class _Places:
         self._recorded = recorded
         self.templates = templates
         self.texts = texts
-        self._work = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, texts))
+        self.work = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, texts))
         self._by_length: dict[str, _ByLength] = {}
         self.own: dict[str, list[_Row]] = {}
         for one in own:
@@ -464,7 +466,7 @@ class _Places:
 
     @property
     def is_cut_short(self) -> bool:
-        return self._work < 0
+        return self.work < 0
 
     def block_at(self, text: str, label: re.Match[str]) -> _Row | None:
         """Return the longest of its blocks that stands in a text under a label, if one does."""
@@ -484,19 +486,13 @@ class _Places:
                 return found
         return None
 
-    def unknown_end(self, label: re.Match[str]) -> int:
-        """Return where a block ends that is not known, as far as its label tells."""
-        end = None if self.is_cut_short else block_end(label, self.templates)
-        self._work -= _WORK_A_GUESS if end is None else end - label.end()
-        return end or label.end()
-
     def _longest(
         self, text: str, first: int, ending: str, blocks: _ByLength, digests: dict[int, bytes]
     ) -> _Row | None:
         """Return the longest of some blocks that stands at a place, with an ending behind it."""
         after = self.templates.after_text
         for length, by_digest in blocks.items():
-            self._work -= _WORK_A_CHARACTER
+            self.work -= _WORK_A_CHARACTER
             last = first + length
             end = last + len(after)
             if not text.startswith(after, last) or not (
@@ -504,7 +500,7 @@ class _Places:
             ):
                 continue
             if length not in digests:
-                self._work -= length
+                self.work -= length
                 if self.is_cut_short:
                     return None
                 digests[length] = text_digest(text[first:last])

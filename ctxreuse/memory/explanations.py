@@ -313,12 +313,11 @@ def _later_turn(prompt: SentEntry, before: Sequence[SentEntry], cache: CacheRule
     rewritten = None if last is None else _rewritten(prompt, last, cache)
     if last is not None and rewritten is not None:
         cause, why = rewritten
-        lost = sum(last.tokens)
         words = (
             f"It continues a conversation behind request {_named(last.own_id)}, but {why}: "
             "what was sent there is computed again."
         )
-        return _explained(prompt, cause, words, last.own_id, lost_tokens=lost)
+        return _explained(prompt, cause, words, last.own_id, lost_tokens=sum(last.tokens))
     behind = "" if prompt.after is None else f" behind request {_named(prompt.after)}"
     words = (
         f"It continues a conversation{behind} and repeats what was sent there; "

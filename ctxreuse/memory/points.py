@@ -89,8 +89,6 @@ class _Again:
 class WriteLedger:
     """What a tenant's writing has cost and its reading saved, in uncached tokens."""
 
-    __slots__ = ("_gained", "_longest", "_premium", "_prompts", "_saving", "_sent", "saved")
-
     def __init__(self, premium: float, saving: float) -> None:
         self._premium = premium
         self._saving = saving
@@ -253,10 +251,7 @@ class Points:
         return Looked(tokens, sightings, met, readable, could)
 
     def primes(self, looked: Looked) -> tuple[int, ...]:
-        """Return after how many blocks a prime ends that likely saves more than its call costs.
-
-        Where the prompt parts from an earlier one, it leaves a state without a prime.
-        """
+        """Return after how many blocks a prime ends that likely saves more than its call costs."""
         read, tokens = max(0, looked.readable[-1]), looked.tokens
         share = (self._primes_a_request / _PRIMES_A_REQUEST) ** _STEEPNESS
         price = self._rules.prime_tokens * max(_LEAST_PRICE, share)
@@ -265,7 +260,7 @@ class Points:
                 blocks,
                 self._rules.readable(tokens[blocks]),
                 self._again.probability(came + 1, blocks, caution=0.0),
-                0.0 if blocks == looked.met else price,
+                0.0 if blocks == looked.met else price,  # there it leaves a state without a prime
             )
             for blocks, came in looked.sightings
             if read < blocks < len(tokens) - 1

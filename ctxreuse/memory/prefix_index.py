@@ -7,12 +7,12 @@ papers' descent (ContextPilot Algorithm 1) is `policy.paper.paper_order`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 from operator import itemgetter
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockKey, id_size, ids_size
 from ctxreuse.context.lru_map import PartSize
@@ -137,17 +137,13 @@ class Match(NamedTuple):
     limits: tuple[str, ...] = ()  # the names of the bounds that were reached
 
 
-class Worth(Protocol):
-    """What a path is worth, where that is not its weight."""
-
-    def __call__(self, node: Node, matched: int, weight: int, kept: int) -> tuple[float, int]:
-        """Return a path's worth to so many blocks of a node's run, and what is kept there."""
+Worth: TypeAlias = Callable[[Node, int, int, int], tuple[float, int]]
+"""From a node, blocks of its run, their path's weight, and what is kept above, to its worth and
+what is kept there."""
 
 
 class SearchBudget:
     """What searches for the requests of one batch and one tenant may compare together."""
-
-    __slots__ = ("left",)
 
     def __init__(self) -> None:
         self.left = _STEPS_A_BATCH

@@ -100,13 +100,6 @@ SavedEntry: TypeAlias = ToldEntry | RatioEntry
 """What a file holds for the process that starts next."""
 
 
-class Logged(NamedTuple):
-    """An entry and its time on the planner's clock, which only goes forward."""
-
-    time: int
-    entry: Entry
-
-
 _Kept: TypeAlias = tuple[int, int, tuple[Any, ...]]
 """A time, a size, and the entry's values.
 
@@ -116,17 +109,15 @@ _FIELDS = tuple(one.name for one in fields(SentEntry))
 _values = attrgetter(*_FIELDS)
 
 
-def _logged(kept: _Kept) -> Logged:
+def _logged(kept: _Kept) -> tuple[int, Entry]:
     time, _, values = kept
     if len(values) == len(_FIELDS):
-        return Logged(time, SentEntry(**dict(zip(_FIELDS, values, strict=True))))
-    return Logged(time, LostEntry(*values))
+        return time, SentEntry(**dict(zip(_FIELDS, values, strict=True)))
+    return time, LostEntry(*values)
 
 
 class SentWords:
     """What prompts say around their contexts, and in front of them, as hashes. Thread-safe."""
-
-    __slots__ = ("__weakref__", "_fronts", "_lines", "_lock", "_prompts")
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock(self._forget)
@@ -169,8 +160,6 @@ class SentWords:
 class SentLog:
     """The latest entries of one tenant; a copy shares the original's, an unpickled one is empty."""
 
-    __slots__ = ("_logged", "edits", "size", "words")
-
     def __init__(self) -> None:
         self._logged: deque[_Kept] = deque()
         self.edits: LRUMap[bytes, bytes] = LRUMap()  # by message
@@ -192,11 +181,13 @@ class SentLog:
         if self._logged:
             self.size -= self._logged.popleft()[1]
 
-    def replay(self) -> list[Logged]:
-        """Return what is remembered, oldest first, without conversations' later turns."""
+    def replay(self) -> list[tuple[int, Entry]]:
+        """Return what is remembered, with its time, without conversations' later turns."""
         logged = map(_logged, list(self._logged))  # one step: other threads append meanwhile
         return [
-            one for one in logged if isinstance(one.entry, LostEntry) or not one.entry.is_later_turn
+            (time, entry)
+            for time, entry in logged
+            if isinstance(entry, LostEntry) or not entry.is_later_turn
         ]
 
     def before(self, time: int) -> list[SentEntry]:
@@ -231,8 +222,6 @@ class LoggedPrompt(NamedTuple):
 
 class Cooccurrence:
     """Which blocks came together in the last `window` requests of one tenant."""
-
-    __slots__ = ("_max_entries", "_members", "_next", "_requests", "_window", "entries")
 
     def __init__(self, window: int = 1024, max_entries: int = 500_000) -> None:
         self._window = window

@@ -12,7 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from operator import add, attrgetter, gt, sub
+from operator import add, gt, itemgetter, sub
 from typing import Final
 
 from ctxreuse.context.blocks import BlockKey, id_size
@@ -30,7 +30,6 @@ from ctxreuse.memory.prefix_index import (
 from ctxreuse.memory.sent_log import (
     Cooccurrence,
     EditEntry,
-    Logged,
     RatioEntry,
     SavedEntry,
     SentEntry,
@@ -310,16 +309,13 @@ class Tenants:
         note: Callable[[str, RequestId, int | None], object] = lambda *_: None,
         blocks: int | None = None,
     ) -> Evicted:
-        """Forget a tenant's requests, or all of them behind their first `blocks` blocks.
-
-        Without a tenant, of the only one that has a request of this id.
-        """
+        """Forget a tenant's requests, or all of them behind their first `blocks` blocks."""
         requests = tokens = 0
         unknown: list[RequestId] = []
         states = self._asked(tenant)
         for request_id in dict.fromkeys(request_ids):
             gone, holders = None, [state for state in states if request_id in state.index]
-            if len(holders) == 1:
+            if len(holders) == 1:  # without a tenant, the only one that has such a request
                 with Hold(self, holders[0]) as holder:
                     gone = holder.forget(request_id, blocks)
             if gone is None:
@@ -363,15 +359,15 @@ class Tenants:
 
     def replay(self) -> list[SavedEntry]:
         """Return what all tenants' logs hold, by time, without later turns, and what was learnt."""
-        logged, others = list[Logged](), list[SavedEntry]()
+        logged, others = list[tuple[int, SavedEntry]](), list[SavedEntry]()
         for state in self._asked(None):
             with Hold(self, state):
                 name, ratios = state.name, () if state.ratios is None else state.ratios.items()
                 logged += state.log.replay()
                 others += [EditEntry(key, name, edit) for key, edit in state.log.edits.items()]
                 others += [RatioEntry(name, system, ratio.learnt) for system, ratio in ratios]
-        logged.sort(key=attrgetter("time"))
-        return [*(one.entry for one in logged), *others]
+        logged.sort(key=itemgetter(0))
+        return [*(entry for _, entry in logged), *others]
 
     def statistics(self) -> IndexStatistics:
         """Return the size of all indexes together, and of every part that is bounded."""
@@ -388,10 +384,4 @@ class Tenants:
             for part, size, bound in zip(("tenants", *PARTS), sizes, bounds, strict=True)
             if bound < math.inf
         }
-        return IndexStatistics(
-            nodes,
-            total["index_tokens"],
-            requests,
-            parts=parts,
-            limits_reached=limits,
-        )
+        return IndexStatistics(nodes, total["index_tokens"], requests, parts, limits)

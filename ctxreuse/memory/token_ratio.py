@@ -22,8 +22,6 @@ _SUMS = ("_number", "_estimated", "_reported", "_variance", "_covariance", "_var
 class TokenRatio:
     """How many tokens an engine counts where one is estimated: about 2 for tables, 1 for prose."""
 
-    __slots__ = (*_SUMS, "value")
-
     def __init__(self) -> None:
         self.value = 1.0
         self._number = self._estimated = self._reported = 0.0  # the last two are means

@@ -446,8 +446,8 @@ def _turn_groups(
             yield _Group((joint if number else "", *own[key]), is_block=True)
         return
     left_out = [part for part in plan.parts if isinstance(part, Reference)]
-    named, shown = list(plan.turn.weights), plan.turn.shown
-    keys = [named[rank] for rank in plan.ranks if named[rank] in shown]  # ids may stand twice
+    given, shown = list(plan.turn.weights), plan.turn.shown
+    keys = [given[rank] for rank in plan.ranks if given[rank] in shown]  # ids may stand twice
     left = [LeftText(own[key], one.label) for key, one in zip(keys, left_out, strict=True)]
     before: Slice | str = ""
     for part in plan.parts:

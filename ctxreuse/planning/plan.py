@@ -29,17 +29,35 @@ from ctxreuse.context.rendering import (
 )
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.memory.conversations import EMPTY_HISTORY, History
 from ctxreuse.memory.explanations import Explanation, explain
 from ctxreuse.memory.names import Ranks
+from ctxreuse.memory.prefix_index import Root
 from ctxreuse.memory.sent_log import LoggedPrompt
 from ctxreuse.planning.affinity import affinity_id, keyed_digest
-from ctxreuse.planning.shown_turn import PreparedRequest
 from ctxreuse.rules.billed_tokens import BilledTokens, billed_if_sent
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.rules.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
+
+
+class PreparedRequest(NamedTuple):
+    """A request with the sizes of its blocks and, of an open turn, what its history shows."""
+
+    request: ContextRequest
+    tenant: str  # as `IndexNames` names it
+    tokens: Mapping[BlockKey, int]
+    weights: Mapping[BlockKey, int]  # at least 1 each, in the retriever's order
+    named: Mapping[BlockKey, int]  # the same, by the names that the index has for the blocks
+    front_tokens: int  # in front of the blocks; 0 where the cache has no minimum
+    root: Root  # what its root in the index is named after; whether it shows labels
+    blocks: Mapping[BlockKey, ContextBlock]
+    history: History = EMPTY_HISTORY
+    shown: Mapping[BlockKey, str] = {}  # blocks to leave out, with their labels there, or ""
+    outdated: Sequence[str] = ()  # labels of what no longer holds, and is not yet said
+    withdrawn: Sequence[str] = ()  # words on those without a label
 
 
 @dataclass(frozen=True)

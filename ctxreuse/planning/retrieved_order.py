@@ -50,10 +50,7 @@ class RetrievedOrder:
         return PartSize(self._index.block_count, MOST_BLOCKS)
 
     def follow(self, entry: SentEntry) -> tuple[int, int]:
-        """Return what is cached of a request that is sent now, and for what that stands.
-
-        That is `WHOLE`, the group of the sample, or `OTHERS`, which are not followed.
-        """
+        """Return what is cached of a request sent now, and its group; `OTHERS` are not followed."""
         blocks = entry.as_retrieved()
         path, weights = list(blocks), list(blocks.values())
         if not path:

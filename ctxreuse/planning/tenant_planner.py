@@ -46,8 +46,7 @@ from ctxreuse.memory.sent_log import (
 )
 from ctxreuse.memory.tenants import Tenants, TenantState
 from ctxreuse.memory.token_ratio import TokenRatio
-from ctxreuse.planning.plan import BatchPlan, Plan
-from ctxreuse.planning.shown_turn import PreparedRequest
+from ctxreuse.planning.plan import BatchPlan, Plan, PreparedRequest
 from ctxreuse.policy.batch import arrange
 from ctxreuse.policy.view import Policy, View
 from ctxreuse.rules.cache_rules import CacheRules
@@ -593,14 +592,14 @@ class TenantPlanner:
             state.commit(entry, next(self._clock))
 
     def _tell_lost(self, tenant: str, request_id: RequestId, blocks: int | None) -> None:
-        entry = LostEntry(request_id, tenant, blocks)
         if isinstance(request_id, bytes):
             return
+        entry = LostEntry(request_id, tenant, blocks)
         if self._sharing is not None:
             self._sharing.tell_own(entry)
-            return
-        with self._tenants.holding(tenant) as state:
-            state.log.add(next(self._clock), entry)
+        else:
+            with self._tenants.holding(tenant) as state:
+                state.log.add(next(self._clock), entry)
 
 
 def _sent(turn: PreparedRequest, ranks: Ranks) -> _SentTurn:

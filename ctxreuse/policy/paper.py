@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import importing_late
@@ -67,15 +67,16 @@ class Paper(Policy):
     name = "paper"
 
     def __init__(self, alpha: float = 0.001) -> None:
-        """Weigh ranks in the distance (Equation 1) by `alpha`."""
-        self._alpha = alpha
+        self._alpha = alpha  # weighs ranks in the distance (Equation 1)
 
     def order(self, view: View) -> Sequence[BlockKey]:
         """Return the order of Algorithms 1 and 2."""
-        papers = view.ask_index(lambda root: paper_order(view.weights, root, self._alpha))
-        if papers.is_cut_short:
+        order, is_cut_short = view.ask_index(
+            lambda root: paper_order(view.weights, root, self._alpha)
+        )
+        if is_cut_short:
             view.note_limit("paper_orders")
-        return papers.order
+        return order
 
     def arrange(self, views: Sequence[View]) -> Arrangement:
         """Return the orders of Algorithm 4 and the schedule of Algorithm 5."""
@@ -89,19 +90,15 @@ class Paper(Policy):
         return Arrangement(orders, paper_schedule(paths))
 
 
-class PaperOrder(NamedTuple):
-    """The order of an arriving context."""
-
-    order: list[BlockKey]
-    is_cut_short: bool  # the descent ended at the bound on its work
-
-
-def paper_order(context: Mapping[BlockKey, int], root: Node | None, alpha: float) -> PaperOrder:
+def paper_order(
+    context: Mapping[BlockKey, int], root: Node | None, alpha: float
+) -> tuple[list[BlockKey], bool]:
     """Order a context as ContextPilot does: Algorithm 1 finds a node, Algorithm 2 uses its prefix.
 
     Blocks that the context lacks are not put in front, so a child is a candidate only if its first
     block is in the context, and counts as far as its run is. Of children at equal distance the one
-    that more requests share wins, then the older. The work is bounded.
+    that more requests share wins, then the older. The second value says whether the work ended at
+    its bound.
     """
     rank = {block: number for number, block in enumerate(context)}
     prefix: list[BlockKey] = []
@@ -128,7 +125,7 @@ def paper_order(context: Mapping[BlockKey, int], root: Node | None, alpha: float
         prefix += matched
         if len(matched) < len(node.run):
             break
-    return PaperOrder(list(dict.fromkeys([*prefix, *context])), steps < 0)
+    return list(dict.fromkeys([*prefix, *context])), steps < 0
 
 
 def _distance_below(
@@ -147,10 +144,7 @@ def _distance_below(
 def paper_orders(
     contexts: Sequence[Sequence[int]], alpha: float
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Order the contexts of a batch as ContextPilot's Algorithm 4 does.
-
-    Returns the orders, and where each context stands in the tree, from the root on.
-    """
+    """Return the orders of ContextPilot's Algorithm 4, and each context's path from the root."""
     leaf_of: dict[frozenset[int], int] = {}  # contexts of the same blocks share one (line 7)
     leaves: list[Sequence[int]] = []
     positions: list[int] = []

@@ -99,10 +99,8 @@ def id_fields(profile: CacheRules, request_id: str) -> dict[str, str]:
 
 
 def streams_token_ids(profile: CacheRules) -> bool:
-    """Return whether an engine tells a prompt's tokens in streams, and for chats by themselves.
-
-    SGLang tells them in whole answers only; its `/v1/tokenize` takes plain text.
-    """
+    """Return whether an engine tells a prompt's tokens in streams, and for chats by themselves."""
+    # SGLang tells them in whole answers only; its `/v1/tokenize` takes plain text
     return profile.name != "sglang"
 
 

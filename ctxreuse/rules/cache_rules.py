@@ -428,10 +428,7 @@ def cache_profile(given: str | CacheRules) -> CacheRules:
     if isinstance(given, CacheRules):
         return given
     names = ", ".join(map(repr, READY_PROFILES))
-    if not isinstance(given, str):
-        raise InvalidRequestError(
-            f"cache must be CacheRules or one of {names}, not {describe(given)}"
-        )
+    checked_kind("cache", given, str, f"CacheRules or one of {names}")
     call = _CALL.fullmatch(given)
     make = READY_PROFILES.get(call[1].lower()) if call else None
     if call is None or make is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError
@@ -29,14 +28,6 @@ _NO_UID = bytes(16)
 
 class UnreadableEntryError(CtxreuseError):
     """An entry of a shared log is damaged, or was written by a newer version."""
-
-
-class ReadEntry(NamedTuple):
-    """An entry as it was read."""
-
-    writer: bytes  # names the planner
-    number: int  # its place among those of its writer, by which a repeat is known
-    entry: SavedEntry
 
 
 def encode(writer: bytes, number: int, entry: SavedEntry) -> bytes:
@@ -67,8 +58,8 @@ def encode(writer: bytes, number: int, entry: SavedEntry) -> bytes:
     return body + _CHECK.pack(zlib.crc32(body))
 
 
-def decode(written: bytes) -> ReadEntry:
-    """Return an entry that was written by `encode`."""
+def decode(written: bytes) -> tuple[bytes, int, SavedEntry]:
+    """Return the planner that wrote an entry, its number there, by which it is known, and it."""
     if not written:
         raise UnreadableEntryError(
             "the log holds an entry that no planner with its key has written"
@@ -79,7 +70,7 @@ def decode(written: bytes) -> ReadEntry:
         raise UnreadableEntryError(f"a log entry of {len(written)} bytes is damaged") from error
 
 
-def _decode(written: bytes) -> ReadEntry:
+def _decode(written: bytes) -> tuple[bytes, int, SavedEntry]:
     body, check = written[: -_CHECK.size], written[-_CHECK.size :]
     version, kind, writer, number, uid, digest = _HEADER.unpack_from(body)
     if version != VERSION:
@@ -104,7 +95,7 @@ def _decode(written: bytes) -> ReadEntry:
         entry = EditEntry(uid, tenant, rest)
     else:
         raise ValueError("kind")
-    return ReadEntry(writer, number, entry)
+    return writer, number, entry
 
 
 def _sent(uid: bytes, tenant: str, body: bytes) -> SentEntry:

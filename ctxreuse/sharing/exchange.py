@@ -257,31 +257,27 @@ class Exchange(Sharing):
 
     def _append(self) -> bool:
         """Append what waits; return whether the log takes it: a full one can be read still."""
-        try:
-            while self._waiting:
-                self._append_some()
-        except Exception as error:
-            self._fail(error)
-            return False
-        return True
-
-    def _append_some(self) -> None:
-        with self._lock:
-            number = min(len(self._waiting), _AT_ONCE)
-            self._appending = [self._waiting.popleft() for _ in range(number)]
-        try:
-            written = [encode(self._writer, *one) for one in self._appending]
-            for (told, _), entry in zip(self._appending, written, strict=True):
-                self._written.put(told, entry[-CHECK_BYTES:])
-            self._given = self._appending[-1][0]
-            self._log.append(written)
-            self._counts["told"] += number
-            self._appending = []
-        finally:
+        while self._waiting:
             with self._lock:
-                self._waiting.extendleft(reversed(self._appending))
+                number = min(len(self._waiting), _AT_ONCE)
+                self._appending = [self._waiting.popleft() for _ in range(number)]
+            try:
+                written = [encode(self._writer, *one) for one in self._appending]
+                for (told, _), entry in zip(self._appending, written, strict=True):
+                    self._written.put(told, entry[-CHECK_BYTES:])
+                self._given = self._appending[-1][0]
+                self._log.append(written)
+                self._counts["told"] += number
                 self._appending = []
-                self._drop_excess()
+            except Exception as error:
+                self._fail(error)
+                return False
+            finally:
+                with self._lock:
+                    self._waiting.extendleft(reversed(self._appending))
+                    self._appending = []
+                    self._drop_excess()
+        return True
 
     def _read(self) -> bool:
         """Take in what is new, some hundreds at a time; return whether that was all."""

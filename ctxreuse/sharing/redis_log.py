@@ -30,7 +30,6 @@ DEFAULT_STREAM = "ctxreuse"
 _LEAST_SECRET = 16
 FIELD_MARK = b"ctxreuse-"
 """The beginning of the names of fields that hold entries; a fingerprint of the secret follows."""
-_Found = list[tuple[bytes, Mapping[bytes, bytes]]]
 _POSITION = re.compile(r"(\d{1,20}-\d{1,20})\+(\d{1,20})", re.ASCII)
 """The id of the last entry, and how many the stream held: idle readers fetch nothing they know."""
 
@@ -166,7 +165,7 @@ class RedisLog(FixedSettings):
         entries = [self._entry(fields) for _, fields in found]
         return LogRead(f"{last}+{size}" if last else "", entries, has_gap)
 
-    def _behind(self, start: str, most: int) -> tuple[int, _Found]:
+    def _behind(self, start: str, most: int) -> tuple[int, list[Any]]:
         """Return how many entries the stream holds, and those from a place on."""
         with self._errors("read"), self._connected().pipeline(transaction=True) as steps:
             size, found = steps.xlen(self._stream).xrange(self._stream, start, "+", most).execute()

@@ -62,7 +62,7 @@ def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
     if not hmac.compare_digest(_checksum(memoryview(data)[:end], secret), data[end:]):
         raise InputFileError(f"{path}: is damaged, or was written with another key; {remedy}")
     try:
-        return secret, [decode(one).entry for one in _entries(data, end)]
+        return secret, [entry for _, _, entry in map(decode, _entries(data, end))]
     except (UnreadableEntryError, struct.error) as error:
         raise InputFileError(f"{path}: is damaged; {remedy}") from error
 

@@ -28,7 +28,7 @@ def reuse_order(letters, sent=(), recent=(), weights=HEAVY, *, words=0):
 
 def papers_order(letters, sent, alpha=0.001):
     index = Sender(*sent).index
-    return word(paper_order(context(letters), index.roots.get(None), alpha).order)
+    return word(paper_order(context(letters), index.roots.get(None), alpha)[0])
 
 
 def test_the_cached_path_comes_first_and_the_rest_as_retrieved():
@@ -96,7 +96,7 @@ def test_blocks_that_a_node_has_and_the_context_lacks_are_not_injected():
 def test_a_later_turn_is_no_candidate():
     sender = Sender()
     sender.extend(sender.send("a", 0).end, "bc", 1)
-    assert word(paper_order(context("cba"), sender.index.roots.get(None), 0.001).order) == "acb"
+    assert word(paper_order(context("cba"), sender.index.roots.get(None), 0.001)[0]) == "acb"
 
 
 def test_among_children_at_equal_distance_the_more_shared_wins_then_the_older():

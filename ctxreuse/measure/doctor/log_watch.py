@@ -40,7 +40,7 @@ class LogWatch:
         writers = list[bytes]()
         for one in self._latest:
             with suppress(UnreadableEntryError):
-                writers.append(decode(one).writer)
+                writers.append(decode(one)[0])
         self.writers = len(set(writers))
         self.unreadable = len(self._latest) - len(writers)
         if self._stream is not None:
