@@ -247,11 +247,25 @@ class SearchScheduler:
         if isinstance(job, EmbeddingJob):
             self._is_embedding = False
             return self._take_in_vectors(job)
-        if isinstance(job.found, ClusterFindings):
-            return self._take_in_scanned(job, job.found)
-        assert job.found is not None, "the job has run"
-        self._queue.return_unscanned(job.batch)
-        return self._fail(job.batch.searches, job.found)
+        batch, found = job.batch, job.found
+        assert found is not None, "the job has run"
+        if isinstance(found, Exception):
+            self._queue.return_unscanned(batch)
+            return self._fail(batch.searches, found)
+        self._costs.observe(batch.load, job.seconds)
+        if self._retriever.hot is not None:
+            self._retriever.hot.note(batch.clusters)
+        present = self._queue.take_in(batch, found)
+        told = [search for search in present if search.is_done or self._is_preview_due(search)]
+        for search in told:
+            self._note_told(search)
+        self._overhead_s.add(self._clock() - job.began_s - job.seconds)
+        counters = self.counters
+        counters.batches += 1
+        counters.pairs += len(batch.clusters)
+        counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
+        counters.scan_s += job.seconds
+        return told
 
     def return_job(self, job: Job) -> None:
         """Take back a job that was not run; its worker ends."""
@@ -295,23 +309,6 @@ class SearchScheduler:
         search.vector, search.clusters = vector, clusters
         search.schedule_previews(search.previews)
         self._queue.add(search)
-
-    def _take_in_scanned(self, job: ScanJob, found: ClusterFindings) -> list[SearchHandle]:
-        batch = job.batch
-        self._costs.observe(batch.load, job.seconds)
-        if self._retriever.hot is not None:
-            self._retriever.hot.note(batch.clusters)
-        present = self._queue.take_in(batch, found)
-        told = [search for search in present if search.is_done or self._is_preview_due(search)]
-        for search in told:
-            self._note_told(search)
-        self._overhead_s.add(self._clock() - job.began_s - job.seconds)
-        counters = self.counters
-        counters.batches += 1
-        counters.pairs += len(batch.clusters)
-        counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
-        counters.scan_s += job.seconds
-        return told
 
     def _is_preview_due(self, search: SearchHandle) -> bool:
         """Return whether the owner gets a preview: where it asked for one, or results changed."""
