@@ -53,7 +53,7 @@ class ThroughputTable:
                 f"completed must hold {shape[0]} rows (one a memory size) of {shape[1]} numbers "
                 "(one an arrival rate)"
             )
-        if not _are_counts(table):
+        if not (np.isfinite(table) & (table >= 0)).all():
             raise InvalidRequestError("completed must hold finite numbers from 0")
 
     def over_memory(self, arriving: float) -> npt.NDArray[np.float64]:
@@ -143,14 +143,10 @@ def _crossing(low: MemorySplit, high: MemorySplit) -> tuple[int, ...]:
 
 def _ascending(numbers: Sequence[float], name: str) -> None:
     array = _numbers(numbers)
-    if array.ndim != 1 or not array.size or not _are_counts(array):
+    if array.ndim != 1 or not array.size or not (np.isfinite(array) & (array >= 0)).all():
         raise InvalidRequestError(f"{name} must hold finite numbers from 0, at least one")
     if (np.diff(array) <= 0).any():
         raise InvalidRequestError(f"{name} must be in ascending order, each number once")
-
-
-def _are_counts(array: npt.NDArray[np.float64]) -> bool:
-    return bool((np.isfinite(array) & (array >= 0)).all())
 
 
 def _numbers(values: object) -> npt.NDArray[np.float64]:
