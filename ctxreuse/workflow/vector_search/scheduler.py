@@ -283,14 +283,23 @@ class SearchScheduler:
         return self._fail(list(self._open), error)
 
     def _take_in_vectors(self, job: EmbeddingJob) -> list[SearchHandle]:
-        told = []
+        told, index = [], self._retriever.index
         for search, found in zip(job.searches, job.found, strict=True):
             if search not in self._open:
                 continue
             try:
                 if isinstance(found, Exception):
                     raise found
-                self._enter(search, *found)
+                vector, clusters = found
+                if search.record is not None:
+                    higher = index.higher_is_better
+                    search.recalled = search.record.nearest(vector, search.k, higher)
+                    if self._reorder:
+                        clusters = search.record.reordered(clusters)
+                search.k, search.kept = min(search.k, index.size), min(search.kept, index.size)
+                search.vector, search.clusters = vector, clusters
+                search.schedule_previews(search.previews)
+                self._queue.add(search)
             except Exception as error:
                 told += self._fail([search], error)
                 continue
@@ -298,17 +307,6 @@ class SearchScheduler:
                 self._note_told(search)
                 told.append(search)
         return told
-
-    def _enter(self, search: SearchHandle, vector: Vectors, clusters: Ids) -> None:
-        index, record = self._retriever.index, search.record
-        if record is not None:
-            search.recalled = record.nearest(vector, search.k, index.higher_is_better)
-            if self._reorder:
-                clusters = record.reordered(clusters)
-        search.k, search.kept = min(search.k, index.size), min(search.kept, index.size)
-        search.vector, search.clusters = vector, clusters
-        search.schedule_previews(search.previews)
-        self._queue.add(search)
 
     def _is_preview_due(self, search: SearchHandle) -> bool:
         """Return whether the owner gets a preview: where it asked for one, or results changed."""
