@@ -106,12 +106,9 @@ def split_memory(
         )
     for name, table in (("generation", generation), ("retrieval", retrieval)):
         checked_kind(name, table, ThroughputTable, "a ThroughputTable")
-    for name, number in (
-        ("arriving_runs", arriving_runs),
-        ("generations_per_run", generations_per_run),
-        ("retrievals_per_run", retrievals_per_run),
-    ):
-        checked_positive(name, number)
+    checked_positive("arriving_runs", arriving_runs)
+    checked_positive("generations_per_run", generations_per_run)
+    checked_positive("retrievals_per_run", retrievals_per_run)
 
     generated = generation.over_memory(arriving_runs * generations_per_run) / generations_per_run
     retrieved = retrieval.over_memory(arriving_runs * retrievals_per_run) / retrievals_per_run
