@@ -75,8 +75,19 @@ class AgentPlacement:
     ) -> list[int]:
         """Return each document's agent; one that an agent has been shown stays with it."""
         with self._lock:
-            self._look_at_engines()
-            lives_on = self._lives_on  # replaced where it changes
+            engines = self._engines.names
+            if not engines:
+                raise EngineError("the pool has no engine any more; add() one", attempts=0)
+            lives_on = self._lives_on = placed(self._agents, engines, self._lives_on)
+            for engine in engines:
+                epoch = self._engines.cache_epoch(engine)
+                if self._cache_epochs.setdefault(engine, epoch) != epoch:  # what was read is gone
+                    self._cache_epochs[engine] = epoch
+                    readers = [agent for agent, home in lives_on.items() if home == engine]
+                    for name, assigner in self._assigners.items():
+                        for agent in readers:
+                            assigner.forget_agent(agent)
+                        self._note_documents(name)
         available = self._engines.available()
         agents = [agent for agent in self._agents if lives_on[agent] in available]
         agents = agents or list(self._agents)
@@ -132,23 +143,6 @@ class AgentPlacement:
         assigner = self._assigners.peek(tenant)
         if isinstance(assigner, DocumentAffinity):
             self._documents.note(tenant, len(assigner))
-
-    def _look_at_engines(self) -> None:
-        """Place agents whose engine is gone; forget what agents had read on emptied engines."""
-        engines = self._engines.names
-        if not engines:
-            raise EngineError("the pool has no engine any more; add() one", attempts=0)
-        self._lives_on = placed(self._agents, engines, self._lives_on)
-        for engine in engines:
-            epoch = self._engines.cache_epoch(engine)
-            if self._cache_epochs.setdefault(engine, epoch) != epoch:
-                self._cache_epochs[engine] = epoch
-                for agent, lives_on in self._lives_on.items():
-                    if lives_on == engine:
-                        for assigner in self._assigners.values():
-                            assigner.forget_agent(agent)
-                for tenant in self._assigners:
-                    self._note_documents(tenant)
 
 
 def placed(

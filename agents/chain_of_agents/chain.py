@@ -107,12 +107,8 @@ class ChainOfAgents(
         clock: Callable[[], float] = time.perf_counter,
         **client: Any,
     ) -> None:
-        planner = checked_kind(
-            "planner",
-            ReusePlanner(annotate=False) if planner is None else planner,
-            ReusePlanner,
-            "a ReusePlanner",
-        )
+        planner = ReusePlanner(annotate=False) if planner is None else planner
+        checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
         checked_kind("params", {} if params is None else params, Mapping, "a dict")
         words = "a function that makes what assigns documents, or None"
         check_function("assignment", assignment, words)

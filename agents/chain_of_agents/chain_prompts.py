@@ -132,8 +132,18 @@ class _Repetition:
         distinctive = _letter_groups(line) - self._asked
         if not distinctive:
             return line.strip() in self._reply
-        is_like = len(distinctive & self._said) >= _LEAST_REPEATED * len(distinctive)
-        return is_like and all(map(self._says, _telling_words(line) - self._asked_words))
+        if len(distinctive & self._said) < _LEAST_REPEATED * len(distinctive):
+            return False
+        telling = {
+            word.casefold()
+            for at, word in enumerate(_all_words(line))
+            # short words tell nothing, unless numbers, abbreviations, or written without spaces
+            if len(word) >= _SHORTEST_STEM
+            or _DIGIT.search(word)
+            or (at and word.isupper())
+            or word >= _FIRST_WITHOUT_SPACES
+        }
+        return all(map(self._says, telling - self._asked_words))
 
     def _says(self, word: str) -> bool:
         """Return whether a word is among those of the reply, maybe with another ending."""
@@ -142,20 +152,6 @@ class _Repetition:
         stem = word[: max(_SHORTEST_STEM, len(word) - _LONGEST_ENDING)]
         at = bisect_left(self._sorted, stem)  # the first word that may begin with it
         return at < len(self._sorted) and self._sorted[at].startswith(stem)
-
-
-def _telling_words(line: str) -> set[str]:
-    """Return the words of a line without which it says something else, in small letters."""
-    words = _all_words(line)
-    return {
-        word.casefold()
-        for at, word in enumerate(words)
-        # short words tell nothing, unless numbers, abbreviations, or written without spaces
-        if len(word) >= _SHORTEST_STEM
-        or _DIGIT.search(word)
-        or (at and word.isupper())
-        or word >= _FIRST_WITHOUT_SPACES
-    }
 
 
 def _all_words(text: str) -> list[str]:

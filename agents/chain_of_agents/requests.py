@@ -152,9 +152,13 @@ class AgentRequests:
         history: Sequence[Mapping[str, Any]] = ()
         if segment.is_first_of_agent:
             history = self.memory.history(self.question.conversation, segment.agent)
-        remark = ""
-        if history and self._tokens_behind(history, segment) > self.budget.segment:
-            history, remark = (), "its history was left out to fit the model's context"
+        remark, budget, tenant = "", self.budget, self.question.tenant
+        if history:  # which may show some of the segment
+            tokens = [self.planner.block_tokens([one], tenant) for one in segment.blocks]
+            size = sum(max(one + budget.label, budget.location) for one in tokens)
+            size += history_tokens(history, self.planner.count_tokens) + budget.location_line
+            if size > budget.segment:
+                history, remark = (), "its history was left out to fit the model's context"
         request = AgentRequest(
             context=self._context(
                 f"agent {segment.agent}",
@@ -169,12 +173,6 @@ class AgentRequests:
             limit_s=settings.timeout_s,
         )
         return request, remark
-
-    def _tokens_behind(self, history: Sequence[Mapping[str, Any]], segment: Segment) -> int:
-        """Return the length of a segment behind a history, which may show some of it."""
-        tokens = [self.planner.block_tokens([one], self.question.tenant) for one in segment.blocks]
-        size = history_tokens(history, self.planner.count_tokens) + self.budget.location_line
-        return size + sum(max(one + self.budget.label, self.budget.location) for one in tokens)
 
     def manager(self, notes: Sequence[Note], most: int) -> tuple[AgentRequest, str]:
         """Return the manager's request, with so many tokens of notes at most, and a remark."""

@@ -53,7 +53,7 @@ class ThroughputTable:
                 f"completed must hold {shape[0]} rows (one a memory size) of {shape[1]} numbers "
                 "(one an arrival rate)"
             )
-        if not _are_counts(table):
+        if not (np.isfinite(table) & (table >= 0)).all():
             raise InvalidRequestError("completed must hold finite numbers from 0")
 
     def over_memory(self, arriving: float) -> npt.NDArray[np.float64]:
@@ -106,12 +106,9 @@ def split_memory(
         )
     for name, table in (("generation", generation), ("retrieval", retrieval)):
         checked_kind(name, table, ThroughputTable, "a ThroughputTable")
-    for name, number in (
-        ("arriving_runs", arriving_runs),
-        ("generations_per_run", generations_per_run),
-        ("retrievals_per_run", retrievals_per_run),
-    ):
-        checked_positive(name, number)
+    checked_positive("arriving_runs", arriving_runs)
+    checked_positive("generations_per_run", generations_per_run)
+    checked_positive("retrievals_per_run", retrievals_per_run)
 
     generated = generation.over_memory(arriving_runs * generations_per_run) / generations_per_run
     retrieved = retrieval.over_memory(arriving_runs * retrievals_per_run) / retrievals_per_run
@@ -143,14 +140,10 @@ def _crossing(low: MemorySplit, high: MemorySplit) -> tuple[int, ...]:
 
 def _ascending(numbers: Sequence[float], name: str) -> None:
     array = _numbers(numbers)
-    if array.ndim != 1 or not array.size or not _are_counts(array):
+    if array.ndim != 1 or not array.size or not (np.isfinite(array) & (array >= 0)).all():
         raise InvalidRequestError(f"{name} must hold finite numbers from 0, at least one")
     if (np.diff(array) <= 0).any():
         raise InvalidRequestError(f"{name} must be in ascending order, each number once")
-
-
-def _are_counts(array: npt.NDArray[np.float64]) -> bool:
-    return bool((np.isfinite(array) & (array >= 0)).all())
 
 
 def _numbers(values: object) -> npt.NDArray[np.float64]:

@@ -262,14 +262,15 @@ class FusedRetriever:
         """
         check_search(query, k)
         wanted = max(k, 2 * k if self._candidates is None else self._candidates)
-        asking = (self._ask(name, one, query, wanted) for name, one in self._retrievers.items())
-        return reciprocal_rank_fusion(await all_of(asking))[:k]
 
-    @staticmethod
-    async def _ask(name: str, retriever: Retriever, query: str, k: int) -> tuple[ContextBlock, ...]:
-        try:
-            return found_blocks(await retriever.retrieve(query, k), k, f"retriever {name!r}")
-        except Exception as error:
-            raise RetrieverError(
-                f"retriever {name!r} failed with {type(error).__name__}; its error is the cause"
-            ) from error
+        async def ask(name: str, retriever: Retriever) -> Documents:
+            try:
+                found = await retriever.retrieve(query, wanted)
+                return found_blocks(found, wanted, f"retriever {name!r}")
+            except Exception as error:
+                raise RetrieverError(
+                    f"retriever {name!r} failed with {type(error).__name__}; its error is the cause"
+                ) from error
+
+        rankings = await all_of(ask(*named) for named in self._retrievers.items())
+        return reciprocal_rank_fusion(rankings)[:k]

@@ -15,6 +15,7 @@ from http.cookiejar import DefaultCookiePolicy
 from socket import gaierror
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, unquote, urlsplit
+from weakref import WeakKeyDictionary
 
 from ctxreuse.context.checks import checked_header, checked_integer, checked_number, reported_count
 from ctxreuse.context.fork_safety import importing_late, leave_to_parent, renew_after_fork
@@ -24,7 +25,7 @@ from ctxreuse.rules.answers import streams_token_ids
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import TimeLimit
 from ctxreuse.serving.client.completion import without
-from ctxreuse.serving.client.guarded_http import claim, guarded, http_libraries
+from ctxreuse.serving.client.guarded_http import guarded, http_libraries
 from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json
 from ctxreuse.serving.client.status_rules import status_rule
 
@@ -70,8 +71,13 @@ class EngineConnection:
     @property
     def openai(self) -> AsyncOpenAI:
         """The client of the `openai` package; it makes one attempt."""
-        if self._users_http is not None:
-            claim(self._users_http)
+        http, here = self._users_http, os.getpid()
+        if http is not None and (first := _processes.setdefault(http, here)) != here:
+            raise InvalidRequestError(  # forks could get each other's replies
+                f"process {first} has sent with this http_client before it forked process {here}, "
+                "and the two would get each other's replies; make the http_client in each process, "
+                "or leave it out: EngineClient renews its own"
+            )
         if self._openai is None:
             self._openai = self._connected()
         return self._openai
@@ -326,6 +332,7 @@ def _basic(parts: SplitResult) -> dict[str, str]:
     return {"authorization": f"Basic {b64encode(secret).decode()}"}
 
 
+_processes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # that send with users' clients
 _LONGEST_BACKOFF_S = 60.0
 _SALT_FIELD = ("components", "schemas", "AnthropicMessagesRequest", "properties", "cache_salt")
 _ANTHROPIC_VERSION = "2023-06-01"

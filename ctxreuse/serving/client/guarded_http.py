@@ -7,13 +7,10 @@ that is too long, or compressed unasked, breaks.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.client.reply import BrokenReplyError
 
 
@@ -74,17 +71,3 @@ def guarded(http: Any, max_reply_bytes: int) -> Any:
             await http.aclose()
 
     return Guarded()
-
-
-def claim(http: Any) -> None:
-    """Let this process alone send with a user's client: forks could get each other's replies."""
-    process = os.getpid()
-    if _processes.setdefault(http, process) != process:
-        raise InvalidRequestError(
-            f"process {_processes[http]} has sent with this http_client before it forked process "
-            f"{process}, and the two would get each other's replies; make the http_client in each "
-            "process, or leave it out: EngineClient renews its own"
-        )
-
-
-_processes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()

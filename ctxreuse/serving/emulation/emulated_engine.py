@@ -27,7 +27,6 @@ from ctxreuse.serving.emulation.openai_replies import (
     HttpPage,
     Json,
     json_page,
-    metrics_text,
     refusal,
 )
 from ctxreuse.serving.emulation.word_tokenizer import CLOSING, ENGINE_TOKENIZER, chat_markup
@@ -127,8 +126,25 @@ class EmulatedEngine(OnePerProcess):
         return list(self._tokenize(chat_markup(messages_of(messages))))
 
     def metrics(self) -> str:
-        """Return what `/metrics` shows."""
-        return metrics_text(self.usage, self._model, *self._sizes)
+        """Return what `/metrics` shows: the part of vLLM's that describes the prefix cache."""
+        name = self._model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        labels, (block_size, capacity) = f'engine="0",model_name="{name}"', self._sizes
+        num_blocks = None if capacity is None else capacity // block_size
+        tokens = None if num_blocks is None else num_blocks * block_size
+        config = (
+            f'block_size="{block_size}",engine="0",kv_cache_size_tokens="{tokens}",'
+            f'num_gpu_blocks="{num_blocks}"'
+        )
+        return f"""\
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{{{labels}}} 0.0
+# TYPE vllm:prefix_cache_queries counter
+vllm:prefix_cache_queries_total{{{labels}}} {self.usage.prompt_tokens}
+# TYPE vllm:prefix_cache_hits counter
+vllm:prefix_cache_hits_total{{{labels}}} {self.usage.cached_tokens}
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{{{config}}} 1.0
+"""
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached blocks, as a restart does."""

@@ -35,28 +35,6 @@ def refusal(status: int, message: str) -> HttpPage:
     return json_page(status, {"error": error})
 
 
-def metrics_text(usage: CacheUsage, model: str, block_size: int, capacity: int | None) -> str:
-    """Return the part of vLLM's `/metrics` that describes the prefix cache; None is unlimited."""
-    name = model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    labels = f'engine="0",model_name="{name}"'
-    num_blocks = None if capacity is None else capacity // block_size
-    tokens = None if num_blocks is None else num_blocks * block_size
-    config = (
-        f'block_size="{block_size}",engine="0",kv_cache_size_tokens="{tokens}",'
-        f'num_gpu_blocks="{num_blocks}"'
-    )
-    return f"""\
-# TYPE vllm:kv_cache_usage_perc gauge
-vllm:kv_cache_usage_perc{{{labels}}} 0.0
-# TYPE vllm:prefix_cache_queries counter
-vllm:prefix_cache_queries_total{{{labels}}} {usage.prompt_tokens}
-# TYPE vllm:prefix_cache_hits counter
-vllm:prefix_cache_hits_total{{{labels}}} {usage.cached_tokens}
-# TYPE vllm:cache_config_info gauge
-vllm:cache_config_info{{{config}}} 1.0
-"""
-
-
 @dataclass(eq=False)
 class EmulatedReply:
     """One reply: takes the answer part by part, gives what goes over the wire."""

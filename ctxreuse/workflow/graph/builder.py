@@ -54,8 +54,13 @@ class WorkflowGraph:
             )
         if answer is not None:
             _check_key("answer", answer)
+        keys = checked_list("inputs", inputs, "a list of keys", error=GraphError)
+        for key in keys:
+            _check_key("inputs", key)
+        if not keys:
+            raise GraphError("inputs is empty; name at least one key, such as 'input'")
         self._name = name
-        self._inputs = _checked_inputs(inputs)
+        self._inputs = tuple(dict.fromkeys(keys))
         self._defaults = _checked_defaults(defaults)
         self._answer = answer
         self._nodes: dict[str, Node] = {}
@@ -283,15 +288,6 @@ def _check_key(what: str, key: object) -> None:
             f"{what} has the key {describe(key)}, which no {{variable}} can read; "
             "give a name of letters, digits and underscores"
         )
-
-
-def _checked_inputs(inputs: Iterable[str]) -> tuple[str, ...]:
-    keys = checked_list("inputs", inputs, "a list of keys", error=GraphError)
-    for key in keys:
-        _check_key("inputs", key)
-    if not keys:
-        raise GraphError("inputs is empty; name at least one key, such as 'input'")
-    return tuple(dict.fromkeys(keys))
 
 
 def _checked_defaults(defaults: Mapping[str, Any] | None) -> dict[str, Any]:

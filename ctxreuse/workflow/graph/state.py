@@ -204,7 +204,13 @@ class Template:
                     "value with defaults={...}, or go to a node that writes it first",
                     key=name,
                 )
-            text += (_as_text(state[name]), literal)
+            value = state[name]
+            if (documents := documents_in(value)) is not None:
+                value = "\n\n".join(block.text for block in documents)
+            elif isinstance(value, (list, tuple)):
+                texts = (one.text if isinstance(one, ContextBlock) else str(one) for one in value)
+                value = "\n".join(texts)
+            text += (str(value), literal)
         return "".join(text)
 
     def render_prompt(self, state: Mapping[str, Any]) -> tuple[str, tuple[ContextBlock, ...]]:
@@ -218,14 +224,3 @@ class Template:
                 for block in documents:
                     blocks.setdefault(block.key, block)
         return self.render_text(values), tuple(blocks.values())
-
-
-def _as_text(value: object) -> str:
-    documents = documents_in(value)
-    if documents is not None:
-        return "\n\n".join(block.text for block in documents)
-    if isinstance(value, (list, tuple)):
-        return "\n".join(
-            item.text if isinstance(item, ContextBlock) else str(item) for item in value
-        )
-    return str(value)

@@ -14,6 +14,10 @@ from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.workflow.errors import EngineClosedError
 
 _Result = TypeVar("_Result")
+_LOOP_ENDED = (
+    "the event loop that the engine was at work in has ended, and this run with it; run it again, "
+    "or use the engine in one event loop only"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -50,13 +54,13 @@ class SingleLoopRunner:
                 answer = asyncio.run_coroutine_threadsafe(running, owner.loop)
             except RuntimeError as error:  # closed at this moment
                 running.close()
-                raise _loop_ended() from error
+                raise EngineClosedError(_LOOP_ENDED) from error
             try:
                 return await asyncio.wrap_future(answer)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is not None and not task.cancelling():
-                    raise _loop_ended() from None
+                    raise EngineClosedError(_LOOP_ENDED) from None
                 raise
 
     async def _run_in(
@@ -79,10 +83,3 @@ class SingleLoopRunner:
         finally:
             with self._lock:
                 owner.users -= 1
-
-
-def _loop_ended() -> EngineClosedError:
-    return EngineClosedError(
-        "the event loop that the engine was at work in has ended, and this run with it; run it "
-        "again, or use the engine in one event loop only"
-    )

@@ -236,7 +236,8 @@ class WorkflowRun:
             self._keep(name, record)
             if self._may_prepare(executor):
                 self._background.start(self._add_vectors(executor, name, record))
-        return best.first(search.k)
+        k = search.k
+        return TopK(best.scores[:k], best.ids[:k], best.found_in[:k])
 
     def _early_launch(self, node: Retrieval, record: SearchRecord | None) -> EarlyLaunch | None:
         """Return what launches the generation behind a retrieval; None if nothing may."""

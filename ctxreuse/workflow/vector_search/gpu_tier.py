@@ -189,7 +189,11 @@ class _GpuScanner:
         """Start the device's work; the returned function does the CPU's part."""
         order = np.lexsort((clusters, -self._sizes[clusters]))  # clusters of like sizes together
         asked, where = vectors[rows[order]], clusters[order]
-        parts = self._nearest(asked, where, k) if _products_are_float32(self._torch) else []
+        try:  # products may be shortened to TF32 or bfloat16
+            is_float32 = self._torch.get_float32_matmul_precision() == "highest"
+        except RuntimeError:  # set through torch's newer settings, which have no single answer
+            is_float32 = False
+        parts = self._nearest(asked, where, k) if is_float32 else []
 
         def finish() -> ScannedPairs:
             nothing = nothing_found((len(order), k), self._higher_is_better)
@@ -317,14 +321,6 @@ class _GpuScanner:
                     pointer(scores),
                 )
         return scores
-
-
-def _products_are_float32(torch: Any) -> bool:
-    """Return whether matrix products are not shortened to TF32 or bfloat16."""
-    try:
-        return bool(torch.get_float32_matmul_precision() == "highest")
-    except RuntimeError:  # set through torch's newer settings, which have no single answer
-        return False
 
 
 def _is_plain(index: IVFIndex) -> bool:

@@ -102,15 +102,23 @@ class ClusterTier(ABC):
                 accesses = self._accesses.copy()
                 self._accesses *= self._decay
                 self._since_build = 0
-            chosen, size_bytes = self._chosen(accesses)
+            # cost and bytes both grow with the vectors: a byte gains the number of accesses
+            sizes = self.index.cluster_sizes * (self.index.code_size + _ID_BYTES)
+            order = np.argsort(-accesses, kind="stable")
+            chosen, used = [], 0
+            for cluster in order[accesses[order] > 0].tolist():
+                size = int(sizes[cluster])
+                if 0 < size <= self._capacity_bytes - used:
+                    chosen.append(cluster)
+                    used += size
             present = self._serving.copies
             copies, serve = self._ready(
                 {
                     cluster: present[cluster] if cluster in present else self._copy(cluster)
-                    for cluster in chosen
+                    for cluster in sorted(chosen)
                 }
             )
-            return BuiltTier(MappingProxyType(copies), size_bytes, serve)
+            return BuiltTier(MappingProxyType(copies), used, serve)
 
     def swap(self, built: BuiltTier) -> None:
         """Search from now on in the set that `build` returned."""
@@ -123,20 +131,6 @@ class ClusterTier(ABC):
             self._is_held = is_held
             self._serving = built
             self.counters.swaps += 1
-
-    def _chosen(self, accesses: npt.NDArray[np.float64]) -> tuple[list[int], int]:
-        """Return the clusters to hold in ascending order, and their bytes."""
-        sizes = self.index.cluster_sizes * (self.index.code_size + _ID_BYTES)
-        # cost and bytes both grow with the vectors: the gain of a byte is the number of accesses
-        order = np.argsort(-accesses, kind="stable")
-        chosen = []
-        used = 0
-        for cluster in order[accesses[order] > 0].tolist():
-            size = int(sizes[cluster])
-            if 0 < size <= self._capacity_bytes - used:
-                chosen.append(cluster)
-                used += size
-        return sorted(chosen), used
 
     @abstractmethod
     def _copy(self, cluster: int) -> Any:

@@ -52,13 +52,11 @@ class ClusterScanner(Protocol):
 
     def holds(self, clusters: Ids) -> npt.NDArray[np.bool_]:
         """Return for each cluster whether the scanner has it."""
-        ...
 
     def begin(
         self, vectors: Vectors, rows: Ids, clusters: Ids, k: int
     ) -> Callable[[], ScannedPairs]:
         """Begin `IVFIndex.scan` of the clusters that it holds; return what ends it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,11 +247,25 @@ class SearchScheduler:
         if isinstance(job, EmbeddingJob):
             self._is_embedding = False
             return self._take_in_vectors(job)
-        if isinstance(job.found, ClusterFindings):
-            return self._take_in_scanned(job, job.found)
-        assert job.found is not None, "the job has run"
-        self._queue.return_unscanned(job.batch)
-        return self._fail(job.batch.searches, job.found)
+        batch, found = job.batch, job.found
+        assert found is not None, "the job has run"
+        if isinstance(found, Exception):
+            self._queue.return_unscanned(batch)
+            return self._fail(batch.searches, found)
+        self._costs.observe(batch.load, job.seconds)
+        if self._retriever.hot is not None:
+            self._retriever.hot.note(batch.clusters)
+        present = self._queue.take_in(batch, found)
+        told = [search for search in present if search.is_done or self._is_preview_due(search)]
+        for search in told:
+            self._note_told(search)
+        self._overhead_s.add(self._clock() - job.began_s - job.seconds)
+        counters = self.counters
+        counters.batches += 1
+        counters.pairs += len(batch.clusters)
+        counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
+        counters.scan_s += job.seconds
+        return told
 
     def return_job(self, job: Job) -> None:
         """Take back a job that was not run; its worker ends."""
@@ -269,48 +283,29 @@ class SearchScheduler:
         return self._fail(list(self._open), error)
 
     def _take_in_vectors(self, job: EmbeddingJob) -> list[SearchHandle]:
-        told = []
+        told, index = [], self._retriever.index
         for search, found in zip(job.searches, job.found, strict=True):
             if search not in self._open:
                 continue
             try:
                 if isinstance(found, Exception):
                     raise found
-                self._enter(search, *found)
+                vector, clusters = found
+                if search.record is not None:
+                    higher = index.higher_is_better
+                    search.recalled = search.record.nearest(vector, search.k, higher)
+                    if self._reorder:
+                        clusters = search.record.reordered(clusters)
+                search.k, search.kept = min(search.k, index.size), min(search.kept, index.size)
+                search.vector, search.clusters = vector, clusters
+                search.schedule_previews(search.previews)
+                self._queue.add(search)
             except Exception as error:
                 told += self._fail([search], error)
                 continue
             if search.is_done or search.previews is not None:
                 self._note_told(search)
                 told.append(search)
-        return told
-
-    def _enter(self, search: SearchHandle, vector: Vectors, clusters: Ids) -> None:
-        index, record = self._retriever.index, search.record
-        if record is not None:
-            search.recalled = record.nearest(vector, search.k, index.higher_is_better)
-            if self._reorder:
-                clusters = record.reordered(clusters)
-        search.k, search.kept = min(search.k, index.size), min(search.kept, index.size)
-        search.vector, search.clusters = vector, clusters
-        search.schedule_previews(search.previews)
-        self._queue.add(search)
-
-    def _take_in_scanned(self, job: ScanJob, found: ClusterFindings) -> list[SearchHandle]:
-        batch = job.batch
-        self._costs.observe(batch.load, job.seconds)
-        if self._retriever.hot is not None:
-            self._retriever.hot.note(batch.clusters)
-        present = self._queue.take_in(batch, found)
-        told = [search for search in present if search.is_done or self._is_preview_due(search)]
-        for search in told:
-            self._note_told(search)
-        self._overhead_s.add(self._clock() - job.began_s - job.seconds)
-        counters = self.counters
-        counters.batches += 1
-        counters.pairs += len(batch.clusters)
-        counters.clusters += int((np.diff(batch.clusters) != 0).sum()) + 1
-        counters.scan_s += job.seconds
         return told
 
     def _is_preview_due(self, search: SearchHandle) -> bool:

@@ -95,10 +95,6 @@ class TopK:
     ids: Ids
     found_in: Ids  # the cluster of each
 
-    def first(self, k: int) -> TopK:
-        """Return the k best of them."""
-        return TopK(self.scores[:k], self.ids[:k], self.found_in[:k])
-
 
 class TopKTable:
     """The best results of many searches, one row (a slot) for each."""

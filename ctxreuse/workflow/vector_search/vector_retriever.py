@@ -92,20 +92,18 @@ class VectorRetriever:
         vectors = checked_vectors(
             self._embedder.embed(queries), len(queries), self.index.dimension, "the embedder"
         )
+        sizes, probed = self.index.cluster_sizes, []
         nearest = self.index.nearest_clusters(vectors, self.nprobe)
-        return vectors, [self._probed(*one) for one in zip(vectors, nearest, most, strict=True)]
-
-    def _probed(self, vector: Vectors, nearest: Ids, k: int) -> Ids:
-        """Return the clusters that hold k vectors: more than the nearest where these hold fewer."""
-        sizes, wanted = self.index.cluster_sizes, min(k, self.index.size)
-        nearest = nearest[nearest >= 0]
-        if sizes[nearest].sum() < wanted:
-            with self._counting:
-                self.probed_further += 1
-            nearest = self.index.nearest_clusters(vector[None], self.index.nlist)[0]
-            nearest = nearest[nearest >= 0]
-            nearest = nearest[: int(np.searchsorted(np.cumsum(sizes[nearest]), wanted)) + 1]
-        return nearest
+        for vector, clusters, wanted in zip(vectors, nearest, most, strict=True):
+            clusters, wanted = clusters[clusters >= 0], min(wanted, self.index.size)
+            if sizes[clusters].sum() < wanted:
+                with self._counting:
+                    self.probed_further += 1
+                clusters = self.index.nearest_clusters(vector[None], self.index.nlist)[0]
+                clusters = clusters[clusters >= 0]
+                clusters = clusters[: int(np.searchsorted(np.cumsum(sizes[clusters]), wanted)) + 1]
+            probed.append(clusters)
+        return vectors, probed
 
     async def retrieve(self, query: str, k: int) -> Documents:
         """Return the k blocks nearest to a query, searched in one call in a thread."""
