@@ -281,7 +281,7 @@ class SimulateCommand(PrintsJson):
         return put(json.dumps(figures))
 
     def _served(self, lines: Iterator[JsonLine]) -> list[simulation.SizeResult]:
-        planned = planned_requests(lines)
+        planned = list(planned_requests(lines))
         blocks = read_corpus(self.corpus or corpus_path(self.plan))
         encoder = None if self.tokenizer is None else simulation.load_tokenizer(str(self.tokenizer))
         sizes: Sequence[int | None] = self.capacity_tokens or [None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, TypeAlias
 
@@ -174,18 +174,16 @@ class BlockTree:
             key = block.parent
         return path[::-1]
 
-    def names_near(self, key: BlockHash, tokens: int) -> list[Name]:
-        """Return the names attached to a block or to those of the next tokens below it."""
-        names: list[Name] = []
+    def names_near(self, key: BlockHash, tokens: int) -> Iterator[Name]:
+        """Yield the names attached to a block or to those of the next tokens below it."""
         level: list[tuple[_Key, int]] = [(key, tokens)] if key in self._blocks else []
         while level:
             here, left = level.pop()
             block = self._blocks[here]
-            names += block.names
+            yield from block.names
             if block.start != _UNREACHED and left > self.size:
                 below = self._children.get(here, {}).values()
                 level += [(child, left - self.size) for child in below]
-        return names
 
     def attach(self, name: Name, prompt: PromptBlocks, *, goes_on: bool = False) -> None:
         """Follow a prompt under a name, maybe again."""
