@@ -27,7 +27,6 @@ from ctxreuse.measure.replay.hashed_trace import (
     BLOCK_TOKENS,
     USUAL_SIZES,
     hashed_requests,
-    is_hashed,
     simulate_hashed,
 )
 from ctxreuse.measure.replay.plan_file import planned_requests, read_plan
@@ -261,7 +260,7 @@ class SimulateCommand(PrintsJson):
         lines = read_lines(str(trace_path(self.plan)))
         first = list(islice(lines, 1))
         lines = chain(first, lines)
-        has_hashes = any(map(is_hashed, first))
+        has_hashes = any("hash_ids" in one.fields and "blocks" not in one.fields for one in first)
         results = (self._served_hashed if has_hashes else self._served)(lines)
         if not self.as_json:
             return show(size_output(results))

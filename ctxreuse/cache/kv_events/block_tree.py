@@ -117,17 +117,15 @@ class BlockTree:
         parent: BlockHash | None,
         links: Sequence[Link],
         size: int,
-        *,
-        computes_again: bool = False,
+        computes_again: bool,
     ) -> bool:
         """Add a run of blocks below a parent, None begins a prompt; return whether they fit in."""
         if self._blocks and size != self.size:
             return False
         self.size = size
-        if parent is not _ROOT:
-            self._is_late = self._is_late or parent not in self._blocks
-            if self._is_late:
-                self._note_unknown_parent(parent)
+        self._is_late |= parent is not _ROOT and parent not in self._blocks
+        if self._is_late:
+            self._note_unknown_parent(parent)
         above: _Key | None = parent
         for key, link in zip(hashes, links, strict=True):
             block = self._blocks.get(key)

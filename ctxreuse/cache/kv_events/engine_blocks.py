@@ -132,8 +132,7 @@ class EngineBlocks:
         if any(extras) and not self._knows_salts:
             self._knows_salts = True
             self._looked_up.clear()
-        again = bool(self._states)
-        return self._trees[group].stored(hashes, parent, links, size, computes_again=again)
+        return self._trees[group].stored(hashes, parent, links, size, bool(self._states))
 
     def _store_states(
         self, group: int, hashes: Sequence[BlockHash], size: int, window: int
