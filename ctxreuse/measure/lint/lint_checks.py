@@ -128,7 +128,7 @@ class LintReport:
             }
             if self.prices is not None:
                 columns[self.prices.currency] = lambda one: f"{self._money(one) or 0.0:.4g}"
-            yield Table.of("What it costs", self.findings, columns)
+            yield Table.of("What it costs", {"": self.findings}, columns)
         if self.prices is not None:
             yield f"prices of {self.prices.date}: {self.prices.source}"
         for one in self.findings:
