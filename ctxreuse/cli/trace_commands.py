@@ -19,10 +19,11 @@ from ctxreuse.cli.recorded_program import ProgramEnd, run_program
 from ctxreuse.cli.terminal import only_one_from_standard_input, progress, put, say, show
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import check_writable, file_errors
+from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, option
 from ctxreuse.measure.replay import simulate as simulation
-from ctxreuse.measure.replay.explain_plan import explain_plan, explanation_json, in_words
+from ctxreuse.measure.replay.explain_plan import explain_plan, explanation_json
 from ctxreuse.measure.replay.hashed_trace import (
     BLOCK_TOKENS,
     USUAL_SIZES,
@@ -365,6 +366,7 @@ class ExplainCommand:
         if wanted is None and not self.as_json:
             return show(explanation_output(explained, self.worst, with_reason=with_reason))
         for one in explained:
+            words = [f"{well_formed(str(one.request_id))}: {one.cause}", one.words]
             told = json.dumps(explanation_json(one, with_reason=with_reason))
-            put(told if self.as_json else in_words(one))
+            put(told if self.as_json else "\n".join(filter(None, words)))
         return None

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
+from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.checks import checked_number
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import EngineError, InvalidRequestError
@@ -97,19 +98,12 @@ class DoctorConfig:
         checked_number("timeout_s", self.timeout_s)
 
 
-class Counters(NamedTuple):
-    """What `/metrics` have counted: tokens that were looked up, and those that were found."""
-
-    queries: int
-    hits: int
-
-
 class PromptReading(NamedTuple):
     """What is known of one prompt."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    counted: Counters | None = None
+    counted: CacheUsage | None = None  # by `/metrics`
     is_odd: bool = False  # with a count that cannot be right, which is left out
 
     @property
@@ -117,9 +111,9 @@ class PromptReading(NamedTuple):
         """The cached tokens, from the answer or as the metrics have counted."""
         if self.cached_tokens is not None or self.counted is None or self.prompt_tokens is None:
             return self.cached_tokens
-        if self.counted.queries != self.prompt_tokens:
+        if self.counted.prompt_tokens != self.prompt_tokens:
             return None
-        return min(self.counted.hits, self.prompt_tokens)
+        return min(self.counted.cached_tokens, self.prompt_tokens)
 
 
 NOT_ASKED = PromptReading()  # that of a prompt that was not sent, or not answered
@@ -140,7 +134,7 @@ class EngineReadings:
     half: PromptReading = NOT_ASKED
     third: PromptReading = NOT_ASKED
     later: PromptReading = NOT_ASKED
-    quiet: Counters | None = None
+    quiet: CacheUsage | None = None
     quiet_s: float = 0.0
     shared_part: float = 0.5
 
@@ -330,11 +324,11 @@ def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or default
 
 
-def _counted(before: PrefixCacheMetrics, after: PrefixCacheMetrics) -> Counters | None:
+def _counted(before: PrefixCacheMetrics, after: PrefixCacheMetrics) -> CacheUsage | None:
     """Return what was counted between two readings; None if that is not known, or was reset."""
     earlier = before.prefix_cache_queries, before.prefix_cache_hits
     later = after.prefix_cache_queries, after.prefix_cache_hits
     if None in (*earlier, *later):
         return None
     queries, hits = (int(new or 0) - int(old or 0) for old, new in zip(earlier, later, strict=True))
-    return Counters(queries, hits) if queries >= 0 and hits >= 0 else None
+    return CacheUsage(queries, hits) if queries >= 0 and hits >= 0 else None

@@ -92,12 +92,6 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentEntry:
     )
 
 
-def in_words(explanation: Explanation) -> str:
-    """Return the explanation of one request as text."""
-    name = well_formed(str(explanation.request_id))
-    return "\n".join(filter(None, [f"{name}: {explanation.cause}", explanation.words]))
-
-
 def explanation_json(explanation: Explanation, *, with_reason: bool = False) -> dict[str, Any]:
     """Return the explanation of one request as a JSON object."""
     told = asdict(explanation)
