@@ -12,13 +12,9 @@ _Row = TypeVar("_Row")
 class Good(str):
     """A cell that is good news."""
 
-    __slots__ = ()
-
 
 class Bad(str):
     """A cell that is bad news."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,6 @@ _MOST_PLACES = 64
 class _Implied:
     """The name of a block whose hash is not known, only that it must stand in the cache."""
 
-    __slots__ = ()
-
 
 _Key: TypeAlias = BlockHash | _Implied
 

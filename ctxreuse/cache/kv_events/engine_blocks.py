@@ -68,8 +68,7 @@ class StateGroup:
 
     def readable(self, path: Sequence[PathEnd], ends: Collection[int]) -> set[int]:
         """Return the ends, in tokens, behind which these layers can go on; of those given."""
-        found: set[int] = set()
-        row = 0
+        found, row = set[int](), 0
         for key, end in path:
             if end % self.size:
                 continue

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
@@ -35,7 +35,6 @@ _HALF_ENOUGH = 0.5
 _PART_OF_A_WINDOW = 0.7  # lengths are estimated
 _MOST_REPLY_BYTES = 16 * 2**20
 _SETTLE_S = 0.25
-_PATH = "/metrics"
 _FORMS_OF_A_LIMIT: tuple[dict[str, Any], ...] = ({"max_tokens": 1}, {"max_completion_tokens": 16})
 """Newer models of hosted APIs refuse the first form; several of them refuse less than 16."""
 
@@ -186,15 +185,12 @@ async def probe(
     return readings
 
 
-_Page: TypeAlias = tuple[EngineConnection, str]  # where metrics are: at a server, and a path
-
-
 @dataclass(slots=True)
 class _Asking:
     """Fills readings, step by step."""
 
     readings: EngineReadings
-    page: _Page | None
+    page: tuple[EngineConnection, str] | None  # where metrics are: at a server, and a path
     log: LogWatch | None
     limit: dict[str, Any] = field(default_factory=lambda: _FORMS_OF_A_LIMIT[0])
 
@@ -300,7 +296,7 @@ def _client(config: DoctorConfig, base_url: str) -> EngineClient:
     )
 
 
-def _page(config: DoctorConfig) -> _Page | None:
+def _page(config: DoctorConfig) -> tuple[EngineConnection, str] | None:
     """Return where metrics are: as given, or else beside the API."""
     given, base, key, path = config.metrics_url, config.base_url, config.api_key, ""
     root = base if given is None else given
@@ -316,7 +312,7 @@ def _page(config: DoctorConfig) -> _Page | None:
         # the key is for the API; whoever else serves metrics does not get it
         key = key if is_same else "EMPTY"
     page = EngineConnection(root, key, None, 0, 0.0, config.timeout_s, _MOST_REPLY_BYTES)
-    return page, path or _PATH
+    return page, path or "/metrics"
 
 
 def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:

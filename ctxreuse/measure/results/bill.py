@@ -210,7 +210,7 @@ def base_run(runs: Sequence[RunResult]) -> RunResult | None:
 
 def price_lines(bill: Bill) -> Iterator[str]:
     """Yield what the money of a bill is from."""
-    prices = bill.prices
+    prices, cache = bill.prices, bill.cache
     if prices is None:
         return
     named = {"input": prices.input, "cached_input": prices.cached_input}
@@ -226,7 +226,6 @@ def price_lines(bill: Bill) -> Iterator[str]:
         f"Prices of {prices.date} from {prices.source}, in {prices.currency} for a million tokens: "
         f"{', '.join(words)}{derived}."
     )
-    cache = bill.cache
     if prices.input:
         read = prices.cached_input / prices.input
         write = prices.written_input[cache.time_to_live.name] / prices.input

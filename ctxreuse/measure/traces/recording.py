@@ -437,17 +437,10 @@ class PromptRecorder:
         questions, system = call.questions, call.system
         blocks, query = paragraphs("\n\n".join(message_texts(questions[-1])))
         first = "\n\n".join(message_texts(questions[0]))
-        return self._recorder.record(
-            blocks,
-            query,
-            system=system or None,
-            conversation_id=self._conversations.of(
-                f"{system}\n{first}", is_first=len(questions) == 1
-            ),
-            source=self._source,
-            sent=call.sent,
-            marks=_marks(call, blocks, query),
-        )
+        talk = self._conversations.of(f"{system}\n{first}", is_first=len(questions) == 1)
+        told: dict[str, Any] = {"conversation_id": talk, "source": self._source, "sent": call.sent}
+        marks = _marks(call, blocks, query)
+        return self._recorder.record(blocks, query, system=system or None, marks=marks, **told)
 
 
 def _marks(call: ReadCall, texts: Sequence[str], query: str) -> list[int]:
