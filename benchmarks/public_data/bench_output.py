@@ -101,7 +101,7 @@ def more_tables(measured: Measured, *, is_scored: bool) -> Iterator[Table]:
             for size in cache_sizes(ablations)
         }
         columns = {"": lambda run: run.policy} | reached(policies)
-        yield Table.of_groups("One idea less", groups, columns)
+        yield Table.of("One idea less", groups, columns)
 
 
 def _ks(results: Results) -> Table:
@@ -126,7 +126,8 @@ def _grid(title: str, runs: Runs, column: Callable[[RunResult], str]) -> Table:
     columns: dict[str, Callable[[tuple[str, Mapping[str, str]]], str]] = {
         name: partial(cell, name) for name in dict.fromkeys(map(column, runs))
     }
-    return Table.of(title, ratios.items(), {next(iter(POLICY)): lambda row: row[0]} | columns)
+    rows, first = {"": ratios.items()}, {next(iter(POLICY)): lambda row: row[0]}
+    return Table.of(title, rows, first | columns)
 
 
 def _at_a_time(run: RunResult) -> str:
@@ -156,7 +157,7 @@ def _score_table(runs: Runs, references: Mapping[str, Sequence[str]]) -> Iterato
         "exact match": lambda run: f"{fmean(shown(run, 1)):.3f}",
     }
     answered = [run for run in runs if scored[id(run)]]
-    yield Table.of_groups("How good the answers are", by_kind(answered), columns)
+    yield Table.of("How good the answers are", by_kind(answered), columns)
 
 
 def write_csv(measured: Measured, path: Path) -> None:
@@ -215,7 +216,7 @@ def comparison(old: Results, new: Results) -> Iterator[Shown]:
             "planning ms\nbefore": lambda pair: f"{pair[1].planning_ms:.3f}",
             "planning ms\nnow": lambda pair: f"{pair[0].planning_ms:.3f}",
         }
-        yield Table.of("Hit ratio and prefilled tokens, before and now", changed, columns)
+        yield Table.of("Hit ratio and prefilled tokens, before and now", {"": changed}, columns)
     yield f"{len(both) - len(changed)} of {len(new.runs)} runs are exactly as before"
 
 

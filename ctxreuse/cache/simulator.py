@@ -125,8 +125,7 @@ class PrefixCacheSimulator:
         self._last_number = 0
         # blocks with content that no running request holds, the next to be taken first
         self._free: OrderedDict[BlockNumber, None] = OrderedDict()
-        # how many running requests hold a block
-        self._users: dict[BlockNumber, int] = {}
+        self._users: dict[BlockNumber, int] = {}  # how many running requests hold a block
         self._hash_of: dict[BlockNumber, ContentHash] = {}
         self._blocks_with: dict[ContentHash, OrderedDict[BlockNumber, None]] = {}
 

@@ -65,22 +65,17 @@ def _run() -> None:
         app()
     except (SystemExit, CtxreuseError):  # a command always ends so
         _replace_closed_streams()  # a program that was recorded had none
-        _write_out()
+        try:
+            with file_errors("standard output", "written"):
+                sys.stdout.flush()
+        except CtxreuseError:  # at its own end Python could only print a traceback
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise
         raise
     except OSError as error:
         usage_error = typer.BadParameter.__mro__[1]  # Typer has no name for it that it exports
         if isinstance(error.__context__, usage_error):
             sys.exit(2)  # standard error does not take its words
-        raise
-
-
-def _write_out() -> None:
-    """Write what is left of the output; at its own end Python could only print a traceback."""
-    try:
-        with file_errors("standard output", "written"):
-            sys.stdout.flush()
-    except CtxreuseError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
 
 

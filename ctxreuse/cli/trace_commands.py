@@ -19,15 +19,15 @@ from ctxreuse.cli.recorded_program import ProgramEnd, run_program
 from ctxreuse.cli.terminal import only_one_from_standard_input, progress, put, say, show
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import check_writable, file_errors
+from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, option
 from ctxreuse.measure.replay import simulate as simulation
-from ctxreuse.measure.replay.explain_plan import explain_plan, explanation_json, in_words
+from ctxreuse.measure.replay.explain_plan import explain_plan, explanation_json
 from ctxreuse.measure.replay.hashed_trace import (
     BLOCK_TOKENS,
     USUAL_SIZES,
     hashed_requests,
-    is_hashed,
     simulate_hashed,
 )
 from ctxreuse.measure.replay.plan_file import planned_requests, read_plan
@@ -261,7 +261,7 @@ class SimulateCommand(PrintsJson):
         lines = read_lines(str(trace_path(self.plan)))
         first = list(islice(lines, 1))
         lines = chain(first, lines)
-        has_hashes = any(map(is_hashed, first))
+        has_hashes = any("hash_ids" in one.fields and "blocks" not in one.fields for one in first)
         results = (self._served_hashed if has_hashes else self._served)(lines)
         if not self.as_json:
             return show(size_output(results))
@@ -281,7 +281,7 @@ class SimulateCommand(PrintsJson):
         return put(json.dumps(figures))
 
     def _served(self, lines: Iterator[JsonLine]) -> list[simulation.SizeResult]:
-        planned = planned_requests(lines)
+        planned = list(planned_requests(lines))
         blocks = read_corpus(self.corpus or corpus_path(self.plan))
         encoder = None if self.tokenizer is None else simulation.load_tokenizer(str(self.tokenizer))
         sizes: Sequence[int | None] = self.capacity_tokens or [None]
@@ -366,6 +366,7 @@ class ExplainCommand:
         if wanted is None and not self.as_json:
             return show(explanation_output(explained, self.worst, with_reason=with_reason))
         for one in explained:
+            words = [f"{well_formed(str(one.request_id))}: {one.cause}", one.words]
             told = json.dumps(explanation_json(one, with_reason=with_reason))
-            put(told if self.as_json else in_words(one))
+            put(told if self.as_json else "\n".join(filter(None, words)))
         return None

@@ -12,13 +12,9 @@ _Row = TypeVar("_Row")
 class Good(str):
     """A cell that is good news."""
 
-    __slots__ = ()
-
 
 class Bad(str):
     """A cell that is bad news."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +30,12 @@ class Table:
     def of(
         cls,
         title: str,
-        rows: Iterable[_Row],
-        columns: Mapping[str, Callable[[_Row], str]],
-        *,
-        is_text: bool = False,
-    ) -> Self:
-        """Return a table with a row for each of some things."""
-        return cls.of_groups(title, {"": rows}, columns, is_text=is_text)
-
-    @classmethod
-    def of_groups(
-        cls,
-        title: str,
         groups: Mapping[str, Iterable[_Row]],
         columns: Mapping[str, Callable[[_Row], str]],
         *,
         is_text: bool = False,
     ) -> Self:
-        """Return a table of groups, those that hold something under their headings."""
+        """Return a table of groups; those that hold something stand under headings, if not ""."""
         table: list[tuple[str, ...]] = []
         for heading, rows in groups.items():
             cells = [tuple(cell(row) for cell in columns.values()) for row in rows]

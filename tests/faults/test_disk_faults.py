@@ -38,7 +38,7 @@ def recorded(folder: Path) -> list[Any]:
     """Return the requests of the only recording in a folder."""
     [corpus], [trace] = (folder.glob(f"**/{name}.jsonl") for name in ("corpus", "trace"))
     blocks = read_corpus(str(corpus))
-    read_prompts(trace.with_name("prompts.jsonl"), blocks)
+    list(read_prompts(trace.with_name("prompts.jsonl"), blocks))
     return list(read_trace(str(trace), blocks))
 
 

@@ -19,7 +19,7 @@ from ctxreuse.measure.replay.plan_trace import ANSWER, replayed
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, TODAY, tried_policies
 from ctxreuse.measure.replay.prompts import said_tokens
 from ctxreuse.measure.replay.run_result import Run
-from ctxreuse.measure.replay.simulate import Replay, billed_prompts
+from ctxreuse.measure.replay.simulate import Replay
 from ctxreuse.measure.report import page, report_page
 from ctxreuse.measure.results.bill import Bill
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
@@ -109,14 +109,7 @@ def test_a_provider_that_gets_the_bodies_charges_the_same(trace, spec, policy):
             body.pop("prompt_cache_options", None)
         if plan.content or plan.request.system:
             usages.append(provider.take(body, now))
-    billed, _ = billed_prompts(
-        planned,
-        BLOCKS,
-        profile,
-        Words(),
-        is_marked=policy.is_marked,
-        is_timed=policy.mode == "online",
-    )
+    billed, _ = Replay((), BLOCKS, Words(), cache=profile).billed(planned, policy)
     assert [(one.uncached, one.read, one.written) for one in billed] == [
         (one.uncached, one.read, one.written) for one in usages
     ]

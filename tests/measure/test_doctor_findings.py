@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.cache import PrefixCacheMetrics
+from ctxreuse.cache import CacheUsage, PrefixCacheMetrics
 from ctxreuse.measure.doctor.engine_findings import (
     engine_findings,
     metrics_finding,
@@ -22,14 +22,13 @@ from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.measure.doctor.probe import (
     MOST_TOKENS,
     NOT_ASKED,
-    Counters,
     EngineReadings,
     PromptReading,
     made_up_prompts,
 )
 
 counts = st.integers(0, 3_000)
-counters = st.builds(Counters, counts, counts) | st.none()
+counters = st.builds(CacheUsage, counts, counts) | st.none()
 answered = st.builds(PromptReading, counts | st.none(), counts | st.none(), counters)
 answers = answered | st.just(NOT_ASKED)
 metrics = st.builds(
@@ -89,11 +88,11 @@ def healthy() -> EngineReadings:
     return EngineReadings(
         host="engine:8000",
         metrics=PrefixCacheMetrics(prefix_cache_queries=0, prefix_cache_hits=0),
-        first=PromptReading(2_800, 0, Counters(2_800, 0)),
-        again=PromptReading(2_800, 2_784, Counters(2_800, 2_784)),
-        half=PromptReading(2_800, 1_392, Counters(2_800, 1_392)),
-        later=PromptReading(2_800, 2_784, Counters(2_800, 2_784)),
-        quiet=Counters(0, 0),
+        first=PromptReading(2_800, 0, CacheUsage(2_800, 0)),
+        again=PromptReading(2_800, 2_784, CacheUsage(2_800, 2_784)),
+        half=PromptReading(2_800, 1_392, CacheUsage(2_800, 1_392)),
+        later=PromptReading(2_800, 2_784, CacheUsage(2_800, 2_784)),
+        quiet=CacheUsage(0, 0),
         quiet_s=2.0,
     )
 
@@ -115,7 +114,7 @@ def test_readings_of_a_healthy_engine_are_well_and_one_named_process_needs_no_co
 def test_a_cache_that_counts_nothing_because_it_is_off_is_not_taken_for_several_engines() -> None:
     read = healthy()
     for name in ("first", "again", "half", "later"):
-        setattr(read, name, PromptReading(2_800, 0, Counters(0, 0)))
+        setattr(read, name, PromptReading(2_800, 0, CacheUsage(0, 0)))
     read.metrics = PrefixCacheMetrics(0, 0, prefix_caching=False)
     assert processes_finding(read, None, None).verdict is Verdict.OK
     read.metrics = PrefixCacheMetrics(0, 0, prefix_caching=True)  # these are another engine's
@@ -135,10 +134,10 @@ def test_made_up_prompts_share_their_first_half_and_no_more(name: str, tokens: i
 
 def test_an_answer_that_says_0_where_the_metrics_count_hits_is_the_problem() -> None:
     read = healthy()
-    read.again = PromptReading(2_800, 0, Counters(2_800, 2_784))
+    read.again = PromptReading(2_800, 0, CacheUsage(2_800, 2_784))
     assert found(read, "usage").found == (
         "an answer says 0 of 2,800 tokens cached, where /metrics have counted 2,784"
     )
     assert found(read, "prefix cache").verdict is Verdict.UNKNOWN
-    read.again = PromptReading(2_800, 0, Counters(2_900, 2_784))  # somebody else's, too
+    read.again = PromptReading(2_800, 0, CacheUsage(2_900, 2_784))  # somebody else's, too
     assert found(read, "prefix cache").verdict is Verdict.PROBLEM

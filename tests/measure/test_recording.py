@@ -225,6 +225,6 @@ def test_prompts_before_the_first_request_are_read_and_none_is_kept_without_requ
             recorder.record_prompt([PromptPart("user", "first"), PromptPart("user", "second")])
         assert recorder.faults == 0
     corpus, _ = recorded(tmp_path / "some")
-    prompts = read_prompts(tmp_path / "some" / "trace.jsonl", corpus)
+    prompts = list(read_prompts(tmp_path / "some" / "trace.jsonl", corpus))
     assert [len(one.parts) for one in prompts] == [1, 2]
     assert not [*(tmp_path / "none").iterdir()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, TypeAlias
 
@@ -29,8 +29,6 @@ _MOST_PLACES = 64
 
 class _Implied:
     """The name of a block whose hash is not known, only that it must stand in the cache."""
-
-    __slots__ = ()
 
 
 _Key: TypeAlias = BlockHash | _Implied
@@ -117,17 +115,15 @@ class BlockTree:
         parent: BlockHash | None,
         links: Sequence[Link],
         size: int,
-        *,
-        computes_again: bool = False,
+        computes_again: bool,
     ) -> bool:
         """Add a run of blocks below a parent, None begins a prompt; return whether they fit in."""
         if self._blocks and size != self.size:
             return False
         self.size = size
-        if parent is not _ROOT:
-            self._is_late = self._is_late or parent not in self._blocks
-            if self._is_late:
-                self._note_unknown_parent(parent)
+        self._is_late |= parent is not _ROOT and parent not in self._blocks
+        if self._is_late:
+            self._note_unknown_parent(parent)
         above: _Key | None = parent
         for key, link in zip(hashes, links, strict=True):
             block = self._blocks.get(key)
@@ -174,18 +170,16 @@ class BlockTree:
             key = block.parent
         return path[::-1]
 
-    def names_near(self, key: BlockHash, tokens: int) -> list[Name]:
-        """Return the names attached to a block or to those of the next tokens below it."""
-        names: list[Name] = []
+    def names_near(self, key: BlockHash, tokens: int) -> Iterator[Name]:
+        """Yield the names attached to a block or to those of the next tokens below it."""
         level: list[tuple[_Key, int]] = [(key, tokens)] if key in self._blocks else []
         while level:
             here, left = level.pop()
             block = self._blocks[here]
-            names += block.names
+            yield from block.names
             if block.start != _UNREACHED and left > self.size:
                 below = self._children.get(here, {}).values()
                 level += [(child, left - self.size) for child in below]
-        return names
 
     def attach(self, name: Name, prompt: PromptBlocks, *, goes_on: bool = False) -> None:
         """Follow a prompt under a name, maybe again."""

@@ -68,8 +68,7 @@ class StateGroup:
 
     def readable(self, path: Sequence[PathEnd], ends: Collection[int]) -> set[int]:
         """Return the ends, in tokens, behind which these layers can go on; of those given."""
-        found: set[int] = set()
-        row = 0
+        found, row = set[int](), 0
         for key, end in path:
             if end % self.size:
                 continue
@@ -132,8 +131,7 @@ class EngineBlocks:
         if any(extras) and not self._knows_salts:
             self._knows_salts = True
             self._looked_up.clear()
-        again = bool(self._states)
-        return self._trees[group].stored(hashes, parent, links, size, computes_again=again)
+        return self._trees[group].stored(hashes, parent, links, size, bool(self._states))
 
     def _store_states(
         self, group: int, hashes: Sequence[BlockHash], size: int, window: int

@@ -101,16 +101,13 @@ class EventSockets:
             raise MissingExtraError("KVEventSync", "vllm-events") from error
         self._zmq: Any = zmq
         self._context: Any = None
-        self._live: Any = None
-        self._monitor: Any = None
-        self._poller: Any = None
         self.replay: PendingReplay | None = None  # that was asked for and has not ended
 
     def open(self) -> None:
         """Subscribe."""
         zmq = self._zmq
         self._context = zmq.Context()
-        self._live = self._context.socket(zmq.SUB)
+        self._live: Any = self._context.socket(zmq.SUB)
         self._live.setsockopt(zmq.RCVHWM, _WAITING_MESSAGES)
         self._live.setsockopt(zmq.MAXMSGSIZE, _LARGEST_MESSAGE)
         self._live.setsockopt(zmq.SUBSCRIBE, self.topic.encode())

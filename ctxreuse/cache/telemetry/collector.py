@@ -227,6 +227,7 @@ OF_REPLICAS: Final = (
 _LONGEST_NAME = 64
 _Samples: TypeAlias = Mapping[str, Sequence[tuple[tuple[str, ...], Any]]]
 """By metric: the values of its own labels, and its value."""
+_Read: TypeAlias = dict[tuple[str, ...], _Samples]  # by whose they are
 
 
 @runtime_checkable
@@ -313,8 +314,7 @@ class PlannerCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics, as `prometheus_client` asks for them."""
-        read: dict[tuple[str, ...], _Samples] = {}
-        status: dict[tuple[str, ...], _Samples] = {}
+        read, status = _Read(), _Read()
         planners = dict(self._planners)
         for name, pool in self._pools.items():
             of_pool = self._failing.attempt(lambda pool=pool: dict(pool.planners), dict)  # type: ignore[misc]
@@ -326,10 +326,7 @@ class PlannerCollector:
         yield from self._shown(OF_REPLICAS, ("pool", "replica"), status)
 
     def _shown(
-        self,
-        families: Iterable[Family],
-        whose: tuple[str, ...],
-        read: Mapping[tuple[str, ...], _Samples],
+        self, families: Iterable[Family], whose: tuple[str, ...], read: _Read
     ) -> Iterator[Metric]:
         for one in families:
             family = self._family(one, whose)
@@ -348,12 +345,12 @@ class PlannerCollector:
         return kind(one.name, one.help, labels=[*whose, *one.labels])
 
 
-def _read_planner(name: str, planner: ReusePlanner) -> dict[tuple[str, ...], _Samples]:
+def _read_planner(name: str, planner: ReusePlanner) -> _Read:
     numbers = PlannerNumbers(planner.savings, planner.statistics(), planner.sharing)
     return {(name,): _samples(OF_PLANNERS, numbers)}
 
 
-def _read_pool(name: str, pool: WatchedPool) -> dict[tuple[str, ...], _Samples]:
+def _read_pool(name: str, pool: WatchedPool) -> _Read:
     return {(name, one.name): _samples(OF_REPLICAS, one) for one in pool.statistics()}
 
 

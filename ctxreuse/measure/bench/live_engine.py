@@ -185,8 +185,7 @@ class _Sending:
                 raise EngineError("answered without a count of tokens")
         except EngineError as error:
             self.failures[str(error)] += 1
-            # the server's cache does not hold it
-            self.planner.forget(plan)
+            self.planner.forget(plan)  # the server's cache does not hold it
             return None
         usage = net_of_primes(CacheUsage(answer.prompt_tokens, answer.cached_tokens), primes)
         seconds = round(primed_s + answer.time_to_first_token_s, 6)

@@ -130,7 +130,7 @@ def processes_finding(
         seen = f"{foreign:,} prompt tokens of others in {readings.quiet_s:g} s and between ours"
         found = f"{seen}; {found}" if found else seen
     if elsewhere and verdict is not _PROBLEM:
-        counted = sum(one.counted.queries for one in readings.sent if one.counted)
+        counted = sum(one.counted.prompt_tokens for one in readings.sent if one.counted)
         verdict, remedy = _PROBLEM, _ONE_ENGINE
         found = f"the metrics have counted {counted:,} prompt tokens, less than were sent"
     return Finding("other processes", verdict, found, remedy, figures)
@@ -191,7 +191,7 @@ def _usage(readings: EngineReadings) -> Finding:
         return Finding(check, _OK, found, figures=figures)
     if readings.later is NOT_ASKED:
         return Finding(check, _UNKNOWN, found, "see engine", figures)
-    hits = sum(one.counted.hits for one in readings.sent if one.counted)
+    hits = sum(one.counted.cached_tokens for one in readings.sent if one.counted)
     if hits:
         found += f", while /metrics have counted {hits:,}"
     elif any(one.counted for one in readings.sent):
@@ -296,19 +296,19 @@ def _kept(readings: EngineReadings) -> Finding:
 def _foreign_tokens(readings: EngineReadings) -> int | None:
     """Return the prompt tokens that others have sent meanwhile; None if nothing was counted."""
     counted = [
-        max(0, one.counted.queries - one.prompt_tokens)
+        max(0, one.counted.prompt_tokens - one.prompt_tokens)
         for one in readings.sent
         if one.counted is not None and one.prompt_tokens is not None
     ]
     if readings.quiet is not None:
-        counted.append(readings.quiet.queries)
+        counted.append(readings.quiet.prompt_tokens)
     return sum(counted) if counted else None
 
 
 def _is_elsewhere(readings: EngineReadings) -> bool:
     """Return whether prompts were counted in part, so that other engines got some of them."""
     told = [
-        (one.counted.queries, one.prompt_tokens)
+        (one.counted.prompt_tokens, one.prompt_tokens)
         for one in readings.sent
         if one.counted is not None and one.prompt_tokens
     ]

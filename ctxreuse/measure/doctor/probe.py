@@ -10,10 +10,11 @@ import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
+from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.checks import checked_number
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import EngineError, InvalidRequestError
@@ -34,7 +35,6 @@ _HALF_ENOUGH = 0.5
 _PART_OF_A_WINDOW = 0.7  # lengths are estimated
 _MOST_REPLY_BYTES = 16 * 2**20
 _SETTLE_S = 0.25
-_PATH = "/metrics"
 _FORMS_OF_A_LIMIT: tuple[dict[str, Any], ...] = ({"max_tokens": 1}, {"max_completion_tokens": 16})
 """Newer models of hosted APIs refuse the first form; several of them refuse less than 16."""
 
@@ -97,19 +97,12 @@ class DoctorConfig:
         checked_number("timeout_s", self.timeout_s)
 
 
-class Counters(NamedTuple):
-    """What `/metrics` have counted: tokens that were looked up, and those that were found."""
-
-    queries: int
-    hits: int
-
-
 class PromptReading(NamedTuple):
     """What is known of one prompt."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    counted: Counters | None = None
+    counted: CacheUsage | None = None  # by `/metrics`
     is_odd: bool = False  # with a count that cannot be right, which is left out
 
     @property
@@ -117,9 +110,9 @@ class PromptReading(NamedTuple):
         """The cached tokens, from the answer or as the metrics have counted."""
         if self.cached_tokens is not None or self.counted is None or self.prompt_tokens is None:
             return self.cached_tokens
-        if self.counted.queries != self.prompt_tokens:
+        if self.counted.prompt_tokens != self.prompt_tokens:
             return None
-        return min(self.counted.hits, self.prompt_tokens)
+        return min(self.counted.cached_tokens, self.prompt_tokens)
 
 
 NOT_ASKED = PromptReading()  # that of a prompt that was not sent, or not answered
@@ -140,7 +133,7 @@ class EngineReadings:
     half: PromptReading = NOT_ASKED
     third: PromptReading = NOT_ASKED
     later: PromptReading = NOT_ASKED
-    quiet: Counters | None = None
+    quiet: CacheUsage | None = None
     quiet_s: float = 0.0
     shared_part: float = 0.5
 
@@ -192,15 +185,12 @@ async def probe(
     return readings
 
 
-_Page: TypeAlias = tuple[EngineConnection, str]  # where metrics are: at a server, and a path
-
-
 @dataclass(slots=True)
 class _Asking:
     """Fills readings, step by step."""
 
     readings: EngineReadings
-    page: _Page | None
+    page: tuple[EngineConnection, str] | None  # where metrics are: at a server, and a path
     log: LogWatch | None
     limit: dict[str, Any] = field(default_factory=lambda: _FORMS_OF_A_LIMIT[0])
 
@@ -306,7 +296,7 @@ def _client(config: DoctorConfig, base_url: str) -> EngineClient:
     )
 
 
-def _page(config: DoctorConfig) -> _Page | None:
+def _page(config: DoctorConfig) -> tuple[EngineConnection, str] | None:
     """Return where metrics are: as given, or else beside the API."""
     given, base, key, path = config.metrics_url, config.base_url, config.api_key, ""
     root = base if given is None else given
@@ -322,7 +312,7 @@ def _page(config: DoctorConfig) -> _Page | None:
         # the key is for the API; whoever else serves metrics does not get it
         key = key if is_same else "EMPTY"
     page = EngineConnection(root, key, None, 0, 0.0, config.timeout_s, _MOST_REPLY_BYTES)
-    return page, path or _PATH
+    return page, path or "/metrics"
 
 
 def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
@@ -330,11 +320,11 @@ def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or default
 
 
-def _counted(before: PrefixCacheMetrics, after: PrefixCacheMetrics) -> Counters | None:
+def _counted(before: PrefixCacheMetrics, after: PrefixCacheMetrics) -> CacheUsage | None:
     """Return what was counted between two readings; None if that is not known, or was reset."""
     earlier = before.prefix_cache_queries, before.prefix_cache_hits
     later = after.prefix_cache_queries, after.prefix_cache_hits
     if None in (*earlier, *later):
         return None
     queries, hits = (int(new or 0) - int(old or 0) for old, new in zip(earlier, later, strict=True))
-    return Counters(queries, hits) if queries >= 0 and hits >= 0 else None
+    return CacheUsage(queries, hits) if queries >= 0 and hits >= 0 else None

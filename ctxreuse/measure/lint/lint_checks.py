@@ -36,7 +36,6 @@ from ctxreuse.measure.traces.varying_fronts import (
 from ctxreuse.memory.explanations import Cause, Explanation
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
-_MILLION = 1_000_000
 _OFTEN = 0.1  # share of the requests from which on other tools count as changing
 _NEARLY = 0.8  # share of the shortest prefix from which on a prompt is just under it
 _VOLATILE: Final = "volatile text in front"
@@ -98,7 +97,7 @@ class LintReport:
         """Return what a finding costs, at the price of computed tokens."""
         if self.prices is None:
             return None
-        return finding.cost_tokens * self.prices.input / _MILLION
+        return finding.cost_tokens * self.prices.input / 1_000_000
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -128,7 +127,7 @@ class LintReport:
             }
             if self.prices is not None:
                 columns[self.prices.currency] = lambda one: f"{self._money(one) or 0.0:.4g}"
-            yield Table.of("What it costs", self.findings, columns)
+            yield Table.of("What it costs", {"": self.findings}, columns)
         if self.prices is not None:
             yield f"prices of {self.prices.date}: {self.prices.source}"
         for one in self.findings:

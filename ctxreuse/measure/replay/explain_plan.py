@@ -32,7 +32,7 @@ def explain_plan(
     latest: dict[Hashable, int] = {}  # by beginning, and by conversation
     showing: dict[BlockId, deque[int]] = {}  # so that long traces stay fast
     for number, request in enumerate(planned):
-        prompt = _sent_prompt(request, corpus, cache)
+        prompt = _sent_prompt(request, corpus)
         beginnings, talk = list(_beginnings(prompt)), (prompt.tenant, prompt.conversation)
         names = [*beginnings, talk] if prompt.is_later_turn else beginnings
         closest = {latest[name] for name in names if name in latest}
@@ -65,7 +65,7 @@ def _beginnings(prompt: SentEntry) -> Iterator[Hashable]:
             yield (root, digest.digest())
 
 
-def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheRules) -> SentEntry:
+def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentEntry:
     blocks = sent_blocks(request, corpus)
     sent = request.sent or SentCall()
     system_tokens, conversation = sent.system_tokens, request.conversation_id
@@ -90,12 +90,6 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus, cache: CacheRules) -> 
         conversation=None if conversation is None else text_digest(repr(conversation)),
         history=sent.history,
     )
-
-
-def in_words(explanation: Explanation) -> str:
-    """Return the explanation of one request as text."""
-    name = well_formed(str(explanation.request_id))
-    return "\n".join(filter(None, [f"{name}: {explanation.cause}", explanation.words]))
 
 
 def explanation_json(explanation: Explanation, *, with_reason: bool = False) -> dict[str, Any]:

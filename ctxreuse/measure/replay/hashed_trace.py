@@ -32,11 +32,6 @@ class HashedRequest(NamedTuple):
     hash_ids: tuple[int, ...]
 
 
-def is_hashed(line: JsonLine) -> bool:
-    """Return whether a line is one of a trace in Mooncake's format, not one of a plan."""
-    return "hash_ids" in line.fields and "blocks" not in line.fields
-
-
 def hashed_requests(
     lines: Iterable[JsonLine], block_tokens: int = BLOCK_TOKENS
 ) -> list[HashedRequest]:

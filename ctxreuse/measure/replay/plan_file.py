@@ -12,7 +12,7 @@ system text. `primes` are after how many of them a call ends that is sent before
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -116,12 +116,11 @@ class PlannedRequest:
 
 def read_plan(path: str) -> list[PlannedRequest]:
     """Read a plan file."""
-    return planned_requests(read_lines(path))
+    return list(planned_requests(read_lines(path)))
 
 
-def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
-    """Return the requests of a plan file's lines; see `read_plan`."""
-    planned: list[PlannedRequest] = []
+def planned_requests(lines: Iterable[JsonLine]) -> Iterator[PlannedRequest]:
+    """Yield the requests of a plan file's lines; see `read_plan`."""
     turns: dict[str | int, int] = {}  # of each request, with those that it continues
     for line in lines:
         parts = _parts(line)
@@ -149,8 +148,7 @@ def planned_requests(lines: Iterable[JsonLine]) -> list[PlannedRequest]:
                 f"it continues a conversation of {MOST_TURNS:,} turns; end the conversation "
                 "before it, and begin another"
             )
-        planned.append(request)
-    return planned
+        yield request
 
 
 def _parts(line: JsonLine) -> tuple[PlannedPart, ...]:

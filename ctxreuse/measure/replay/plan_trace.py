@@ -53,7 +53,7 @@ def replayed(
     conversations: bool = False,
 ) -> Iterator[ReplayedStep]:
     """Yield the plan of each request of a trace, in execution order."""
-    replay = _Replay(policy, planner, conversations)
+    replay = _PlannedTrace(policy, planner, conversations)
     for key, turns in Counter(map(replay.key, trace)).items():
         if key is not None and turns > MOST_TURNS:
             raise InputFileError(
@@ -68,7 +68,7 @@ def replayed(
         replay.record(traced, plan, step.answer)
 
 
-class _Replay:
+class _PlannedTrace:
     """A policy's plans, and the histories of the conversations that are replayed."""
 
     def __init__(self, policy: MeasuredPolicy, planner: ReusePlanner, conversations: bool) -> None:

@@ -57,14 +57,11 @@ class RunBill:
         ahead, pays_from = 0.0, None
         for number, one in enumerate(prompts, start=1):
             ahead += one.prompt_tokens - one.bill(profile)
-            if ahead <= _ROUNDING:
+            if ahead <= 1e-6:  # which may be rounding
                 pays_from = None
             elif pays_from is None:
                 pays_from = number
         return cls(sum(prompts, BilledTokens()).written, never_read, pays_from)
-
-
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSim
 from ctxreuse.errors import InputFileError, MissingExtraError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.policies import MeasuredPolicy
 from ctxreuse.measure.replay.prompts import (
-    CutPrompt,
     Tokenizer,
     prime_ends,
     prompt_blocks,
@@ -130,15 +130,7 @@ class Replay(NamedTuple):
         if not self.cache.lives:
             usages = self.served(planned, run.capacity_tokens)
             return RunResult.of_run(run, planned, usages, planning_s)
-        billed, never_read = billed_prompts(  # a batch is sent all at once
-            planned,
-            self.corpus,
-            self.cache,
-            self.tokenizer,
-            is_marked=run.policy.is_marked,
-            is_timed=run.policy.mode == "online",
-            advance=self.advance,
-        )
+        billed, never_read = self.billed(planned, run.policy)
         usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed]
         bill = RunBill.of(billed, never_read, self.cache)
         return RunResult.of_run(run, planned, usages, planning_s, bill=bill)
@@ -164,6 +156,32 @@ class Replay(NamedTuple):
             served = simulate_tokens(planned, self.corpus, cache, self.tokenizer)
         return list(counted(served, self.advance))
 
+    def billed(
+        self, planned: Sequence[PlannedRequest], policy: MeasuredPolicy
+    ) -> tuple[list[BilledTokens], int]:
+        """Return what is charged for requests sent one by one, and what of it is never read."""
+        marks_end = not policy.is_marked and self.cache.marks_end
+        cache, billed, now = ProviderCache(self.cache, marks_end=marks_end), [], 0.0
+        prompts = prompt_pieces(planned, self.corpus, self.tokenizer)
+        for request, prompt in zip(planned, prompts, strict=True):
+            if policy.mode == "online" and request.timestamp_ms is not None:
+                now = max(now, request.timestamp_ms / 1_000)  # a batch is sent all at once
+            marks = set[int]()  # behind which pieces `Plan.body` puts one
+            if policy.is_marked:
+                marks.update(prompt.block_ends[mark] for mark in request.marks or ())
+                if request.conversation_id is not None:
+                    # what the turn before has written, and for the next
+                    marks.update(prompt.turn_ends[-2:])
+            elif marks_end:  # the provider has marked the end of each turn
+                marks.update(prompt.turn_ends[:-1])
+            pieces = [
+                PromptPiece(one.content, one.tokens, number in marks)
+                for number, one in enumerate(prompt.pieces, start=1)
+            ]
+            billed.append(cache.serve(pieces, now=now, key=request.tenant))
+            self.advance()
+        return billed, cache.never_read
+
 
 Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[], object]]]
 """From a task's name and its number of steps to a context whose value is called once a step."""
@@ -172,39 +190,3 @@ Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[], o
 def no_progress(task: str, steps: int) -> AbstractContextManager[Callable[[], object]]:
     """Show nothing."""
     return nullcontext(lambda: None)
-
-
-def billed_prompts(
-    planned: Sequence[PlannedRequest],
-    corpus: Corpus,
-    profile: CacheRules,
-    tokenizer: Tokenizer | None = None,
-    *,
-    is_marked: bool = True,
-    is_timed: bool = True,
-    advance: Callable[[], object] = lambda: None,
-) -> tuple[list[BilledTokens], int]:
-    """Return what is charged for requests sent one by one, and what of it is never read."""
-    marks_end = not is_marked and profile.marks_end
-    cache, billed, now = ProviderCache(profile, marks_end=marks_end), [], 0.0
-    for request, prompt in zip(planned, prompt_pieces(planned, corpus, tokenizer), strict=True):
-        if is_timed and request.timestamp_ms is not None:
-            now = max(now, request.timestamp_ms / 1_000)
-        marks = _marks(request, prompt) if is_marked else set()
-        if marks_end:  # the provider has marked the end of each turn
-            marks.update(prompt.turn_ends[:-1])
-        pieces = [
-            PromptPiece(one.content, one.tokens, number in marks)
-            for number, one in enumerate(prompt.pieces, start=1)
-        ]
-        billed.append(cache.serve(pieces, now=now, key=request.tenant))
-        advance()
-    return billed, cache.never_read
-
-
-def _marks(request: PlannedRequest, prompt: CutPrompt) -> set[int]:
-    """Return behind which pieces `Plan.body` puts a mark."""
-    marks = {prompt.block_ends[mark] for mark in request.marks or ()}
-    if request.conversation_id is not None:
-        marks.update(prompt.turn_ends[-2:])  # what the turn before has written, and for the next
-    return marks

@@ -68,17 +68,15 @@ class Saving(NamedTuple):
         return self.a_thousand(prices.money(self.before) - prices.money(self.after))
 
 
-def savings_of(runs: Sequence[RunResult], cache: CacheRules) -> list[Saving]:
-    """Return what each run saves, against that as retrieved with a cache of the same size."""
-    savings = []
+def savings_of(runs: Sequence[RunResult], cache: CacheRules) -> Iterator[Saving]:
+    """Yield what each run saves, against that as retrieved with a cache of the same size."""
     for run in runs:
         base = base_run([one for one in runs if one.capacity_tokens == run.capacity_tokens])
         if base is not None and base.request_ids:  # an engine does not answer all
             common = set(base.request_ids) & set(run.request_ids)
             base, run = base.only(common), run.only(common)
         if base is not None:
-            savings.append(Saving(run, base.billed, run.billed, cache))
-    return savings
+            yield Saving(run, base.billed, run.billed, cache)
 
 
 class Bill(NamedTuple):
@@ -97,7 +95,7 @@ class Bill(NamedTuple):
         base = base_run(runs)
         if base is None:
             return None
-        rows = savings_of(runs, results.cache)
+        rows = list(savings_of(runs, results.cache))
         return cls(results.cache, base, rows, results.prices, results.output_tokens)
 
     def name(self, row: Saving) -> str:
@@ -212,7 +210,7 @@ def base_run(runs: Sequence[RunResult]) -> RunResult | None:
 
 def price_lines(bill: Bill) -> Iterator[str]:
     """Yield what the money of a bill is from."""
-    prices = bill.prices
+    prices, cache = bill.prices, bill.cache
     if prices is None:
         return
     named = {"input": prices.input, "cached_input": prices.cached_input}
@@ -228,7 +226,6 @@ def price_lines(bill: Bill) -> Iterator[str]:
         f"Prices of {prices.date} from {prices.source}, in {prices.currency} for a million tokens: "
         f"{', '.join(words)}{derived}."
     )
-    cache = bill.cache
     if prices.input:
         read = prices.cached_input / prices.input
         write = prices.written_input[cache.time_to_live.name] / prices.input

@@ -15,7 +15,6 @@ from ctxreuse.measure.traces.json_lines import JsonLine
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
-_MILLION = 1_000_000
 _NEEDED = ("input", "cached_input", "currency", "date", "source")
 
 
@@ -86,7 +85,7 @@ class Prices:
         paid = tokens.uncached * self.input + tokens.read * self.cached_input
         for life, written in tokens.written.items():
             paid += written * self.written_input[life]
-        return (paid + output_tokens * (self.output or 0.0)) / _MILLION
+        return (paid + output_tokens * (self.output or 0.0)) / 1_000_000
 
 
 _PROVIDERS: Final = {

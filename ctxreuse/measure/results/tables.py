@@ -91,7 +91,7 @@ def explanation_output(
     if worst and losers:
         yield Table.of(
             "Requests that lost most (`--request ID` says more)",
-            losers[:worst],
+            {"": losers[:worst]},
             {
                 "request": lambda one: str(one.request_id),
                 "cause": lambda one: str(one.cause),
@@ -114,7 +114,7 @@ def _causes(explanations: Sequence[Explanation], with_reason: bool) -> Table:
     if not with_reason:
         del columns["reason"]
     rows = by_cause(explanations, with_reason=with_reason)
-    return Table.of("Why requests hit or miss", rows, columns, is_text=True)
+    return Table.of("Why requests hit or miss", {"": rows}, columns, is_text=True)
 
 
 def size_output(results: Sequence[SizeResult]) -> Iterator[Shown]:
@@ -123,7 +123,7 @@ def size_output(results: Sequence[SizeResult]) -> Iterator[Shown]:
     yield f"{len(results[0].usages):,} requests with {tokens:,} prompt tokens"
     yield Table.of(
         "Hit ratio by cache size",
-        results,
+        {"": results},
         {
             "tokens that the cache holds": lambda one: (
                 "unlimited" if one.capacity_tokens is None else f"{one.capacity_tokens:,}"
@@ -151,7 +151,7 @@ def tables(results: Results) -> Iterator[Table]:
             of_size = [run for run in policies if run.capacity_tokens == size]
             groups |= by_kind(of_size, name, f"{name}, {_DEDUPLICATED}")
         title, columns = f"What is left to compute{of}", POLICY | reached(policies)
-        yield Table.of_groups(title, groups, columns)
+        yield Table.of(title, groups, columns)
 
 
 def bill_table(bill: Bill) -> Table:
@@ -178,7 +178,7 @@ def bill_table(bill: Bill) -> Table:
         columns[f"{prices.currency} a\n1,000"] = lambda row: amount(bill.money(row) or 0.0)
     plain, shorter = ([row for row in bill.rows if row.run.deduplicated == one] for one in (0, 1))
     title = f"The bill with {profile_spec(bill.cache)}: tokens a request by what is paid for them"
-    return Table.of_groups(title, {"": plain, _DEDUPLICATED: shorter}, columns)
+    return Table.of(title, {"": plain, _DEDUPLICATED: shorter}, columns)
 
 
 def bill_lines(bill: Bill) -> Iterator[str]:
@@ -242,7 +242,7 @@ def engine_table(
         "\np95": milliseconds(95),
         "to as retrieved,\nrequest by request": measured(first_token_ratio),
     }
-    return Table.of_groups(title, groups, columns)
+    return Table.of(title, groups, columns)
 
 
 _Pair: TypeAlias = tuple[RunResult, RunResult, RunResult]

@@ -159,7 +159,7 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
 
 def _of_order(results: Results) -> SavingsVerdict:
     """Return what results come to where nothing that differs stands before the documents."""
-    savings = savings_of(_compared(results), results.cache)
+    savings = list(savings_of(_compared(results), results.cache))
     arriving, together = (
         _best([one for one in savings if one.run.policy in (way.name, primed.name)], results)
         for way, primed in zip((OURS_ONLINE, OURS_BATCH), PRIMED, strict=True)

@@ -222,14 +222,13 @@ def read_recording(
     return blocks, told_of, prompts
 
 
-def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> list[RecordedPrompt]:
+def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> Iterator[RecordedPrompt]:
     """Read the prompts beside a trace; none if there are none."""
     path = trace.with_name(PROMPTS)
     with file_errors(path, "read"):
         if not path.is_file():
-            return []
+            return
     texts, rendered = dict[str | int, PromptPart](), set[str | int]()
-    prompts: list[RecordedPrompt] = []
     for line in read_lines(str(path)):
         number = line.natural("text", None)
         if number is not None:
@@ -243,20 +242,17 @@ def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> list[Re
         beside = line.natural("beside", None)
         if not texts.keys() >= {*numbers, *([beside] if beside else ())}:
             line.fail("a text of this prompt does not stand before it")
-        prompts.append(
-            RecordedPrompt(
-                tuple(texts[one] for one in numbers),
-                texts[beside].text if beside else "",
-                line.count("after", 0),
-                tuple(line.ids("retrieved")),
-                line.get("run", (str,), ""),
-                line.get("framework", (str,), ""),
-                line.get("tenant", (str,), ""),
-                line.get("conversation_id", (str, int), None),
-                frozenset(n for n, one in enumerate(numbers) if one in rendered),
-            )
+        yield RecordedPrompt(
+            tuple(texts[one] for one in numbers),
+            texts[beside].text if beside else "",
+            line.count("after", 0),
+            tuple(line.ids("retrieved")),
+            line.get("run", (str,), ""),
+            line.get("framework", (str,), ""),
+            line.get("tenant", (str,), ""),
+            line.get("conversation_id", (str, int), None),
+            frozenset(n for n, one in enumerate(numbers) if one in rendered),
         )
-    return prompts
 
 
 def _content(line: JsonLine, corpus: Mapping[BlockId, ContextBlock]) -> str:

@@ -144,16 +144,9 @@ class TraceRecorder(OnePerProcess):
         marks: Sequence[int] | None = None,
     ) -> int | None:
         """Write a request; return its id in the trace, or None if it could not be written."""
+        talk: Any = {"system": system, "conversation_id": conversation_id, "tenant": tenant}
         return self._failing.attempt(
-            lambda: self._write(
-                ContextRequest(
-                    blocks, query, system=system, conversation_id=conversation_id, tenant=tenant
-                ),
-                titles,
-                source,
-                sent,
-                marks,
-            )
+            lambda: self._write(ContextRequest(blocks, query, **talk), titles, source, sent, marks)
         )
 
     def record_prompt(
@@ -194,8 +187,7 @@ class TraceRecorder(OnePerProcess):
                 return number
             number = self._written_texts = self._written_texts + 1
         spans = (self._known.standing_at(tenant, part.text) or ()) if part.is_text else ()
-        name_of = (lambda text: self._digest(text).hex()) if self._hash_only else None
-        line = {"text": number, "role": part.role, "content": _written(part.text, spans, name_of)}
+        line = {"text": number, "role": part.role, "content": self._content(part.text, spans)}
         ours = (known_texts().standing_at(tenant, part.text) or ()) if spans else ()
         if any(one.known.is_ours for one in ours):
             line["is_rendered"] = True
@@ -203,6 +195,27 @@ class TraceRecorder(OnePerProcess):
         with self._lock:
             self._texts.put(digest, number)
         return number
+
+    def _content(self, text: str, spans: Sequence[KnownSpan]) -> list[object]:
+        """Return a text with documents by name; without text, other lines are hashes as long."""
+
+        def hidden(words: re.Match[str]) -> str:
+            if not self._hash_only:
+                return words[0]
+            name = self._digest(words[0]).hex()
+            return (name * len(words[0]))[: len(words[0])]
+
+        content: list[object] = []
+        words = [words_at(one.start, text[one.start : one.end]) for one in spans]
+        ends, starts = [0, *(end for _, end in words)], [*(start for start, _ in words), len(text)]
+        for number, (end, start) in enumerate(zip(ends, starts, strict=True)):
+            content.append(_SAID.sub(hidden, text[end:start]))
+            if number < len(spans):
+                form: Any = spans[number].known.form
+                name, length = form.name
+                is_bare = {"is_bare": True} if len(form.text.strip()) < length else {}
+                content.append({"block": name, **is_bare})
+        return content
 
     def read_call(self, messages: object, fields: Mapping[str, Any]) -> ReadCall | None:
         """Read a request to a model as it is recorded; None if there is no question of a user."""
@@ -266,7 +279,7 @@ class TraceRecorder(OnePerProcess):
         measured = {block.key: self._measured(block) for block in new}
         with self._lock:
             ids = [
-                self._name_of(block, measured, request.tenant, title_of.get(key, ""))
+                self._name_of(block, measured.get(key), request.tenant, title_of.get(key, ""))
                 for key, block in request.unique_blocks.items()
             ]
             self._append_request(request, ids, told)
@@ -309,17 +322,13 @@ class TraceRecorder(OnePerProcess):
             _append(self._path(name), line)
 
     def _name_of(
-        self,
-        block: ContextBlock,
-        measured: Mapping[BlockKey, tuple[int, bytes]],
-        tenant: str,
-        title: str,
+        self, block: ContextBlock, measured: tuple[int, bytes] | None, tenant: str, title: str
     ) -> BlockId:
         """Return a block's name, which the corpus has from now on; the lock is held."""
         if (known := self._names.get(tenant, block.key)) is not None:
             return known
         # it may have been forgotten since it was looked up
-        tokens, digest = measured.get(block.key) or self._measured(block)
+        tokens, digest = measured or self._measured(block)
         own = digest.hex()
         name: BlockId = own if self._hash_only else block.id
         key = text_digest(repr(name))
@@ -344,28 +353,6 @@ class TraceRecorder(OnePerProcess):
     def _digest(self, text: str) -> bytes:
         encoded = text.encode("utf-8", "surrogatepass")
         return blake2b(encoded, digest_size=16, key=self._salt).digest()
-
-
-def _written(
-    text: str, spans: Sequence[KnownSpan], name_of: Callable[[str], str] | None
-) -> list[object]:
-    """Return a text with documents by name; with a function, other lines are hashed by it."""
-
-    def hidden(words: re.Match[str]) -> str:
-        name = "" if name_of is None else name_of(words[0])
-        return (name * len(words[0]))[: len(words[0])] or words[0]
-
-    content: list[object] = []
-    words = [words_at(one.start, text[one.start : one.end]) for one in spans]
-    ends, starts = [0, *(end for _, end in words)], [*(start for start, _ in words), len(text)]
-    for number, (end, start) in enumerate(zip(ends, starts, strict=True)):
-        content.append(_SAID.sub(hidden, text[end:start]))
-        if number < len(spans):
-            form: Any = spans[number].known.form
-            name, length = form.name
-            is_bare = {"is_bare": True} if len(form.text.strip()) < length else {}
-            content.append({"block": name, **is_bare})
-    return content
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
@@ -450,17 +437,10 @@ class PromptRecorder:
         questions, system = call.questions, call.system
         blocks, query = paragraphs("\n\n".join(message_texts(questions[-1])))
         first = "\n\n".join(message_texts(questions[0]))
-        return self._recorder.record(
-            blocks,
-            query,
-            system=system or None,
-            conversation_id=self._conversations.of(
-                f"{system}\n{first}", is_first=len(questions) == 1
-            ),
-            source=self._source,
-            sent=call.sent,
-            marks=_marks(call, blocks, query),
-        )
+        talk = self._conversations.of(f"{system}\n{first}", is_first=len(questions) == 1)
+        told: dict[str, Any] = {"conversation_id": talk, "source": self._source, "sent": call.sent}
+        marks = _marks(call, blocks, query)
+        return self._recorder.record(blocks, query, system=system or None, marks=marks, **told)
 
 
 def _marks(call: ReadCall, texts: Sequence[str], query: str) -> list[int]:

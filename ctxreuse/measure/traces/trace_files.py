@@ -11,7 +11,7 @@ stood; 0 is behind the system text). Further fields are skipped. A TREC run is a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -108,11 +108,10 @@ def read_titles(path: str) -> dict[BlockId, str]:
 
 def read_trace(path: str, corpus: Corpus) -> list[TraceRequest]:
     """Read a trace."""
-    return _requests(read_lines(path), corpus)
+    return list(_requests(read_lines(path), corpus))
 
 
-def _requests(lines: Iterable[JsonLine], corpus: Corpus) -> list[TraceRequest]:
-    trace: list[TraceRequest] = []
+def _requests(lines: Iterable[JsonLine], corpus: Corpus) -> Iterator[TraceRequest]:
     seen: set[str | int] = set()
     for line in lines:
         request_id = line.get("request_id", (str, int))
@@ -128,16 +127,13 @@ def _requests(lines: Iterable[JsonLine], corpus: Corpus) -> list[TraceRequest]:
                     "add it there, or pass the corpus that the trace was made with"
                 )
             blocks.append(block)
-        trace.append(
-            TraceRequest(
-                blocks=tuple(blocks),
-                output_tokens=line.natural("output_tokens", None),
-                marks=line.marks("marks", len(blocks)),
-                source=line.get("source", (str,), ""),
-                **request_fields(line),
-            )
+        yield TraceRequest(
+            blocks=tuple(blocks),
+            output_tokens=line.natural("output_tokens", None),
+            marks=line.marks("marks", len(blocks)),
+            source=line.get("source", (str,), ""),
+            **request_fields(line),
         )
-    return trace
 
 
 def read_requests(
@@ -150,7 +146,7 @@ def read_requests(
         line.get("request_id", (str, int))
         line.ids("blocks")
     blocks = read_corpus(corpus_path(trace) if corpus is None else corpus)
-    return blocks, _requests(chain(first, lines), blocks)
+    return blocks, list(_requests(chain(first, lines), blocks))
 
 
 def trace_path(trace: str) -> Path:

@@ -64,17 +64,15 @@ class Variation(NamedTuple):
         return "say it behind the documents, such as in the question"
 
 
-def front_variations(trace: Sequence[TraceRequest]) -> list[Variation]:
-    """Return what varies in front of the contexts of a trace."""
-    found: list[Variation] = []
+def front_variations(trace: Sequence[TraceRequest]) -> Iterator[Variation]:
+    """Yield what varies in front of the contexts of a trace."""
     for part, texts in texts_in_front(first_turns(trace)).items():
         by_tenant: dict[str, Counter[str]] = {}
         for tenant, text in texts:
             by_tenant.setdefault(tenant, Counter())[text] += 1
         for tenant, forms in by_tenant.items():
             several = (one for one in _set_ups(forms) if len(one) > 1)
-            found += [_variation(part, tenant, one) for one in several]
-    return found
+            yield from (_variation(part, tenant, one) for one in several)
 
 
 def texts_in_front(requests: Sequence[TraceRequest]) -> dict[str, list[tuple[str, str]]]:
