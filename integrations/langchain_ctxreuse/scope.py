@@ -62,7 +62,6 @@ def on_carrying_copy(method: _Method) -> _Method:
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Any:
-        getattr(self, "_serialized", None)  # a model keeps it, or each copy would make it anew
         carrier, request = copy(self), self._request
         # a stream without chunks invokes its copy when it is read, maybe in another context
         with nullcontext() if request is None else serving(request.scope):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
@@ -88,6 +88,10 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         theirs, ours = inner.metadata or {}, self.metadata or {}
         versions = {**(theirs.get("lc_versions") or {}), **(ours.get("lc_versions") or {})}
         self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
+
+    def __copy__(self) -> Self:
+        _ = self._serialized  # kept by the model, or each copy would make it anew
+        return super().__copy__()
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[Any, AIMessage]:
         """Return a model whose fields a config can set, as LangChain's models do."""
