@@ -44,12 +44,13 @@ class ListOfBlocks:
             number = self.queue.pop(0)
             self.holds = [entry for entry in self.holds if entry[0] != number]
             blocks.append(number)
+        if self.states is not None:  # a block's state goes with it, and does not come back
+            self.states &= {content for _, content in self.holds}
         full = len(computed) // self.size
         for position in range(len(hits), full):
             content = (salt, computed[: (position + 1) * self.size])
             self.holds.append((blocks[position], content))
         if self.states is not None:
-            self.states &= {content for _, content in self.holds}
             last = max(0, len(tokens) - 1) // self.size * self.size
             self.states |= {(salt, tokens[:end]) for end in (met, last) if end}
         self.queue = blocks[full:] + self.queue + blocks[:full][::-1]

@@ -281,7 +281,8 @@ def test_a_search_that_reaches_its_bound_says_so_and_returns_a_cached_path(monke
     everything = ["".join(order) for order in permutations("abcdef")]
     sender = Sender(*everything)
     exact = sender.index.search(None, context("abcdefg"))
-    assert len(exact.path) == 6 and "cached_paths" not in exact.limits
+    assert len(exact.path) == 6
+    assert "cached_paths" not in exact.limits
     monkeypatch.setattr(prefix_index, "_STEPS", -90)
     match = sender.index.search(None, context("abcdefg"))
     assert match.limits == ("cached_paths",)
