@@ -21,7 +21,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 from ctxreuse.memory.names import Sharing, named_by, request_name
-from ctxreuse.memory.sent_log import Entry, RatioEntry, ToldEntry
+from ctxreuse.memory.sent_log import EditEntry, Entry, RatioEntry, ToldEntry
 from ctxreuse.sharing.entries import CHECK_BYTES, UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")
@@ -297,18 +297,20 @@ class Exchange(Sharing):
         except UnreadableEntryError as error:
             self._note("unreadable", "%s; it is left out. Further ones are only counted.", error)
             return
-        take_in = self._take_in()
-        if self._has_written(writer, number, one) or take_in is None:
+        take_in, is_own = self._take_in(), self._has_written(writer, number, one)
+        # of a message's edits the last one in the log counts, in all processes
+        if take_in is None or (is_own and not isinstance(entry, EditEntry)):
             return
-        if number <= (self._latest_of.get(writer) or 0):
+        if not is_own and number <= (self._latest_of.get(writer) or 0):
             return  # appended twice, or read again behind a gap
-        self._latest_of.put(writer, number)
+        if not is_own:
+            self._latest_of.put(writer, number)
         try:
             take_in(entry)
         except Exception as error:  # one that fails would else be read again, with those before
             self._fail(error)
         else:
-            self._counts["taken_in"] += 1
+            self._counts["taken_in"] += not is_own
         time.sleep(0)  # let a thread that plans go on
 
     def _has_written(self, writer: bytes, number: int, entry: bytes) -> bool:

@@ -1,6 +1,7 @@
 """Planners that share a log order alike, and plan alone where the log does not answer."""
 
 import gc
+import json
 import os
 import sqlite3
 import stat
@@ -318,3 +319,18 @@ def test_the_first_history_in_a_process_is_sent_as_another_one_sent_it(tmp_path)
     sending.note_edit("", [b"a message"], b"[null, [], [], []]")
     assert sending.catch_up()
     assert ReusePlanner(shared_log=SQLiteLog(path)).edit_of("", b"a message") is not None
+
+
+def test_of_two_ways_in_which_a_message_was_sent_at_once_all_processes_keep_one():
+    log = MemoryLog()
+    log.error = TimeoutError()  # so that neither knows of the other
+    planners = sharing(log)
+    for letter, planner in zip("ab", planners, strict=True):
+        planner.note_edit("", [b"a message"], json.dumps([[letter], [], [], []]).encode())
+    log.error = None
+    caught_up(*planners)
+    [late] = sharing(log, 1)
+    caught_up(late)
+    kept = [planner.edit_of("", b"a message") for planner in (*planners, late)]
+    assert kept[0] == kept[1] == kept[2]
+    assert all(planner.sharing.taken_in == 1 for planner in planners)
