@@ -53,6 +53,9 @@ _NO_PROMPT = ContextRequest(())
 _MOST_CHARACTERS, _MOST_TURNS = 32_000_000, 64
 _ROW = ("documents", "query", "conversation", "history", "template", "labels")
 _FIELD = re.compile(r"(?:each of |there is no field ')?(\w+)(?: must|')")  # that an error names
+_END = re.compile(
+    rb"(?m)^(data: ?\[DONE\]|event: ?message_stop)"
+)  # of OpenAI's, Anthropic's streams
 _TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 _KEPT_BACK = forwarding.HOP_BY_HOP | {
     *("host", "content-length", "accept-encoding", "cookie", "expect"),
@@ -100,12 +103,28 @@ class _Relay(StreamingResponse):
         async with aclosing(self._pieces) as pieces:
             async with asyncio.timeout(self._limit_s):
                 head = await anext(pieces)
-            self.status_code, self.body_iterator = head.status, (one.data async for one in pieces)
+            kind = head.headers.get("content-type", "")
+            is_stream = kind.startswith("text/event-stream")
+            self.status_code, self.body_iterator = head.status, _data_of(pieces, is_stream)
             self.init_headers(head.headers)
             try:
                 await super().stream_response(send)
             except EngineError as error:  # no end is sent: the connection breaks, as it did
                 _log.warning("an answer broke off: %s", error)
+
+
+async def _data_of(pieces: AsyncIterator[Any], is_stream: bool) -> AsyncIterator[bytes]:
+    """Yield an answer's bytes, the end when all is counted: whoever has read it may go away."""
+    held = b""
+    async for data in (one.data async for one in pieces if one.data):
+        if held:
+            yield held
+        held = data
+        if is_stream and not _END.search(held):
+            yield held
+            held = b""
+    if held:
+        yield held
 
 
 class _Door:

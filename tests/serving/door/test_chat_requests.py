@@ -220,6 +220,30 @@ async def test_what_was_answered_is_reported_and_what_was_not_is_taken_back():
     assert reported.cached_tokens > 50
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_counts_whose_caller_goes_away_when_it_has_read_it(streams):
+    fields = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
+    end = b"[DONE]" if streams else b"}}"
+    async with served(EmulatedEngine()) as door:
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection("127.0.0.1", door.base_url.port)
+            body = json.dumps(asking("abc", **fields)).encode()
+            kind = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\n" % CHAT.encode() + kind + body)
+            answer = b""
+            while end not in answer:
+                answer += await reader.read(1 << 16)
+            writer.close()
+            await asyncio.sleep(0.1)
+        reported = door.planner.savings.reported
+        [engine] = [
+            line
+            for line in (await door.get("/metrics")).text.splitlines()
+            if line.startswith("ctxreuse_replica_answered_requests_total")
+        ]
+    assert (reported.answers, engine.split()[-1]) == (4, "4.0")
+
+
 async def test_a_conversation_stays_with_its_engine_and_documents_go_where_they_are_cached():
     async with served(EmulatedEngine(), EmulatedEngine()) as door:
         for number in range(6):
