@@ -204,8 +204,14 @@ class Exchange(Sharing):
         self._wake.set()
         while self.statistics().untold and time.monotonic() < until:
             if self._counts["faults"] > faults:
-                return
+                break
             time.sleep(_SHORTEST_POLL_S)
+        self.log_untold()
+
+    def log_untold(self) -> None:
+        """Log how many entries are lost where nobody appends them any more."""
+        if untold := self.statistics().untold:
+            _log.warning("the last %d entries of a planner that is gone are lost", untold)
 
     def _start(self) -> None:
         if self._thread is not None:
@@ -229,8 +235,7 @@ class Exchange(Sharing):
             self._wake.wait(pause)
             self._wake.clear()
         if not self._append():
-            lost = self.statistics().untold
-            _log.warning("the last %d entries of a planner that is gone are lost", lost)
+            self.log_untold()
 
     def _work(self, pause_s: float) -> float:
         """Append and take in all there is; return the next pause in seconds."""

@@ -18,7 +18,7 @@ from ctxreuse.sharing.exchange import LogRead
 
 PLANS = 20
 PROGRAM = """
-import os, signal, sqlite3, sys, time
+import logging, os, signal, sqlite3, sys, time
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.sharing import SQLiteLog
 
@@ -65,11 +65,14 @@ planner.catch_up()
 locked = sqlite3.connect(sys.argv[1], isolation_level=None)
 locked.execute("BEGIN IMMEDIATE")
 planner.plan(ContextRequest(["the last one"]))
+logging.basicConfig(stream=sys.stdout)
 print(time.monotonic())
 """
-    status, begun = ran(path, locks)
+    status, printed = ran(path, locks)
+    begun, _, logged = printed.partition("\n")
     assert status == 0
     assert 0.9 < time.monotonic() - float(begun) < 4
+    assert "the last 1 entries of a planner that is gone are lost" in logged
     assert told_in(path) == PLANS
 
 
