@@ -150,6 +150,29 @@ class TestReplayMemory:
         assert "a says" in sent.content
         assert "d says" not in sent.content
 
+    # LlamaIndex's workflows look at every attribute of an agent
+    @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
+    @pytest.mark.parametrize("reuses", [True, False])
+    async def test_a_prompt_of_an_agent_is_counted_once(self, inner, reuses):
+        planner = ReusePlanner()
+        block = ReuseMemoryBlock(memory=LetterRetriever(), planner=planner)
+        own = Memory.from_defaults(memory_blocks=[block], chat_store=ListChatStore())
+        memory = plain_memory(block, growth_limit=1.0) if reuses else own
+        clients = clients_of(EmulatedEngine().transport())
+        model = openai_like(*clients, is_function_calling_model=True)
+        agent = FunctionAgent(llm=model, tools=[])
+        for question in ("abc one?", "def two?", "abd three?"):
+            await agent.run(question, memory=memory)
+        assert planner.savings.requests == 3
+
+    async def test_a_block_that_is_left_out_is_not_counted(self):
+        planner = ReusePlanner()
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner, priority=1)
+        memory = plain_memory(block, token_limit=1)
+        await memory.aput(user("abc one?"))
+        await memory.aget()
+        assert planner.savings.requests == 0
+
     async def test_the_conversation_is_the_session_unless_told_otherwise(self, planner):
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)
         memory = plain_memory(block, session_id="s")

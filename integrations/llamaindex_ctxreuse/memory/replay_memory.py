@@ -165,6 +165,7 @@ class ReplayMemory(Memory):
         opening: bytes | None = None
         if known and self._is_too_long(turns, known, content):
             known = {}
+            self._take_back(content)
             if turns.opening is not None and len(self.memory_blocks) == 1 and self._ours:
                 # where a first turn shows them, if more is found there than was said since
                 [block] = self._ours
@@ -175,10 +176,16 @@ class ReplayMemory(Memory):
         others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
         own = self._tokens(content.values())
         fitting = await self._truncate_memory_blocks(content, own, others)
+        self._take_back({name: one for name, one in content.items() if not fitting.get(name)})
         inserted = await self._placed(fitting, is_first=not known, is_alone=turns.is_new)
         if opening is not None:  # and nothing for this turn, which is served so
             return {opening: inserted, turns.place: _Addition()}
         return {**known, turns.place: inserted}
+
+    def _take_back(self, content: Mapping[str, Any]) -> None:
+        """Take back the plans of what memory blocks say for a turn that does not show it."""
+        for block in self._ours:
+            block.take_back(content.get(block.name, ""))
 
     def _is_too_long(
         self, turns: _PlacedHistory, known: _Insertions, content: Mapping[str, Any]
