@@ -30,6 +30,7 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.emulation.openai_replies import ToolCall
 from llamaindex_ctxreuse import ReplayMemory, ReuseLLM, ReuseMemoryBlock, ReusePostprocessor
+from llamaindex_ctxreuse.memory import replay_memory
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -164,6 +165,18 @@ class TestReplayMemory:
         for question in ("abc one?", "def two?", "abd three?"):
             await agent.run(question, memory=memory)
         assert planner.savings.requests == 3
+
+    async def test_a_memory_that_is_made_anew_says_that_it_replays_nothing(self, caplog):
+        store, block = ListChatStore(), ReuseMemoryBlock(memory=LetterMemory())
+        replay_memory._log_unknown_turns.cache_clear()
+        for question in ("abc one?", "def two?"):
+            assert caplog.text == ""
+            memory = plain_memory(block, chat_store=store)
+            await memory.aput_messages([user(question)])
+            await memory.aget()
+            await memory.aput(assistant("It is."))
+            await memory.aget()
+        assert caplog.text.count("Keep one memory for a whole conversation") == 1
 
     async def test_a_block_that_is_left_out_is_not_counted(self):
         planner = ReusePlanner()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
@@ -23,6 +25,8 @@ from llamaindex_ctxreuse.llm.planned_prompts import (
     message_text,
 )
 from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
+
+_log = logging.getLogger("ctxreuse")
 
 
 class _Addition(NamedTuple):
@@ -147,6 +151,8 @@ class ReplayMemory(Memory):
         stored = await self.sql_store.get_messages(self.session_id, status=MessageStatus.ACTIVE)
         turns = _PlacedHistory(stored, input)
         found = self._inserted
+        if not found and any(one.role == MessageRole.ASSISTANT for one in stored):
+            _log_unknown_turns()
         known: _Insertions = {one: found[one] for one in turns.places if one in found}
         if turns.place not in known:
             with request_context(conversation_id=self._conversation_id()):
@@ -370,6 +376,15 @@ def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> Replay
             turn's alone; 2 without it, None has no limit.
     """
     return ReplayMemory.from_defaults(memory_blocks=list(memory_blocks), **options)
+
+
+@cache
+def _log_unknown_turns() -> None:
+    """Say once that earlier turns were sent with memories that are not known."""
+    _log.warning(
+        "reuse_memory: the chat store holds earlier turns, but not the memories they were sent "
+        "with, so the engine's cache does not serve them. Keep one memory for a whole conversation."
+    )
 
 
 def _digest(before: bytes, message: ChatMessage) -> bytes:
