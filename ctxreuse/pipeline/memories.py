@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,6 +20,7 @@ from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.conversations import paragraph_starts
 from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
 from ctxreuse.planner import ReusePlanner
+from ctxreuse.planning.prompt_records import Slice
 
 _log = logging.getLogger("ctxreuse")
 
@@ -29,11 +31,81 @@ before the question; or in a message of their own between history and question."
 ENTITIES = ("user_id", "agent_id", "app_id", "run_id")
 """The ids by which mem0 keeps memories apart."""
 
+_OF_ONE_SEARCH = ("score", "score_details")
+_BETWEEN = re.compile(r"[ \t\n\r,:]*")  # values of JSON
 _LOGICAL = ("AND", "OR", "NOT")
 _DIGEST_BYTES = 16
 _MOST_LOOKED_UP = 64
 _BEGINNING = 20
 _FEW_TOKENS = 64
+
+
+class ListedMemory(NamedTuple):
+    """A memory in a search result as JSON: where, and what of it is of no single search."""
+
+    memory: Mapping[str, Any]
+    start: int
+    end: int
+    lasting: tuple[Slice | str, ...]
+
+
+def memories_in(text: str) -> list[ListedMemory]:
+    """Return the memories in a search result of Mem0 as JSON; none in any other text."""
+    if not text.lstrip().startswith("{"):
+        return []
+    found: list[ListedMemory] = []
+    try:
+        if memories := memories_of(json.loads(text)):
+            result, _ = _members(text, text.index("{"))
+            _, end, _ = result["results"]
+        for memory in memories:
+            start = _behind(text, end + 1)  # what opens the list, or a comma
+            members, end = _members(text, start)
+            kept = [
+                Slice(at, to) for name, (at, _, to) in members.items() if name not in _OF_ONE_SEARCH
+            ]
+            joined = [piece for one in kept for piece in (", ", one)]
+            found.append(ListedMemory(memory, start, end, ("{", *joined[1:], "}")))
+    except (ValueError, RecursionError):  # some other text, or one that nests too deeply
+        return []
+    return found
+
+
+def _members(text: str, start: int) -> tuple[dict[str, tuple[int, int, int]], int]:
+    """Return where the members of an object of JSON, and their values, begin and end; its end."""
+    decode, members = json.JSONDecoder().raw_decode, dict[str, tuple[int, int, int]]()
+    at = _behind(text, start + 1)
+    while text[at] != "}":
+        name, end = decode(text, at)
+        value = _behind(text, end)
+        _, end = decode(text, value)
+        members[name] = at, value, end
+        at = _behind(text, end)
+    return members, at + 1
+
+
+def _behind(text: str, at: int) -> int:
+    """Return where the next value of JSON begins, or what closes a list or object."""
+    between = _BETWEEN.match(text, at)
+    return between.end() if between else at
+
+
+def memories_of(result: Any) -> list[Mapping[str, Any]]:
+    """Return the memories in a search result of Mem0; none if it is anything else, or more."""
+    if not isinstance(result, Mapping):
+        return []
+    memories = result.get("results")
+    beside = [name for name, one in result.items() if name != "results" and one]
+    if beside or not isinstance(memories, list):
+        return []
+    found = [
+        one
+        for one in memories
+        if isinstance(one, Mapping)
+        and isinstance(one.get("memory"), str)
+        and isinstance(one.get("id"), (str, int))
+    ]
+    return found if len(found) == len(memories) else []
 
 
 def checked_placement(placement: object) -> Placement:

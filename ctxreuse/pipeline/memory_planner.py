@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -47,7 +46,6 @@ from ctxreuse.rules.prompt_forms import PromptForm, prompt_body
 MemoryRecord: TypeAlias = Mapping[str, Any]
 """One memory: `id`, `memory` (its text), and other fields of mem0."""
 
-_OF_ONE_SEARCH = ("score", "score_details")
 _RESULTS = "results"
 _ESTIMATED = 1.05
 """Estimates of memories, full of names and dates, are too low by some percent of a prompt."""
@@ -456,12 +454,6 @@ def memory_block(memory: MemoryRecord) -> ContextBlock:
     if not isinstance(memory_id, (str, int)):  # without an id, the block's is of its text
         memory_id = str(memory_id) if isinstance(memory_id, UUID) else None
     return ContextBlock(id=memory_id, text=memory.get("memory"))  # type: ignore[arg-type]
-
-
-def lasting_text(memory: Mapping[str, Any]) -> str:
-    """Return a memory as JSON, without what differs from search to search."""
-    lasting = {name: one for name, one in memory.items() if name not in _OF_ONE_SEARCH}
-    return json.dumps(lasting, ensure_ascii=False)
 
 
 def relation_blocks(result: Any) -> list[ContextBlock]:

@@ -383,22 +383,18 @@ def note_planned(tenant: str, role: str, text: str, plan: Plan | None = None) ->
 
 
 def result_edit(
-    text: str, shown: Mapping[BlockKey, Slice | str], plan: Plan, region: Slice | None = None
+    text: str, shown: Mapping[BlockKey, Sequence[Slice | str]], plan: Plan, region: Slice
 ) -> Edit:
-    """Return how a text is sent that shows blocks under labels, as their plan says."""
+    """Return how a text is sent that shows blocks under labels in a region, as their plan says."""
     templates, separator = plan.templates, plan.templates.separator
-    slices = [one for one in shown.values() if isinstance(one, Slice)]
-    first = min((one.start for one in slices), default=0)
-    last = max((one.end for one in slices), default=len(text))
-    first, last = region or (first, last)
     own: dict[BlockKey, tuple[Slice | str, ...]] = {}
     for key, block in plan.request.unique_blocks.items():
         before = templates.before_text(templates.label_of(block))
-        own[key] = (before, shown[key], templates.after_text)
-    groups = [_Group((Slice(0, first),)), *_turn_groups(plan, own, separator, separator)]
+        own[key] = (before, *shown[key], templates.after_text)
+    groups = [_Group((Slice(0, region.start),)), *_turn_groups(plan, own, separator, separator)]
     if plan.order_annotation is not None:
         groups.append(_Group((separator, plan.order_annotation)))
-    groups.append(_Group((Slice(last, len(text)),)))
+    groups.append(_Group((Slice(region.end, len(text)),)))
     return _edit_of(text, groups, plan)
 
 

@@ -58,7 +58,7 @@ class Left(NamedTuple):
         """Return words on the texts; what those before no longer show comes again."""
         shown, labels = list[str](), list[str]()
         for pieces, label in self.texts:
-            text = "".join([_taken(given, one) for one in pieces])
+            text = made_of(given, pieces)
             if before is None or before.show(text):
                 labels.append(label)
             else:
@@ -70,8 +70,9 @@ Piece: TypeAlias = Slice | Left | str
 """A piece of what was sent: of what was given, texts that were left out, or words of ours."""
 
 
-def _taken(given: str, piece: Slice | str) -> str:
-    return piece if isinstance(piece, str) else given[piece.start : piece.end]
+def made_of(given: str, pieces: Iterable[Slice | str]) -> str:
+    """Return what is made of pieces of what was given, and words of ours."""
+    return "".join([one if isinstance(one, str) else given[slice(*one)] for one in pieces])
 
 
 class Edit(NamedTuple):
@@ -97,7 +98,7 @@ class Edit(NamedTuple):
             [
                 one.applied(given, templates, before)
                 if isinstance(one, Left)
-                else _taken(given, one)
+                else made_of(given, [one])
                 for one in self.pieces
             ]
         )

@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from langchain_agent_helpers import agent_with, ask, calls, done, results, search_tool, sent
 from langchain_core.documents import Document
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import StructuredTool
 from langchain_document_helpers import documents, text_of
 
-from langchain_ctxreuse import ReuseMiddleware
+from ctxreuse import ReusePlanner
+from ctxreuse.memory.sent_log import EditEntry
+from ctxreuse.planning.prompt_records import made_of
+from ctxreuse.sharing import SQLiteLog
+from langchain_ctxreuse import ReuseMiddleware, format_context
 from langchain_ctxreuse.agents.tool_results import result_pieces
 
 
@@ -24,10 +29,7 @@ def pieces(
     if found is None:
         return None
     for one in found:
-        shown = one.shown
-        assert one.block.text == (
-            shown if isinstance(shown, str) else text[shown.start : shown.end]
-        )
+        assert one.block.text == made_of(text, one.shown)
     return [(one.block.id, one.block.text) for one in found]
 
 
@@ -71,7 +73,13 @@ def test_a_memory_search_makes_a_piece_of_each_memory_or_line():
     result = {"results": [memory(1, "likes tea"), memory(2, "has a cät")]}
     assert pieces(None, json.dumps(result)) == [
         ("m1", '{"id": "m1", "memory": "likes tea", "user_id": "u"}'),
-        ("m2", '{"id": "m2", "memory": "has a cät", "user_id": "u"}'),
+        ("m2", '{"id": "m2", "memory": "has a c\\u00e4t", "user_id": "u"}'),
+    ]
+    twice = '{"id":1,"memory":"b","memory" :\t"a","score":[{"x":"}"}]}'
+    spaced = '\n{"results":[ ' + twice + ' ,\n{"memory":"c","id":2}]}'
+    assert pieces(None, spaced) == [
+        (1, '{"id":1, "memory" :\t"a"}'),
+        (2, '{"memory":"c", "id":2}'),
     ]
     assert pieces(result, "Memories:\n- likes tea\n- has a cät") == [
         ("m1", "- likes tea"),
@@ -109,6 +117,36 @@ def test_only_a_named_tools_text_is_split_where_its_documents_do_not_stand_in_it
         found = pieces(artifact, "x\n\n\n\ny\n\n", splits=True) or []
         assert [text for _, text in found] == ["x", "y"]
     assert pieces(None, "  \n\n ", splits=True) is None
+
+
+@pytest.mark.parametrize("is_json", [True, False], ids=["memories", "labelled documents"])
+def test_what_planners_keep_and_tell_each_other_of_a_tools_result_is_no_text(tmp_path, is_json):
+    def find(query: str) -> str:
+        found = [memory(ord(one), text_of(one)) for one in query]
+        if is_json:
+            return json.dumps({"results": found}, indent=1)
+        return format_context(documents(query), labels=True)
+
+    tool = StructuredTool.from_function(find, name="search", description="Finds what it knows.")
+    log = tmp_path / "log.sqlite"
+    sharing, alone = ReusePlanner(shared_log=SQLiteLog(log)), ReusePlanner()
+    for planner in (sharing, alone):
+        script = [calls("ab"), calls("bc"), done()]
+        agent, _ = agent_with(ReuseMiddleware(planner=planner), script, tool)
+        first, second = results(sent(ask(agent, "Which?")))
+        assert [text_of(letter) in first for letter in "abc"] == [True, True, False]
+        assert [text_of(letter) in second for letter in "abc"] == [False, False, True]
+    alone.save(tmp_path / "saved")
+    sharing.catch_up()
+    other = ReusePlanner(shared_log=SQLiteLog(log))
+    other.catch_up()
+    for one in (other, ReusePlanner.load(tmp_path / "saved")):
+        entries = [told for told in one._planning._tenants.replay() if isinstance(told, EditEntry)]
+        assert len(entries) == 2
+        for told in entries:
+            said = one._planning._names.sealed(told.request_id, told.edit).decode()
+            assert re.search(r"[A-Z]{4}", said), said
+            assert not any(text_of(letter)[:9] in said for letter in "abc"), said
 
 
 @given(

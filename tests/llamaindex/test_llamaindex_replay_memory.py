@@ -30,6 +30,7 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.emulation.openai_replies import ToolCall
 from llamaindex_ctxreuse import ReplayMemory, ReuseLLM, ReuseMemoryBlock, ReusePostprocessor
+from llamaindex_ctxreuse.memory import replay_memory
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -149,6 +150,41 @@ class TestReplayMemory:
         assert sent.content is not None
         assert "a says" in sent.content
         assert "d says" not in sent.content
+
+    # LlamaIndex's workflows look at every attribute of an agent
+    @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
+    @pytest.mark.parametrize("reuses", [True, False])
+    async def test_a_prompt_of_an_agent_is_counted_once(self, inner, reuses):
+        planner = ReusePlanner()
+        block = ReuseMemoryBlock(memory=LetterRetriever(), planner=planner)
+        own = Memory.from_defaults(memory_blocks=[block], chat_store=ListChatStore())
+        memory = plain_memory(block, growth_limit=1.0) if reuses else own
+        clients = clients_of(EmulatedEngine().transport())
+        model = openai_like(*clients, is_function_calling_model=True)
+        agent = FunctionAgent(llm=model, tools=[])
+        for question in ("abc one?", "def two?", "abd three?"):
+            await agent.run(question, memory=memory)
+        assert planner.savings.requests == 3
+
+    async def test_a_memory_that_is_made_anew_says_that_it_replays_nothing(self, caplog):
+        store, block = ListChatStore(), ReuseMemoryBlock(memory=LetterMemory())
+        replay_memory._log_unknown_turns.cache_clear()
+        for question in ("abc one?", "def two?"):
+            assert caplog.text == ""
+            memory = plain_memory(block, chat_store=store)
+            await memory.aput_messages([user(question)])
+            await memory.aget()
+            await memory.aput(assistant("It is."))
+            await memory.aget()
+        assert caplog.text.count("Keep one memory for a whole conversation") == 1
+
+    async def test_a_block_that_is_left_out_is_not_counted(self):
+        planner = ReusePlanner()
+        block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner, priority=1)
+        memory = plain_memory(block, token_limit=1)
+        await memory.aput(user("abc one?"))
+        await memory.aget()
+        assert planner.savings.requests == 0
 
     async def test_the_conversation_is_the_session_unless_told_otherwise(self, planner):
         block = ReuseMemoryBlock(memory=LetterMemory(), planner=planner)

@@ -13,6 +13,7 @@ from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_sa
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.recorded_prompts import memory_pieces
 from ctxreuse.measure.traces.recording import TraceRecorder
+from ctxreuse.planning.prompt_records import made_of
 from langchain_ctxreuse.recording import recording as recording_langchain
 from mem0_ctxreuse.recording import recording
 
@@ -115,8 +116,9 @@ def test_a_result_as_json_is_cut_into_its_memories_and_another_text_is_not():
     pieces = memory_pieces(text)
     assert [json.loads(text[one.start : one.end]) for one in pieces] == lettered("ab")
     assert [one.document for one in pieces] == [one["memory"] for one in lettered("ab")]
-    again = memory_pieces(json.dumps({"results": [{**one, "score": 7} for one in lettered("ab")]}))
-    assert [one.lasting for one in again] == [one.lasting for one in pieces]
+    other = json.dumps({"results": [{**one, "score": 7} for one in lettered("ab")]})
+    again = [made_of(other, one.lasting) for one in memory_pieces(other)]
+    assert again == [made_of(text, one.lasting) for one in pieces]
     deep = '{"results": [' + "[" * 100_000
     for other in (
         "",

@@ -17,6 +17,7 @@ from chain_of_agents.trace.answer import Trace
 from chain_of_agents.trace.steps import outcome_of
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.context.tokens import estimate_tokens
+from ctxreuse.planning.prompt_records import made_of
 from ctxreuse.workflow import (
     END,
     START,
@@ -228,10 +229,7 @@ def _read_tool(given: Mapping[str, Any]) -> None:
     with suppress(UsersError):  # of a list of the user's; the middleware then changes nothing
         found = result_pieces(given["artifact"], given["text"], "\n\n", given["splits"])
     for one in found or ():
-        shown = one.shown
-        assert one.block.text == (
-            shown if isinstance(shown, str) else given["text"][shown.start : shown.end]
-        )
+        assert one.block.text == made_of(given["text"], one.shown)
 
 
 TARGETS = {

@@ -40,7 +40,7 @@ from ctxreuse.pipeline.prompt_turn import (
     result_edit,
 )
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
+from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice, made_of
 
 LEAST_SAVED = 0.02  # of the tokens that are computed; a smaller share is nothing to gain
 
@@ -262,11 +262,9 @@ class _ReplayedPrompts:
                 key = text_digest((key + message_key(part.role, text)).hex())
                 if part.role == "tool" and number in shown:
                     if key not in edits:
-                        cut = [one.lasting or Slice(one.start, one.end) for one in shown[number]]
-                        blocks = [
-                            ContextBlock(text=one.lasting or text[one.start : one.end])
-                            for one in shown[number]
-                        ]
+                        at = shown[number]
+                        cut = [one.lasting or (Slice(one.start, one.end),) for one in at]
+                        blocks = [ContextBlock(text=made_of(text, one)) for one in cut]
                         request = ContextRequest(
                             blocks,
                             history=history,
@@ -275,8 +273,10 @@ class _ReplayedPrompts:
                             labels=True,
                         )
                         plan = planner.plan(request, "none")  # it stands behind its question
-                        slices = {one.key: at for one, at in zip(blocks, cut, strict=True)}
-                        edits[key] = result_edit(text, slices, plan)
+                        own = dict(zip([one.key for one in blocks], cut, strict=True))
+                        whole, places = Slice(0, len(text)), Slice(at[0].start, at[-1].end)
+                        region = whole if at[0].lasting else places
+                        edits[key] = result_edit(text, own, plan, region)
                     text = edits[key].applied(text, planner.templates, before)
                 if part.role != "system":
                     history.append({"role": part.role, "content": text})

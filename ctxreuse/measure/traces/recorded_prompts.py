@@ -23,8 +23,9 @@ from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
 from ctxreuse.measure.traces.recording import PROMPTS
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_requests, trace_path
 from ctxreuse.pipeline.known_texts import STARTS, KnownSpan, KnownTexts, words_at
-from ctxreuse.pipeline.memory_planner import lasting_text
+from ctxreuse.pipeline.memories import memories_in
 from ctxreuse.pipeline.prompt_turn import PromptPart
+from ctxreuse.planning.prompt_records import Slice
 
 MEMORIES = "Mem0"  # as its recorder names itself
 _RULE = re.compile(r"\n+[^\w\s<>]{3,}\n+")
@@ -32,7 +33,6 @@ _OBJECTS = tuple(map(re.compile, (r"\},\s*\{", r"\[\s*\{", r"\}\s*\]")))  # of J
 _QUOTES = {"''", '""'}
 _MORE_SPACE = re.compile(r"(?<=\s)\s+\Z")
 _TAGS = re.compile(r"</(\w+)>\s*<\1[\s>]")
-_RESULTS = '{"results": ['
 _BYTES_A_TOKEN = 4
 # a name such as "report-3-1" has no place in it
 _NUMBER = r"(?<!\w)(?<!\w[-./:#]){}(?![-./:#]?\w)"
@@ -60,7 +60,9 @@ class DocumentPiece(NamedTuple):
     end: int
     document: str
     at: int  # where the document itself begins
-    lasting: str = ""  # of a memory as JSON: what does not differ from search to search
+    lasting: tuple[
+        Slice | str, ...
+    ] = ()  # of a memory as JSON: what does not differ from search to search
 
 
 def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
@@ -114,17 +116,10 @@ def _separators(between: str) -> Iterator[tuple[re.Pattern[str], ...]]:
 
 def memory_pieces(text: str) -> list[DocumentPiece]:
     """Return the objects of a search result of Mem0 as JSON; none of another text."""
-    found, at, decode = list[DocumentPiece](), len(_RESULTS), json.JSONDecoder().raw_decode
-    while text.startswith(_RESULTS) and (not found or text.startswith(", ", at - 2)):
-        try:
-            memory, end = decode(text, at)
-        except (ValueError, RecursionError):
-            return []
-        if not isinstance(memory, dict) or not isinstance(memory.get("memory"), str):
-            return []
-        found.append(DocumentPiece(at, end, memory["memory"], at, lasting_text(memory)))
-        at = end + 2
-    return found
+    return [
+        DocumentPiece(one.start, one.end, one.memory["memory"], one.start, one.lasting)
+        for one in memories_in(text)
+    ]
 
 
 class SeenPrompt(NamedTuple):

@@ -231,7 +231,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         blocks = [labelled_block(Form(one.page_content), one.id, self._templates) for one in ranked]
         history = self._history(messages[: question.position])
         plan = self._plan(blocks, question.query, history, _scope(messages))
-        shown: dict[BlockKey, Slice | str] = {}
+        shown: dict[BlockKey, tuple[Slice]] = {}
         whole: list[str] = []
         end = 0
         for key, block in plan.request.unique_blocks.items():
@@ -240,7 +240,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             whole.append(block.text if self._is_shadow else labelled)
             end += len(whole[-1])
             behind = end - len(self._templates.after_text)
-            shown[key] = Slice(behind - len(block.text), behind)
+            shown[key] = (Slice(behind - len(block.text), behind),)
             end += len(self._templates.separator)
         context = self._templates.separator.join(whole)
         message = question.behind(context, self._templates.separator)
@@ -279,7 +279,9 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
                     # it stands behind its question, where no order helps
                     plan = self._plan([one.block for one in its], "", history, scope, "none")
                     [text] = text_parts(message)
-                    edit = result_edit(text.text, {one.block.key: one.shown for one in its}, plan)
+                    cut = {one.block.key: one.shown for one in its}
+                    region = Slice(its[0].place.start, its[-1].place.end)
+                    edit = result_edit(text.text, cut, plan, region)
                     shown = self._with_edit(message, keys[position], text, edit)
                 except Exception as error:
                     self._fail_open.note(error)
@@ -318,7 +320,11 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         contexts, spans = ((), ()) if found is None else (found.contexts, found.spans)
         whole = next((c for c in contexts if c.start == 0 and c.end == len(text)), None)
         if whole is not None and whole.is_labelled:
-            return [ResultPiece(one, one.text) for one in whole.blocks]
+            return [
+                ResultPiece(block, (Slice(start, start + len(block.text)),), Slice(*span[:2]))
+                for block, span in zip(whole.blocks, whole.spans, strict=True)
+                for start in [text.rindex(block.text, *span[:2])]  # behind its label
+            ]
         splits = message.name in self._split_tools
         pieces = result_pieces(message.artifact, text, self._separator, splits)
         if pieces is None:  # what a retriever returned may stand there without an artifact

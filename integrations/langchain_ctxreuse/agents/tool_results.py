@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -10,21 +9,22 @@ from typing import Any, NamedTuple
 from langchain_core.documents import Document
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
-from ctxreuse.pipeline.memory_planner import lasting_text
-from ctxreuse.planning.prompt_records import Slice
+from ctxreuse.pipeline.memories import memories_in, memories_of
+from ctxreuse.planning.prompt_records import Slice, made_of
 
 
 class ResultPiece(NamedTuple):
-    """A piece of a tool's result that is one item, and what is shown of it."""
+    """A piece of a tool's result that is one item, what is shown of it, and in place of what."""
 
     block: ContextBlock
-    shown: Slice | str
+    shown: tuple[Slice | str, ...]
+    place: Slice
 
     @classmethod
     def of(cls, text: str, start: int, end: int, block_id: BlockId | None = None) -> ResultPiece:
         """Return a piece that is shown as it stands."""
         block = ContextBlock(id=block_id, text=text[start:end])  # type: ignore[arg-type]
-        return cls(block, Slice(start, end))
+        return cls(block, (Slice(start, end),), Slice(start, end))
 
 
 def result_pieces(
@@ -32,14 +32,17 @@ def result_pieces(
 ) -> list[ResultPiece] | None:
     """Return the pieces of a tool's result, or None if it is not certain that there are any."""
     documents = _documents(artifact)
-    memories = [] if documents else _memories(_parsed(text))
-    if memories:
+    if listed := [] if documents else memories_in(text):
+        whole = Slice(0, len(text))
         return [
-            ResultPiece(ContextBlock(id=one["id"], text=lasting), lasting)
-            for one in memories
-            for lasting in [lasting_text(one)]
+            ResultPiece(
+                ContextBlock(id=one.memory["id"], text=made_of(text, one.lasting)),
+                one.lasting,
+                whole,
+            )
+            for one in listed
         ]
-    memories = [] if documents else _memories(artifact)
+    memories = [] if documents else memories_of(artifact)
     contents = [document.page_content for document in documents]
     contents += [one["memory"] for one in memories]
     ids = [*(document.id for document in documents), *(one["id"] for one in memories)]
@@ -111,30 +114,3 @@ def _spans(
         starts = [begin, *(cut + len(separator) for cut in cuts)]
         return list(zip(starts, [*cuts, finish], strict=True))
     return None
-
-
-def _parsed(text: str) -> Any:
-    if not text.lstrip().startswith("{"):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # some other text, or one that nests too deeply
-        return None
-
-
-def _memories(result: Any) -> list[Mapping[str, Any]]:
-    """Return the memories in a search result of Mem0; none if it is anything else, or more."""
-    if not isinstance(result, Mapping):
-        return []
-    memories = result.get("results")
-    beside = [name for name, one in result.items() if name != "results" and one]
-    if beside or not isinstance(memories, list):
-        return []
-    found = [
-        one
-        for one in memories
-        if isinstance(one, Mapping)
-        and isinstance(one.get("memory"), str)
-        and isinstance(one.get("id"), (str, int))
-    ]
-    return found if len(found) == len(memories) else []

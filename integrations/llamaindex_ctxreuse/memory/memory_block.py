@@ -195,7 +195,17 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         request = context.request
         if context.plan is None or not (request.blocks or request.outdated):
             return str(context)
-        return self._kept(context.plan)
+        content = self._kept(context.plan)
+        is_asked = messages is None or messages[-1].role == MessageRole.USER
+        if not is_asked and current_scope().history is None:  # an agent reads its memory at the end
+            self.take_back(content)
+        return content
+
+    def take_back(self, content: str) -> None:
+        """Take back the plan of a `content` that no prompt shows."""
+        made = self._made(content)
+        if made is not None:
+            self._planning.attempt(lambda: self.planner.forget(made), bool)
 
     def shown_anew(self, content: str) -> str:
         """Return about what a `content` of this block would be if it were the first."""
@@ -270,7 +280,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     def _truncated(self, made: Plan, content: str, tokens: int) -> str | None:
         """Return a content without its last blocks, planned in place of the longer one."""
         request = made.request
-        self.planner.forget(made.request_id, request.tenant)
+        self.planner.forget(made)
         target = estimate_tokens(content) - tokens
 
         # previews tell how many blocks fit, so that only one plan is made

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
@@ -23,6 +25,8 @@ from llamaindex_ctxreuse.llm.planned_prompts import (
     message_text,
 )
 from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
+
+_log = logging.getLogger("ctxreuse")
 
 
 class _Addition(NamedTuple):
@@ -147,6 +151,8 @@ class ReplayMemory(Memory):
         stored = await self.sql_store.get_messages(self.session_id, status=MessageStatus.ACTIVE)
         turns = _PlacedHistory(stored, input)
         found = self._inserted
+        if not found and any(one.role == MessageRole.ASSISTANT for one in stored):
+            _log_unknown_turns()
         known: _Insertions = {one: found[one] for one in turns.places if one in found}
         if turns.place not in known:
             with request_context(conversation_id=self._conversation_id()):
@@ -165,6 +171,7 @@ class ReplayMemory(Memory):
         opening: bytes | None = None
         if known and self._is_too_long(turns, known, content):
             known = {}
+            self._take_back(content)
             if turns.opening is not None and len(self.memory_blocks) == 1 and self._ours:
                 # where a first turn shows them, if more is found there than was said since
                 [block] = self._ours
@@ -175,10 +182,16 @@ class ReplayMemory(Memory):
         others = self._tokens([*turns.before_the_turn(known), *turns.behind_the_turn])
         own = self._tokens(content.values())
         fitting = await self._truncate_memory_blocks(content, own, others)
+        self._take_back({name: one for name, one in content.items() if not fitting.get(name)})
         inserted = await self._placed(fitting, is_first=not known, is_alone=turns.is_new)
         if opening is not None:  # and nothing for this turn, which is served so
             return {opening: inserted, turns.place: _Addition()}
         return {**known, turns.place: inserted}
+
+    def _take_back(self, content: Mapping[str, Any]) -> None:
+        """Take back the plans of what memory blocks say for a turn that does not show it."""
+        for block in self._ours:
+            block.take_back(content.get(block.name, ""))
 
     def _is_too_long(
         self, turns: _PlacedHistory, known: _Insertions, content: Mapping[str, Any]
@@ -363,6 +376,15 @@ def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> Replay
             turn's alone; 2 without it, None has no limit.
     """
     return ReplayMemory.from_defaults(memory_blocks=list(memory_blocks), **options)
+
+
+@cache
+def _log_unknown_turns() -> None:
+    """Say once that earlier turns were sent with memories that are not known."""
+    _log.warning(
+        "reuse_memory: the chat store holds earlier turns, but not the memories they were sent "
+        "with, so the engine's cache does not serve them. Keep one memory for a whole conversation."
+    )
 
 
 def _digest(before: bytes, message: ChatMessage) -> bytes:
