@@ -309,6 +309,11 @@ class ReusePlanner(FixedSettings):
         return self._settings.cache
 
     @property
+    def wire_cache(self) -> CacheRules:
+        """The rules by which requests are marked and keyed; in shadow mode they are not."""
+        return DEFAULT_CACHE if self._mode == "shadow" else self._settings.cache
+
+    @property
     def shared_log(self) -> SharedLog | None:
         """The log shared with planners of other processes; None if this one plans alone."""
         return self._shared_log

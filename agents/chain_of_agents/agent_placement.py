@@ -34,6 +34,19 @@ class Assigner(Protocol):
         """Forget what an agent has read."""
 
 
+class InOrder:
+    """Has agents read documents in the order given, as many each."""
+
+    def assign(
+        self, documents: Sequence[Document], agents: Sequence[int], engines: Mapping[int, str]
+    ) -> Sequence[int | str]:
+        """Assign the first ones to the first agent, and so on."""
+        return [agents[n * len(agents) // len(documents)] for n in range(len(documents))]
+
+    def forget_agent(self, agent: int) -> None:
+        """Know nothing of what was read."""
+
+
 class AgentPlacement:
     """Assigns documents to agents, these to engines, for the latest 1,000 tenants; thread-safe."""
 

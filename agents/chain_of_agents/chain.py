@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
 from chain_of_agents.agent_memory import AgentMemory, ConversationKey
-from chain_of_agents.agent_placement import AgentPlacement, Assigner
+from chain_of_agents.agent_placement import AgentPlacement, Assigner, InOrder
 from chain_of_agents.chain_prompts import DEFAULT_PROMPTS, ChainPrompts
 from chain_of_agents.models import as_model
 from chain_of_agents.question import Mode, Settings, conversation_name, question_of
@@ -126,7 +126,8 @@ class ChainOfAgents(
             clock=clock,
         )
         self._model = as_model(llm, planner, concurrency, params or {}, client, ChainOfAgents)
-        assignment = assignment or partial(DocumentAffinity, checked_number("the bound", bound, 1))
+        affinity = partial(DocumentAffinity, checked_number("the bound", bound, 1))
+        assignment = assignment or (InOrder if planner.mode == "shadow" else affinity)
         placement = AgentPlacement(workers, self._model.engines, assignment)
         self._memory, self._placement = AgentMemory(), placement
         self._new_run = partial(ChainRun, settings, self._model, planner, placement, self._memory)

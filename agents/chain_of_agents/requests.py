@@ -227,13 +227,14 @@ class AgentRequests:
         history: Sequence[Mapping[str, Any]],
     ) -> ContextRequest:
         conversation, planned = self.question.conversation, self.planner.labels
+        is_shadow = self.planner.mode == "shadow"  # nothing is referred to
         return ContextRequest(
             blocks,
             query,
             system=system,
             history=history,
             # later turns of a conversation refer to them
-            labels=planned if conversation is None else planned is not False,
+            labels=planned if conversation is None or is_shadow else planned is not False,
             conversation_id=None if conversation is None else f"{conversation.id!r}, {agent}",
             tenant=self.question.tenant,
         )

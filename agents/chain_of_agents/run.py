@@ -90,7 +90,8 @@ class ChainRun:
             for piece in pieces_of(cut, budget.segment, self.planner.count_tokens)
         ]
         tokens = [self.planner.block_tokens([piece], question.tenant) for piece in pieces]
-        shown = self.memory.shown(question.conversation)
+        is_shadow = self.planner.mode == "shadow"
+        shown = {} if is_shadow else self.memory.shown(question.conversation)
         is_auto = settings.packing == "auto"
         may_share = [is_auto and piece.digest not in shown for piece in pieces]
         parcels = parcels_of(tokens, may_share, budget.segment, budget.label)

@@ -105,12 +105,13 @@ class DocumentPlanner(Generic[_Item]):
     def _scheduled(self, batch: list[RetrievedItems[_Item]]) -> list[_Ordered[_Item]]:
         """Return what is planned together, in the order in which to send it."""
         came: list[Any] = [one.items for one in batch]
-        planned = given = [
+        given = [
             _Ordered(n, list(items) if type(items) in (list, tuple) else items)
             for n, items in enumerate(came)
         ]
-        if self._planner.mode != "shadow":
-            planned = self.fail_open.attempt(lambda: self._planned(batch, given), lambda: given)
+        planned = self.fail_open.attempt(lambda: self._planned(batch, given), lambda: given)
+        if self._planner.mode == "shadow":  # also in the order in which they came
+            return planned
         plans = [one.plan for one in planned]
         blocks = [() if one is None else tuple(block.key for block in one.blocks) for one in plans]
         return [planned[position] for position in depth_first_order(blocks)]
@@ -129,7 +130,9 @@ class DocumentPlanner(Generic[_Item]):
             for place, one in enumerate(batch)
             if followed is None or not is_sequence(followed(one.items))
         ]
-        ranked = [self._kind.ranked(batch[place].items) for place in moving]
+        is_shadow = self._planner.mode == "shadow"
+        best_first = list if is_shadow else self._kind.ranked
+        ranked = [best_first(batch[place].items) for place in moving]
         requests = [
             ContextRequest(
                 list(map(self._kind.block_of, items)),
@@ -144,7 +147,8 @@ class DocumentPlanner(Generic[_Item]):
         plans, _ = plans_together(planner, requests, deduplicate=False, **options)
         ordered = list(given)
         for place, items, plan in zip(moving, ranked, plans, strict=True):
-            ordered[place] = _Ordered(place, self._ordered(batch[place], items, plan), plan)
+            sent = self._ordered(batch[place], items, plan)
+            ordered[place] = _Ordered(place, given[place].items if is_shadow else sent, plan)
         return ordered
 
     def _ordered(

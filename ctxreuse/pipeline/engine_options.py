@@ -72,7 +72,7 @@ class EngineOptions(NamedTuple):
     def of(cls, model: Any) -> EngineOptions:
         """Return what the fields of a wrapper say."""
         salts, sessions = model.send_cache_salt, model.send_session_id
-        return cls(model.planner.cache, salts, sessions, model.session_header, model.salt_key)
+        return cls(model.planner.wire_cache, salts, sessions, model.session_header, model.salt_key)
 
     def added(
         self,

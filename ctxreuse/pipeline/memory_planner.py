@@ -170,7 +170,8 @@ class MemoryPlanner:
         self.planner = planner_for(planner)
         self._labels = checked_kind("labels", labels, bool, "True or False")
         self._annotates = checked_kind("annotate", annotate, bool, "True or False")
-        self._growth_limit = checked_growth_limit(growth_limit)
+        limit = checked_growth_limit(growth_limit)
+        self._growth_limit = None if self.planner.mode == "shadow" else limit
         self._placement = checked_placement(placement)
         self._tenant = None if tenant is None else ContextRequest((), tenant=tenant).tenant
         self.fail_open = FailOpen(

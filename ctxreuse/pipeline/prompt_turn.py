@@ -221,8 +221,8 @@ class PromptPlanner:
             one.edits.append(edit)
             one.sent.append(text)
             shown.add(text)
-        judged = self._judged(one, found)
-        one.outcome = "planned" if "planned" in judged else [*judged, *outcomes, "not_found"][0]
+        outcomes = [*self._judged(one, found), *outcomes, "not_found"]
+        one.outcome = "planned" if "planned" in outcomes else outcomes[0]
         return one
 
     def plan_open(self, prompts: Sequence[OpenPrompt]) -> list[PlannedPrompt]:
@@ -325,13 +325,14 @@ class PromptPlanner:
             before = edit.applied(context.message, self._templates)
         ranked = range(len(context.spans)) if self._strategy == "none" else context.ranked
         blocks = context.blocks
+        has_labels = context.texts != [block.text for block in blocks]  # else it would have them
         return ContextRequest(
             [blocks[place] for place in ranked],
             system=_digest(one.given.beside, *front, parts[number].role, before).hex(),
             history=history,
             conversation_id=scope.conversation_id if labels else None,
             tenant=one.tenant,
-            labels=labels,
+            labels=(has_labels or None) if labels else False,
         )
 
     def _write(self, one: OpenPrompt, plan: Plan) -> None:
@@ -352,7 +353,7 @@ class PromptPlanner:
         """Return a prompt as it is to be sent."""
         named = tuple(edit.group for edit in one.edits if edit is not None and edit.group)
         parts: tuple[tuple[ContentPart, ...], ...] = ()
-        if self._planner.cache.marks and any(one.edits):
+        if self._planner.wire_cache.marks and any(one.edits):
             roles = [part.role for part in one.given.parts]
             in_conversation = one.given.scope.conversation_id is not None
             parts = with_breakpoints(roles, one.sent, one.edits, in_conversation)

@@ -176,7 +176,8 @@ class Savings:
         reported: What engines reported of the answers.
         planning_failures: How often an internal error let a prompt through as retrieved.
         prompts_without_context: Prompts in which a wrapper around a model found no context.
-        unseen: Contexts that were ordered where nobody sees the prompt; they count nowhere else.
+        unseen: Contexts that were, or would be, ordered where nobody sees the prompt; they count
+            nowhere else.
         changed_texts: Texts of one id that differ from others in some hundred requests: what
             changes in them, such as a time, has all that follows computed again.
         by_class: The same for each class of tenants, without times, failures and prompts without a
@@ -260,8 +261,9 @@ class Savings:
         return f"{measured}{'; '.join(said)}."
 
     def _estimate(self) -> str:
+        would = "would be " if self.mode == "shadow" else ""
         if self.requests:
-            share, would = self.saved_share, "would be " if self.mode == "shadow" else ""
+            share = self.saved_share
             requests = _counted(self.requests, "request")
             error = f" ± {self.error_share:.1%}" if self.error_tokens else ""
             return (
@@ -272,8 +274,8 @@ class Savings:
             )
         if self.unseen:
             until = "" if self.reported.answers else " until an answer's usage is reported"
-            ordered = f"{_counted(self.unseen, 'context')} ordered where nobody sees the prompt"
-            return f"What is saved is unknown{until}: {ordered}"
+            ordered = f"{_counted(self.unseen, 'context')} {would}ordered"
+            return f"What is saved is unknown{until}: {ordered} where nobody sees the prompt"
         return "No request has been planned"
 
     def as_json(self) -> dict[str, Any]:

@@ -35,6 +35,18 @@ def noting(messages: Messages) -> str:
 
 
 @MODES
+def test_in_shadow_mode_workers_read_in_the_order_given_and_see_no_labels(mode):
+    model, planner = SaysModel(), ReusePlanner(mode="shadow")
+    chain = ChainOfAgents(model, workers=2, planner=planner, mode=mode, context_window=4_000)
+    for texts in (["apples " * 400, "pears " * 400], ["pears " * 400, "dates ", "apples " * 400]):
+        model.prompts.clear()
+        chain.invoke({"question": "Which?", "documents": texts, "conversation_id": "c"})
+        read = "\n".join(str(prompt[-1].content) for prompt in model.prompts)
+        assert sorted(texts, key=read.index) == texts
+        assert "[" not in read
+
+
+@MODES
 def test_a_document_shown_before_is_pointed_to_behind_the_agent_s_own_history(mode):
     agents = Agents(noting, mode=mode, assignment=InTurn, workers=2)
     agents.run(["apples", "pears"], "First?", conversation_id="c")

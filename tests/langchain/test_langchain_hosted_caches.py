@@ -140,6 +140,17 @@ def test_a_bill_is_lower_than_with_the_providers_default(server):
     assert bills(server, wrapped(server), [asked(*one) for one in prompts]) < 0.8
 
 
+@BOTH
+def test_in_shadow_mode_the_provider_gets_what_the_plain_model_sends(server, monkeypatch):
+    monkeypatch.setenv("CTXREUSE_MODE", "shadow")
+    for model in (chat_model(server), wrapped(server)):
+        history: list[BaseMessage] = []
+        for names in ROUNDS[:2]:
+            history += asked("Which?", names)[len(history) > 0 :]
+            history.append(model.invoke(history))
+    assert server.bodies[:2] == server.bodies[2:]
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that adapters plan with, in seconds."""

@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
 from langchain_agent_helpers import (
     A,
     B,
     C,
     D,
     E,
+    Scripted,
     agent_with,
     ask,
     calls,
@@ -43,7 +45,7 @@ from planning_helpers import location_words, order_words
 from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.known_texts import known_texts
-from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
+from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever
 from langchain_ctxreuse.agents.middleware import (
     ResultStatistics,
     _log_nothing_planned,
@@ -316,6 +318,17 @@ def test_in_shadow_mode_the_model_gets_what_the_state_holds_and_it_is_counted(be
     assert results(messages)[-2:] == [f"{A}\n\n{B}", f"{B}\n\n{C}"]
     assert messages[6].content == f"{A}\n\n{D}\n\nad"
     assert shadow.savings.left_out > 0
+
+
+@pytest.mark.parametrize("mode", ["active", "shadow"])
+def test_a_wrapped_model_knows_what_the_middleware_has_planned(mode):
+    planner = ReusePlanner(mode=mode)
+    model = ReuseChatModel(
+        inner=Scripted(responses=[calls("ab"), calls("bc"), done()]), planner=planner
+    )
+    agent: Any = create_agent(model, [search_tool()], middleware=[ReuseMiddleware(planner=planner)])
+    ask(agent, "ad")
+    assert (model.prompt_statistics.planned, model.prompt_statistics.not_found) == (2, 1)
 
 
 def test_of_the_results_of_one_step_the_first_64_are_planned_and_the_log_says_so(caplog):

@@ -7,6 +7,7 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langgraph.store.memory import InMemoryStore
 
+from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.memories import Placement
 from langchain_ctxreuse import ReuseStore
@@ -64,6 +65,18 @@ def test_what_was_changed_or_deleted_is_said_not_to_hold():
     wrapped.delete(ALICE, "0")
     second = wrapped.messages(ALICE, [*first, ("assistant", "So."), ("user", "And?")])
     assert second[-1].content == f'"{PORTO["data"]}" no longer holds; do not use it.\n\nAnd?'
+
+
+def test_in_shadow_mode_no_memory_is_taken_out_of_the_history():
+    wrapped = store(*[{"data": f"Alice has seen {n}. " * 40} for n in range(8)], growth_limit=1)
+    wrapped = ReuseStore(wrapped.store, growth_limit=1, planner=ReusePlanner(mode="shadow"))
+    history: list[BaseMessage] = []
+    for turn in range(4):
+        asking = [*history, HumanMessage(f"Which, {turn}?")]
+        history = wrapped.messages(ALICE, asking, limit=2, offset=2 * turn)
+        assert history[: len(asking) - 1] == asking[:-1]
+        history.append(AIMessage("So."))
+    assert wrapped.faults == 0
 
 
 def test_it_is_the_wrapped_store_for_all_else_and_keeps_parts_of_a_question():

@@ -114,6 +114,15 @@ async def test_laid_out_anew_memories_open_a_conversation_as_others_have_begun(
     assert await memory.aget() == await memory.aget()
 
 
+async def test_in_shadow_mode_no_memory_is_taken_out_of_the_history():
+    block = ReuseMemoryBlock(memory=LetterMemory(), planner=ReusePlanner(mode="shadow"))
+    memory = reuse_memory(block, chat_store=ListChatStore())
+    asked = ["ab one?", "cd two?", "gef three?"]
+    _, second, third = await turns(memory, asked, is_stored=True)
+    assert third[: len(second)] == second
+    assert [text for _, text in shown(third)] == ["ab", "", "cd", "", "efg"]
+
+
 @pytest.mark.parametrize("wrong", ["user", 3, None])
 def test_another_place_is_refused(wrong):
     with pytest.raises((InvalidRequestError, ValueError), match="placement"):

@@ -152,7 +152,8 @@ class _Door:
         window_s = settings.window_ms / 1_000
         self._chats = chat_bodies.ChatPlanner(planner, "ctxreuse serve", window_s)
         salts = bool(settings.tenant_header or settings.keys) and takes_salt(planner.cache)
-        self._options = EngineOptions(planner.cache, salts, False, SESSION_HEADER, self._secret)
+        cache = planner.wire_cache
+        self._options = EngineOptions(cache, salts, False, SESSION_HEADER, self._secret)
         self._issued: TenantLRUMap[str, Plan] = TenantLRUMap(
             max_weight=_MOST_CHARACTERS, weight_of=lambda plan: 1_000 + len(plan.content)
         )

@@ -14,7 +14,7 @@ from ctxreuse.context.checks import checked_each, checked_id, checked_kind
 from ctxreuse.context.lru_map import TenantLRUMap
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.pipeline.formatting import joined_forms
+from ctxreuse.pipeline.formatting import joined_forms, labelled_block
 from ctxreuse.pipeline.known_texts import Form
 from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.model_gateway import ModelGateway
@@ -122,7 +122,7 @@ class ChatPlanner:
         self, body: PromptBody, tenant: str
     ) -> tuple[PlannedPrompt | None, dict[str, Any] | None]:
         """Return a prompt as planned, and the fields to send; None is to send what came."""
-        attempt, rules = self.gateway.attempt, self._planner.cache
+        attempt, rules = self.gateway.attempt, self._planner.wire_cache
         if (given := attempt(lambda: self._given(body, tenant), lambda: None)) is None:
             return None, None
         prompt, places = given
@@ -159,6 +159,9 @@ class ChatPlanner:
         texts, ids = [one.text for one in body.documents], [one.id for one in body.documents]
         forms, keeps = [Form(one) for one in texts], body.conversation is not None
         templates = self._planner.templates
+        if keeps and self._planner.mode == "shadow":  # they would stand under labels
+            blocks = [labelled_block(*one, templates) for one in zip(forms, ids, strict=True)]
+            forms, keeps = [Form(one.text, one, kind="labelled") for one in blocks], False
         shown = joined_forms(forms, texts, "\n\n", tenant, templates, labels=keeps, ids=ids)
         if _PLACE in text:
             before, _, behind = text.partition(_PLACE)

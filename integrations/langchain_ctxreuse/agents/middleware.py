@@ -373,12 +373,14 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             sent, planned = sent_messages(
                 request.messages, self._templates, way=self._way, edit_of=self._edit_of
             )
-            if not planned or self._is_shadow:  # what was planned goes out as the state has it
+            if not planned:
                 return request
             tenant = tenant_from_config() or ""
             for number, one in planned.items():
                 key = message_key(role_of(sent[number]), one.text.text)
                 known_texts().add_planned(tenant, key, one.edit._replace(pieces=None))
+            if self._is_shadow:  # what was planned goes out as the state has it
+                return request
             if not self._planner.cache.marks:
                 return request.override(messages=sent)  # type: ignore[arg-type]
             opening = [] if request.system_message is None else [request.system_message]

@@ -384,7 +384,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         planned: PlannedPrompt | None,
     ) -> _Outgoing:
         """Return planned texts, in parts with marks where the cache has any, and options."""
-        request, profile = self._carried, self.planner.cache
+        request, profile = self._carried, self.planner.wire_cache
         if not profile.marks and "langgraph_node" in (request.config.get("metadata") or {}):
             _warn_of_lost_marks(type(self.inner), type(self).__name__)
         options = dict(arguments)
@@ -416,7 +416,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     ) -> dict[str, Any]:
         """Return `extra_body` with salt and cache key, `extra_headers` with the session's name."""
         names = ("prompt_cache_key", "prompt_cache_options")
-        known = self._given(arguments, names) if self.planner.cache.is_routed else {}
+        known = self._given(arguments, names) if self.planner.wire_cache.is_routed else {}
         at_model = getattr(self.inner, "model_kwargs", None) or {}
         # a call's replaces the model's, so both are merged
         given = {

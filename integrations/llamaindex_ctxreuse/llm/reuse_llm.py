@@ -97,7 +97,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         self._open(reported_usage, follow_runs)
         self._model, self._always_sent = self.inner, {}
         always: Any = getattr(self.inner, "additional_kwargs", None)
-        is_asked = self.send_cache_salt or self.send_session_id or self.planner.cache.is_routed
+        is_asked = self.send_cache_salt or self.send_session_id or self.planner.wire_cache.is_routed
         if not is_asked or not isinstance(always, dict):
             return
         # the model is parted from its engine options: a call's would replace them as a whole
@@ -246,7 +246,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         def send(planned: PlannedPrompt) -> _Answer:
             sent = messages_with(given, planned.texts) if planned.texts else given
             if planned.parts and takes_cache_points(self.inner):
-                profile = self.planner.cache
+                profile = self.planner.wire_cache
                 sent = self._gateway.attempt(
                     lambda: with_cache_points(sent, planned, profile, self.inner), lambda: sent
                 )
@@ -324,7 +324,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         self, given: dict[str, Any], scope: RequestScope, planned: PlannedPrompt
     ) -> dict[str, Any]:
         """Return a call's keyword arguments, with salt and session id, as opted in to, and key."""
-        if not (self.send_cache_salt or self.send_session_id or self.planner.cache.is_routed):
+        if not (self.send_cache_salt or self.send_session_id or self.planner.wire_cache.is_routed):
             return dict(given)
 
         try:

@@ -199,7 +199,8 @@ class ReplayMemory(Memory):
         """Return whether a prompt is too long with the memories of earlier turns."""
         behind = turns.behind_the_turn
         tokens = self._tokens([*turns.before_the_turn(known), *behind, *content.values()])
-        if tokens > self.token_limit or not self._ours:
+        is_planned = any(one.planner.mode == "active" for one in self._ours)
+        if tokens > self.token_limit or not is_planned:
             return tokens > self.token_limit
         anew = {one.name: one.shown_anew(content.get(one.name, "")) for one in self._ours}
         alone = self._tokens([*turns.before_the_turn({}), *behind, *{**content, **anew}.values()])

@@ -89,6 +89,26 @@ async def test_a_conversation_is_shown_again_as_it_was_and_repeats_nothing():
     assert "conversation" not in three
 
 
+@pytest.mark.parametrize("cache", ["openai", "anthropic"])
+async def test_in_shadow_mode_documents_are_sent_as_given_and_repeats_are_counted(
+    cache, monkeypatch
+):
+    monkeypatch.setenv("CTXREUSE_MODE", "shadow")
+    texts = {one["id"]: f"{one['title']}\n{one['text']}" for one in documents("abcd")}
+    messages = [{"role": "user", "content": "One?"}]
+    async with served(EmulatedEngine(), cache=cache) as door:
+        first = await door.chat("abc", messages=messages, conversation="c")
+        messages += [first["choices"][0]["message"], {"role": "user", "content": "Two?"}]
+        second = await door.chat("cbd", messages=messages, conversation="c", ctxreuse=True)
+        bodies, savings = door.bodies(), door.planner.savings
+    assert bodies[1].keys() == {"model", "messages"}
+    said = [one["content"] for one in bodies[1]["messages"]]
+    assert said[0] == "\n\n".join([*map(texts.get, "abc"), "One?"])
+    assert said[2] == "\n\n".join([*map(texts.get, "cbd"), "Two?"])
+    assert second["ctxreuse"]["labels"] == {}
+    assert savings.references == 2
+
+
 async def test_only_answers_that_are_asked_for_tell_the_plan():
     async with served(EmulatedEngine()) as door:
         plain = await door.chat("abc")
