@@ -92,7 +92,8 @@ def more_tables(measured: Measured, *, is_scored: bool) -> Iterator[Table]:
         title = f"Hit ratio by conversations at a time, with {size}"
         yield _grid(title, sessions, lambda run: str(run.sessions))
     if any(run.first_token_s for run in sessions):
-        yield engine_table("Conversations at a time, as the engine reported", sessions, _at_a_time)
+        title = "Conversations at a time, as the engine reported"
+        yield engine_table(title, sessions, lambda run: f"{run.policy} ({run.sessions})")
     if any(run.first_token_s for run in ablations):
         yield engine_table("One idea less, as the engine reported", ablations)
     elif ablations:
@@ -128,10 +129,6 @@ def _grid(title: str, runs: Runs, column: Callable[[RunResult], str]) -> Table:
     }
     rows, first = {"": ratios.items()}, {next(iter(POLICY)): lambda row: row[0]}
     return Table.of(title, rows, first | columns)
-
-
-def _at_a_time(run: RunResult) -> str:
-    return f"{run.policy} ({run.sessions})"
 
 
 def _score_table(runs: Runs, references: Mapping[str, Sequence[str]]) -> Iterator[Table]:

@@ -69,15 +69,12 @@ class KeptRuns:
                         is_same = fields["benchmark"] == self._name
                     elif is_same and "run" in fields:
                         run = run_result(str(self.path), fields["run"], self._cache)
-                        yield tuple(fields["key"]), _with_notes(run, fields["notes"])
+                        notes = tuple(map(str, fields["notes"]))
+                        yield tuple(fields["key"]), replace(run, notes=notes)
                     elif is_same:
                         yield tuple(fields["key"]), BatchTooLargeError(fields["too_large"])
                 except (ValueError, TypeError, KeyError, RecursionError, InputFileError):
                     continue  # half of a line, or another program's; the run is measured again
-
-
-def _with_notes(run: RunResult, notes: Any) -> RunResult:
-    return replace(run, notes=tuple(map(str, notes)))
 
 
 def _key(run: Run) -> _Key:

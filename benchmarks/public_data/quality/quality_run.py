@@ -204,13 +204,9 @@ class _AskedSet:
     def left(self) -> int:
         """Return how many questions remain to be asked, over all arms, at most."""
         return sum(
-            max(0, self._wanted(arm) - len(answers.scored))
+            max(0, sum(self._sizes[one] for one in self.asked(arm)) - len(answers.scored))
             for arm, answers in zip(self.arms, self.answers, strict=True)
         )
-
-    def _wanted(self, arm: Arm) -> int:
-        """Return how many questions an arm is asked in all rounds."""
-        return sum(self._sizes[one] for one in self.asked(arm))
 
     def asked(self, arm: Arm) -> Iterator[int]:
         """Yield the conversations that an arm is asked in all rounds."""
