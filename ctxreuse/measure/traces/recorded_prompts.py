@@ -60,9 +60,8 @@ class DocumentPiece(NamedTuple):
     end: int
     document: str
     at: int  # where the document itself begins
-    lasting: tuple[
-        Slice | str, ...
-    ] = ()  # of a memory as JSON: what does not differ from search to search
+    # of a memory as JSON: what does not differ from search to search
+    lasting: tuple[Slice | str, ...] = ()
 
 
 def pieces(text: str, spans: Sequence[KnownSpan]) -> list[DocumentPiece]:
