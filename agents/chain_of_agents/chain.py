@@ -71,7 +71,8 @@ class ChainOfAgents(
         min_read: Share of the documents' tokens, 0 to 1, that must have been read for an answer.
         bound: How far above the mean an agent's load may be; 1.15 is 15 % above.
         assignment: Makes another assigner of documents for each tenant; None takes
-            `ctxreuse.serving.pool.placement.DocumentAffinity` with the bound.
+            `ctxreuse.serving.pool.placement.DocumentAffinity` with the bound; in shadow mode, the
+            order given.
         concurrency: Calls that run at a time on an engine; more wait and are planned together.
         params: For addresses: further parameters of each call, such as `temperature`.
         clock: Seconds from any start.
@@ -126,8 +127,9 @@ class ChainOfAgents(
             clock=clock,
         )
         self._model = as_model(llm, planner, concurrency, params or {}, client, ChainOfAgents)
-        affinity = partial(DocumentAffinity, checked_number("the bound", bound, 1))
-        assignment = assignment or (InOrder if planner.mode == "shadow" else affinity)
+        if assignment is None:
+            affinity = partial(DocumentAffinity, checked_number("the bound", bound, 1))
+            assignment = InOrder if planner.mode == "shadow" else affinity
         placement = AgentPlacement(workers, self._model.engines, assignment)
         self._memory, self._placement = AgentMemory(), placement
         self._new_run = partial(ChainRun, settings, self._model, planner, placement, self._memory)

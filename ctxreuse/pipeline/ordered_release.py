@@ -361,6 +361,8 @@ class MicroBatcher(Generic[_Item, _Placed]):
 
     def _close_aside(self, batch: OrderedQueue[_Item, _Placed]) -> None:
         """Close a batch; a large one in a thread."""
+        if self._open.get(batch.group) is not batch:
+            return  # it is closed: without a look at all of its calls for each
         # in a thread nobody waits for it: its caller goes on when released, as all do
         if not self._is_large([slot.item for slot in list(batch.arrived)]):
             self._close(batch)

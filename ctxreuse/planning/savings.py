@@ -170,7 +170,8 @@ class Savings:
             something is sent otherwise. Exact in shadow mode; else an estimate, from a sample.
         error_tokens: Two standard errors of that estimate; 0 where all requests were followed.
         references: How many blocks planning leaves out.
-        word_tokens: About how many tokens of words planning adds that the engine has to compute.
+        word_tokens: About how many tokens of words planning adds that the engine has to compute;
+            0 until something is sent otherwise.
         mode: The planner's.
         planning: How long planning took.
         reported: What engines reported of the answers.

@@ -350,6 +350,8 @@ class _ClassTotals:
             bill = ExpectedBill(self.bill_as_retrieved, self.bill_if_planned, cache)
         by_order, error = self.saved_by_order()
         numbers: dict[str, Any] = dict(self.numbers)
+        if not (by_order or self.numbers["changed"] or self.reported["primes"]):
+            numbers["word_tokens"] = 0  # nothing was sent otherwise, so nothing is saved or lost
         reported: dict[str, Any] = dict(self.reported)
         return Savings(
             **numbers,

@@ -144,6 +144,8 @@ class Exchange(Sharing):
         self._lock = ForkSafeLock()
         self._position = ""
         self._latest_of: LRUMap[bytes, int] = LRUMap(_WRITERS)  # numbers of entries, by writer
+        # numbers of its latest edits by message, until they are read: others stand before them
+        self._own_edits: LRUMap[tuple[str, bytes], int] = LRUMap(_WRITERS)
         self._start_anew()
         renew_after_fork(self._leave_parent)
 
@@ -180,6 +182,8 @@ class Exchange(Sharing):
         with self._lock:
             self._numbers += 1
             self._waiting.append((self._numbers, entry))
+            if isinstance(entry, EditEntry):
+                self._own_edits.put((entry.tenant, entry.request_id), self._numbers)
             self._drop_excess()
             if len(self._waiting) == 1:  # else the log is at work, or fails and is left alone
                 self._wake.set()
@@ -302,20 +306,27 @@ class Exchange(Sharing):
         except UnreadableEntryError as error:
             self._note("unreadable", "%s; it is left out. Further ones are only counted.", error)
             return
-        take_in, is_own = self._take_in(), self._has_written(writer, number, one)
-        # of a message's edits the last one in the log counts, in all processes
-        if take_in is None or (is_own and not isinstance(entry, EditEntry)):
-            return
-        if not is_own and number <= (self._latest_of.get(writer) or 0):
-            return  # appended twice, or read again behind a gap
+        take_in = self._take_in()
+        is_own = self._has_written(writer, number, one)
         if not is_own:
+            if number <= (self._latest_of.get(writer) or 0):
+                return  # appended twice, or read again behind a gap
             self._latest_of.put(writer, number)
+        if isinstance(entry, EditEntry):  # a message's last one in the log counts, in all processes
+            message = entry.tenant, entry.request_id
+            with self._lock:
+                latest = self._own_edits.get(message)
+                if is_own and latest == number:
+                    self._own_edits.pop(message)
+            is_own |= latest is not None
+        if is_own or take_in is None:
+            return
         try:
             take_in(entry)
         except Exception as error:  # one that fails would else be read again, with those before
             self._fail(error)
         else:
-            self._counts["taken_in"] += not is_own
+            self._counts["taken_in"] += 1
         time.sleep(0)  # let a thread that plans go on
 
     def _has_written(self, writer: bytes, number: int, entry: bytes) -> bool:

@@ -18,7 +18,7 @@ from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks, HeldRequests, R
 from ctxreuse.cache.kv_events.event_stream import decode_batch
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.serving import EngineClient
-from ctxreuse.serving.client.connection import waiting
+from ctxreuse.serving.client.connection import retry_after_s
 from ctxreuse.serving.client.request import Protocol
 from fuzz_targets.mutation import (
     NUMBERS,
@@ -267,9 +267,7 @@ def _wait(header: str) -> None:
         return
     error = RuntimeError("busy")
     error.response = SimpleNamespace(headers=headers, status_code=429)  # type: ignore[attr-defined]
-    outcome = SimpleNamespace(exception=lambda: error)
-    state: Any = SimpleNamespace(outcome=outcome, attempt_number=1)
-    seconds = waiting(0.5)(state)
+    seconds = retry_after_s(error) or 0.0
     assert 0 <= seconds < math.inf, seconds
 
 

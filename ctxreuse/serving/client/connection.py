@@ -290,18 +290,20 @@ class EngineFact:
     def __init__(self, given: str | None, look_up: Callable[[], Coroutine[Any, Any, str]]) -> None:
         self._known = given
         self._look_up = look_up
-        self._task: asyncio.Task[str] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     async def get(self) -> str:
         """Return the text, or raise what the look-up raises."""
-        if self._known is None:
+        while self._known is None:
             task = self._task
             # a task of an event loop that is gone never ends
             if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-                task = self._task = asyncio.create_task(self._look_up())
-            # a cancelled caller does not cancel it for the others
-            self._known = await asyncio.shield(task)
+                task = self._task = asyncio.create_task(self._find())
+            await asyncio.shield(task)  # a cancelled caller does not cancel it for the others
         return self._known
+
+    async def _find(self) -> None:
+        self._known = await self._look_up()  # also where no caller waits any more
 
 
 def _checked_address(base_url: object) -> SplitResult:

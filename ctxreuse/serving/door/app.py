@@ -116,15 +116,17 @@ class _Relay(StreamingResponse):
 async def _data_of(pieces: AsyncIterator[Any], is_stream: bool) -> AsyncIterator[bytes]:
     """Yield an answer's bytes, the end when all is counted: whoever has read it may go away."""
     held = b""
-    async for data in (one.data async for one in pieces if one.data):
-        if held:
-            yield held
-        held = data
-        if is_stream and not _END.search(held):
-            yield held
-            held = b""
-    if held:
+    try:
+        async for data in (one.data async for one in pieces if one.data):
+            if not is_stream:
+                data, held = held, data
+            elif held or _END.search(data):  # all that follows belongs to the end
+                data, held = b"", held + data
+            yield data
+    except EngineError:  # it breaks behind what has come
         yield held
+        raise
+    yield held
 
 
 class _Door:

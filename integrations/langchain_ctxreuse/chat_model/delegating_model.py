@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableSerializable
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import merge_configs
 from langchain_core.tools import BaseTool
 from pydantic import BaseModel, field_validator, model_validator
@@ -89,9 +89,9 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         versions = {**(theirs.get("lc_versions") or {}), **(ours.get("lc_versions") or {})}
         self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
 
-    def __copy__(self) -> Self:
+    def _carrying(self, config: RunnableConfig | None) -> Self:
         _ = self._serialized  # kept by the model, or each copy would make it anew
-        return super().__copy__()
+        return super()._carrying(config)
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[Any, AIMessage]:
         """Return a model whose fields a config can set, as LangChain's models do."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -127,6 +128,27 @@ async def test_an_answer_that_breaks_off_breaks_off():
             await door.post(CHAT, json=asking("ab"))
         with pytest.raises(httpx.RemoteProtocolError):
             await door.post(CHAT, json=asking("ab", ctxreuse=True))
+
+
+async def test_an_answer_that_breaks_off_behind_its_end_has_come_whole():
+    end = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
+
+    async def script(received, writer):
+        if received.method == "GET":
+            return writer.write(response(200))
+        kind = b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(b"HTTP/1.1 200 X\r\n" + kind + b"%x\r\n%b\r\n" % (len(end), end))
+        return None
+
+    came = b""
+    async with (
+        served(script) as door,
+        door.stream("POST", CHAT, json=asking("ab", stream=True)) as answer,
+    ):
+        with suppress(httpx.RemoteProtocolError):
+            async for data in answer.aiter_raw():
+                came += data
+    assert came == end
 
 
 async def test_an_engine_that_dies_is_the_pools_matter():
