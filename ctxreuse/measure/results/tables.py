@@ -220,7 +220,7 @@ def engine_table(
     title: str, runs: Runs, name: Callable[[RunResult], str] = lambda run: run.policy
 ) -> Table:
     """Return what a server reported, of requests that it answered as retrieved, too."""
-    asked = set(runs[0].request_ids)
+    asked = {one for run in runs[:1] for one in run.request_ids}
     groups = {
         heading: [(run, run.only(asked), runs[0].only({*run.request_ids})) for run in group]
         for heading, group in by_kind(runs).items()

@@ -294,10 +294,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
             return None
         shorter = replace(request, blocks=request.blocks[:kept])
         planner = self.planner
-        plan = self._annotated(planner.plan(shorter, **planning_time(planner)))
-        with self._lock:  # whoever leaves out the content knows the longer one
-            self._contents.put(request.tenant, (request.conversation_id, content), plan)
-        return self._kept(plan)
+        return self._kept(self._annotated(planner.plan(shorter, **planning_time(planner))))
 
     def _annotated(self, plan: Plan) -> Plan:
         """Return a plan as its prompt shows it."""
