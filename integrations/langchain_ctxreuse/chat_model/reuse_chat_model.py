@@ -385,7 +385,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     ) -> _Outgoing:
         """Return planned texts, in parts with marks where the cache has any, and options."""
         request, profile = self._carried, self.planner.wire_cache
-        if not profile.marks and "langgraph_node" in (request.config.get("metadata") or {}):
+        if not self.planner.cache.marks and "langgraph_node" in request.config.get("metadata", ()):
             _warn_of_lost_marks(type(self.inner), type(self).__name__)
         options = dict(arguments)
         if self.send_cache_salt or self.send_session_id or profile.is_routed:
