@@ -29,7 +29,7 @@ from pathlib import Path
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.memory.tenants import Bounds, Tenants
-from ctxreuse.planning import retrieved_order
+from ctxreuse.planning import savings_meter
 
 TENANTS = 1_000
 DOCUMENTS = 200_000
@@ -46,7 +46,7 @@ PAUSE_MS = 50.0
 GROWTH = 1.10
 FULL_S = 900.0
 FILLED = 0.2
-MOST_RETRIEVED = retrieved_order.MOST_BLOCKS
+MOST_RETRIEVED = savings_meter.MOST_BLOCKS
 
 
 class Traffic:
@@ -214,7 +214,7 @@ class Worker:
 
 def bounded_planner(part: float) -> ReusePlanner:
     """Return a planner whose bounds are a part of the usual ones, so that all are soon reached."""
-    retrieved_order.MOST_BLOCKS = max(1, int(MOST_RETRIEVED * part))  # type: ignore[misc]
+    savings_meter.MOST_BLOCKS = max(1, int(MOST_RETRIEVED * part))  # type: ignore[misc]
     planner = ReusePlanner()
     usual = asdict(Bounds())
     bounds = {name: max(1, int(bound * part)) for name, bound in usual.items()}

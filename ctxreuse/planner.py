@@ -289,10 +289,6 @@ class ReusePlanner(FixedSettings):
         """What planning has saved or, in shadow mode, would have saved; what engines reported."""
         return self._meter.savings()
 
-    def reset_savings(self) -> Savings:
-        """Return what was counted so far, and count anew."""
-        return self._meter.savings(reset=True)
-
     @property
     def labels(self) -> bool | None:
         """Whether prompts show blocks under labels; None where that depends on the request."""

@@ -291,9 +291,8 @@ class MemoryPlanner:
         self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
     ) -> MemoryContext:
         memories = list(map(memory_block, found_memories(result)))
-        blocks = [*memories, *relation_blocks(result)]
         # texts, not mem0's `hash`: a hash that a store did not update would lose a memory
-        unique = tuple(texts_to_show(blocks))
+        unique = tuple(texts_to_show(memories))
         gone, tenant = shown.outdated(memories), self.tenant_of(search)
         request = replace(asked, blocks=unique, tenant=tenant, outdated=gone, labels=self._labels)
         may_be_anew = shown.blocks and self._growth_limit is not None
@@ -455,19 +454,6 @@ def memory_block(memory: MemoryRecord) -> ContextBlock:
     if not isinstance(memory_id, (str, int)):  # without an id, the block's is of its text
         memory_id = str(memory_id) if isinstance(memory_id, UUID) else None
     return ContextBlock(id=memory_id, text=memory.get("memory"))  # type: ignore[arg-type]
-
-
-def relation_blocks(result: Any) -> list[ContextBlock]:
-    """Return a graph memory's relations as one block, none if there are none."""
-    relations = result.get("relations") if isinstance(result, Mapping) else None
-    lines: set[str] = set()
-    for one in relations if isinstance(relations, (list, tuple)) else ():
-        if isinstance(one, Mapping):
-            end = one.get("destination", one.get("target"))
-            words = [one.get("source"), one.get("relationship"), end]
-            if all(isinstance(word, str) and word for word in words):
-                lines.add(" -- ".join(map(str, words)))
-    return [ContextBlock(text="\n".join(sorted(lines)))] if lines else []
 
 
 # functions by name, for what has them is copied and pickled

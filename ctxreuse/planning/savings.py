@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from itertools import accumulate
-from math import inf
 from typing import Any, Final, Literal, TypeAlias
 
-from ctxreuse.context.checks import checked_share
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import CacheRules, profile_spec
@@ -32,34 +29,12 @@ class PlanningTime:
         total_s: Seconds together.
         max_s: The longest, in seconds.
         buckets: Requests in each bucket of `PLANNING_BOUNDS_S`, and above all of them.
-
-    Example:
-        >>> PlanningTime(4, 0.004, 0.003, (0, 0, 0, 3, 0, 1) + (0,) * 10).quantile_s(0.5)
-        0.001
     """
 
     count: int = 0
     total_s: float = 0.0
     max_s: float = 0.0
     buckets: tuple[int, ...] = (0,) * (len(PLANNING_BOUNDS_S) + 1)
-
-    def quantile_s(self, share: float) -> float:
-        """Return the seconds that a share of the requests did not exceed.
-
-        Args:
-            share: From 0 to 1; 0.99 is the 99th percentile.
-
-        Returns:
-            The upper bound of its bucket, or `max_s` if that is less; 0 before the first request.
-
-        Raises:
-            InvalidRequestError: `share` is no number from 0 to 1.
-        """
-        wanted = checked_share("share", share) * self.count
-        for bound, reached in zip((*PLANNING_BOUNDS_S, inf), accumulate(self.buckets), strict=True):
-            if reached and reached >= wanted:
-                return min(bound, self.max_s)
-        return self.max_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,22 +6,21 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate, repeat
-from math import sqrt
+from itertools import accumulate, count, repeat
+from math import inf, sqrt
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockId, BlockKey
+from ctxreuse.context.blocks import BlockId, BlockKey, text_digest
 from ctxreuse.context.checks import check_function
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import word_tokens
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.memory.prefix_index import PrefixIndex
 from ctxreuse.memory.sent_log import LoggedPrompt, SentEntry
-from ctxreuse.planning.expectations import CacheExpectations, confirmed_tokens
 from ctxreuse.planning.plan import Plan
-from ctxreuse.planning.retrieved_order import OTHERS, WHOLE, RetrievedOrder
 from ctxreuse.planning.savings import (
     PLANNING_BOUNDS_S,
     ExpectedBill,
@@ -32,12 +31,36 @@ from ctxreuse.planning.savings import (
 )
 from ctxreuse.planning.tenant_planner import PlannerSettings
 from ctxreuse.planning.tracing import AnsweredCall
+from ctxreuse.rules.answers import may_keep_states, when_silent
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import CacheRules
 
 TenantClasses: TypeAlias = Callable[[str], str] | Mapping[str, str]
 """The class of each tenant: a function, or a mapping from their names."""
 
+MOST_BLOCKS: Final = 50_000
+"""Blocks that are remembered, each where it stood."""
+_MOST_NODES = 10_000
+_ONE_IN = 16
+_WHOLE_FAMILIES = 256
+_GROUPS = 32
+"""How many groups a sample has; as they differ, so may the sample from all."""
+_WHOLE = -1
+_OTHERS = -2
+_MOST_OF_A_REQUEST = 256
+_MOST_AT_ONCE = 64
+_ANSWERS = 200
+"""Answers that one judgement rests on."""
+_LEAST_EXPECTED_TOKENS = 64
+_LEAST_SHARE = 0.5
+
+_MISSING = (
+    "of %d tokens that a planner expected in the engine's cache, %d answers report %d: another "
+    "process may share this engine, a router may spread the requests over several, its cache "
+    "may hold less than the planner believes%s. %sCompare `planner.savings.reported` with the "
+    "engine's /metrics, and run `ctxreuse doctor --base-url URL --metrics URL`"
+)
+_SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_log=...)). "
 MOST_CLASSES: Final = 16
 OTHER_CLASS: Final = "other"
 _LONGEST_CLASS = 64
@@ -65,7 +88,7 @@ class SavingsMeter:
         self._class_of = _class_function(tenant_class)
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
         self._retrieved = RetrievedOrder(settings.capacity_tokens)
-        self._expectations = CacheExpectations(cache, is_alone=is_alone)
+        self._expectations = CacheExpectations(cache, is_alone)
         self._queued: deque[_Sent | SentEntry | int | str] = deque()
         self._lock = ForkSafeLock(self._forget)
         self._forget()
@@ -74,10 +97,6 @@ class SavingsMeter:
         self._queued.clear()
         self._retrieved.forget()
         self._has_reported = self._differs = False
-        self._start_anew()
-
-    def _start_anew(self) -> None:
-        """Set all numbers to 0; what would be in the engine's cache stays."""
         self._expectations.forget()
         self._tallies: dict[str, _ClassTotals] = {}
         self._buckets = [0] * (len(PLANNING_BOUNDS_S) + 1)
@@ -86,8 +105,8 @@ class SavingsMeter:
         self.changed_texts = 0
         self._total_s = self._max_s = 0.0
 
-    def savings(self, *, reset: bool = False) -> Savings:
-        """Return all numbers, and set them to 0 if asked to."""
+    def savings(self) -> Savings:
+        """Return all numbers."""
         with self._lock:  # others wait, or count first
             self._catch_up()
             total = _ClassTotals()
@@ -99,7 +118,7 @@ class SavingsMeter:
                 if self._class_of is not None
             }
             took = PlanningTime(self._planned, self._total_s, self._max_s, tuple(self._buckets))
-            savings = total.savings(
+            return total.savings(
                 self._mode,
                 self._cache,
                 planning=took,
@@ -107,13 +126,10 @@ class SavingsMeter:
                 changed_texts=self.changed_texts,
                 by_class=by_class,
                 parts={
-                    "retrieved_blocks": self._retrieved.size,
+                    "retrieved_blocks": PartSize(self._retrieved.index.block_count, MOST_BLOCKS),
                     "tenant_classes": PartSize(len(by_class), MOST_CLASSES + 1),
                 },
             )
-            if reset:
-                self._start_anew()
-        return savings
 
     def planned(self, plans: Sequence[Plan], seconds: float) -> None:
         """Count requests in the order in which they came, and how long planning took together."""
@@ -167,7 +183,7 @@ class SavingsMeter:
     def _count(self, sent: _Sent) -> None:
         self._took(sent.seconds)
         entry, cached, left_out = sent.logged.prompt, sent.expected_tokens, sent.left_out_tokens
-        as_retrieved, group = cached, WHOLE  # of a later turn: it depends on the history only
+        as_retrieved, group = cached, _WHOLE  # of a later turn: it depends on the history only
         if not entry.is_later_turn:
             followed = self._retrieved.follow(entry)
             if self._differs:  # else nothing was sent otherwise, so nothing is saved
@@ -301,7 +317,7 @@ class _Counts(NamedTuple):
     """What one request adds to the numbers."""
 
     numbers: tuple[int, ...]  # as `_COUNTED` names them
-    group: int = WHOLE
+    group: int = _WHOLE
     tokens: int = 0  # of its blocks, and those that their order saves
     by_order: int = 0
 
@@ -335,14 +351,14 @@ class _ClassTotals:
     def saved_by_order(self) -> tuple[float, float]:
         """Return the tokens that the order saves, as a sample has it, and two standard errors."""
         tokens, saved = self.tokens, self.by_order
-        rest = tokens.total() - tokens[WHOLE]
-        sampled, sample = rest - tokens[OTHERS], [group for group in tokens if group >= 0]
+        rest = tokens.total() - tokens[_WHOLE]
+        sampled, sample = rest - tokens[_OTHERS], [group for group in tokens if group >= 0]
         if not sampled or len(sample) < 2:
-            return saved[WHOLE], rest
+            return saved[_WHOLE], rest
         share = sum(saved[group] for group in sample) / sampled
         squares = sum((saved[group] - share * tokens[group]) ** 2 for group in sample)
         error = 2 * sqrt(squares * len(sample) / (len(sample) - 1)) / sampled
-        return saved[WHOLE] + share * rest, min(1.0, error) * rest
+        return saved[_WHOLE] + share * rest, min(1.0, error) * rest
 
     def savings(self, mode: Mode, cache: CacheRules | None, **others: Any) -> Savings:
         bill = None
@@ -362,6 +378,108 @@ class _ClassTotals:
             bill=bill,
             **others,
         )
+
+
+class RetrievedOrder:
+    """Estimates what would be cached if everything were sent as it was retrieved; not locked.
+
+    Prompts share a prefix only if they begin with the same block. So all that begin with one block
+    are followed, or none: the first 256 families, and one in 16 of the others, a sample. They have
+    a share of the cache that is their share of all tokens.
+    """
+
+    def __init__(self, capacity_tokens: int | None) -> None:
+        self._capacity = inf if capacity_tokens is None else capacity_tokens
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.index = PrefixIndex(max_nodes=_MOST_NODES)
+        self._times = count()
+        self._families: set[tuple[object, BlockKey]] = set()
+        self._owed = 0.0
+        self._tokens = self._followed_tokens = 0
+
+    def follow(self, entry: SentEntry) -> tuple[int, int]:
+        """Return what is cached of a request sent now, and its group."""
+        blocks = entry.as_retrieved()
+        path, weights = list(blocks), list(blocks.values())
+        if not path:
+            return 0, _WHOLE
+        first, size = path[0], sum(weights)
+        root = text_digest(entry.tenant), entry.system, entry.is_labelled
+        if len(self._families) < _WHOLE_FAMILIES:
+            self._families.add((root, first))
+        group = _OTHERS if first[0] % _ONE_IN else first[1] % _GROUPS
+        if (root, first) in self._families:
+            group = _WHOLE
+        self._tokens += size
+        if group == _OTHERS:
+            return 0, group
+        self._followed_tokens += size
+        self._make_room()
+        followed = path[:_MOST_OF_A_REQUEST], weights[:_MOST_OF_A_REQUEST]
+        inserted = self.index.insert(root, *followed, None, next(self._times))
+        return sum(weights[: inserted.blocks_before]), group
+
+    def evict(self, tokens: int) -> None:
+        """Forget as large a share as the engine has dropped, some of it later."""
+        self._owed = min(self._owed + tokens * self._share(), float(self.index.tokens))
+        self._make_room()
+
+    def _share(self) -> float:
+        """Return the share of all tokens that is followed."""
+        return self._followed_tokens / self._tokens if self._tokens else 1.0
+
+    def _make_room(self) -> None:
+        index, limit = self.index, self._capacity * self._share()
+        for _ in range(_MOST_AT_ONCE):
+            excess = max(self._owed, index.tokens - limit)
+            if excess <= 0 and index.block_count <= MOST_BLOCKS:
+                break
+            self._owed = max(0.0, self._owed - index.evict_oldest(max(excess, 1)))
+
+
+class CacheExpectations:
+    """Compares answers with what was expected, 200 at a time; not locked, its owner does that."""
+
+    def __init__(self, cache: CacheRules, is_alone: bool) -> None:
+        self._cache = cache
+        self._remedy = _SHARE_A_LOG if is_alone else ""
+        self._said: set[bool] = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin to count anew; what was said is not said again."""
+        self._answers = self._expected = self._found = 0
+        self._shares = 0.0
+
+    def note(self, expected: int, confirmed: int) -> str | None:
+        """Take note of an answer; return what the log says with a remedy, each kind once."""
+        if expected < _LEAST_EXPECTED_TOKENS:  # may be less than a block of the engine
+            return None
+        self._answers += 1
+        self._expected += expected
+        self._found += confirmed
+        self._shares += confirmed / expected  # no long prompt outweighs the others
+        if self._answers < _ANSWERS:
+            return None
+        is_missing = self._shares / self._answers < _LEAST_SHARE
+        expected, found = self._expected, self._found
+        self.forget()
+        if not is_missing or bool(found) in self._said:
+            return None
+        self._said.add(bool(found))
+        if not found:
+            return when_silent(self._cache, _ANSWERS, expected)
+        told = expected, _ANSWERS, found, may_keep_states(self._cache), self._remedy
+        return _MISSING % told
+
+
+def confirmed_tokens(expected: int, before: int, prompt: int, cached: int) -> int:
+    """Return how many of the expected tokens, behind others, an answer confirms to be cached."""
+    due = min(expected + before, prompt)
+    return expected * min(cached, due) // due if due else 0
 
 
 def _class_function(tenant_class: TenantClasses | None) -> Callable[[str], str] | None:

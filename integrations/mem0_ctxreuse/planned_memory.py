@@ -200,8 +200,7 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         """Search, and return what was found as text for a prompt.
 
         What earlier messages show and the store has changed or deleted since is said to be
-        replaced, or to hold no longer. Exact duplicates are shown once; the relations of a graph
-        memory are one more block, the last in the ranking.
+        replaced, or to hold no longer. Exact duplicates are shown once.
 
         Args:
             query: What to look for; the question, too.

@@ -297,29 +297,3 @@ def test_a_returned_history_and_its_other_system_messages_go_in_again():
         "So far: a greeting.",
         "An answer.",
     ]
-
-
-RELATIONS = [
-    {"source": "alice", "relationship": "lives_in", "destination": "porto"},
-    {"source": "alice", "relationship": "has", "target": "two cats", "score": 0.3},
-    {"source": "bob", "relationship": "knows", "destination": "alice"},
-    {"source": "bob", "relationship": "knows", "destination": "alice"},
-]
-
-
-def test_relations_stand_in_the_prompt():
-    wrapped = finding()
-    wrapped.memory.found = {"results": lettered("a"), "relations": RELATIONS}
-    context = wrapped.context("q?")
-    graph = "alice -- has -- two cats\nalice -- lives_in -- porto\nbob -- knows -- alice"
-    assert context.text == labelled(TEXTS["a"], graph)
-    wrapped.memory.found = {"results": [], "relations": RELATIONS}
-    assert "lives_in" in wrapped.messages("q?")[0]["content"]
-
-
-@pytest.mark.parametrize("relations", [None, [], 3, "text", [None, 3, {}], [{"source": 3}]])
-def test_odd_relations_change_nothing(relations):
-    wrapped = finding()
-    wrapped.memory.found = {"results": lettered("a"), "relations": relations}
-    assert wrapped.context("q?").text == shown("a")
-    assert wrapped.faults == 0

@@ -2,7 +2,6 @@
 
 import asyncio
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from block_labels import label, labelled, located
@@ -290,7 +289,7 @@ def test_what_a_turn_said_of_a_forgotten_memory_leaves_the_messages_too():
 
 @KINDS
 def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind):
-    """A document of a retriever, and a graph's relations, are no memories of the store."""
+    """A document of a retriever is no memory of the store."""
     store = kind(cats="Alice has two cats.")
     chat = Chat(store, labels=True)
     document = ContextBlock(id="doc-7", text="Porto lies on the Douro.")
@@ -298,10 +297,7 @@ def test_what_others_have_shown_in_the_conversation_is_not_looked_up(kind):
         [document], history=[], conversation_id="c", tenant=tenant_of(ALICE["filters"]), labels=True
     )
     chat.history = [*chat.wrapped.planner.plan(request).messages(), ANSWER]
-    relations = [{"source": "alice", "relationship": "has", "destination": "cats"}]
-    with patch.object(store, "relations", relations):
-        assert labelled("alice -- has -- cats") in chat.ask("Which?")
-    assert "no longer holds" not in chat.ask("And?")
+    assert "no longer holds" not in chat.ask("Which?")
     assert store.asked == []
 
 

@@ -13,7 +13,7 @@ from tenant_sizes import act, bounded, measured, steps
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.memory.prefix_index import Evicted, PartSize
 from ctxreuse.memory.tenants import Bounds, Tenants
-from ctxreuse.planning import retrieved_order
+from ctxreuse.planning import savings_meter
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -188,7 +188,7 @@ def test_long_ids_count_by_their_length():
     ids=["conversations", "tenants", "system texts", "no blocks", "request ids", "batches"],
 )
 def test_memory_stops_growing(send, monkeypatch):
-    monkeypatch.setattr(retrieved_order, "MOST_BLOCKS", 200)
+    monkeypatch.setattr(savings_meter, "MOST_BLOCKS", 200)
     bounds = Bounds(
         tenants=10,
         index_nodes=100,

@@ -84,14 +84,13 @@ def test_what_it_saves_is_counted_as_the_planner_before_would_have(tmp_path):
     for letters in ("abc", "cab", "xyz", "bca"):
         before.plan(asked(letters))
     after = reloaded(before, tmp_path)
-    before.reset_savings()
+    earlier = before.savings
     for planner in (before, after):
         for letters in ("abc", "bac", "zyx", "abcx"):
             planner.plan(asked(letters))
     ours, theirs = after.savings, before.savings
-    assert ours.requests == theirs.requests == 4
-    assert ours.cached_as_sent == theirs.cached_as_sent > 0
-    assert ours.cached_as_retrieved == theirs.cached_as_retrieved > 0
+    for name in ("requests", "cached_as_sent", "cached_as_retrieved"):
+        assert getattr(ours, name) == getattr(theirs, name) - getattr(earlier, name) > 0
 
 
 def test_requests_that_a_loaded_planner_sends_can_be_evicted_by_their_ids(tmp_path):

@@ -83,12 +83,11 @@ class Store(FakeMemory):
         self.texts: dict[str, str] = texts
         self.finds: list[str] | None = None
         self.asked: list[str] = []
-        self.relations: list[dict[str, str]] = []
 
     def search(self, query: str, **kwargs: Any) -> Any:
         names = list(self.texts) if self.finds is None else self.finds
         found = [memory(name, self.texts[name]) for name in names]
-        self.found = {"results": found, "relations": self.relations}
+        self.found = {"results": found}
         return super().search(query, **kwargs)
 
     def get(self, memory_id: str) -> Any:

@@ -358,7 +358,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "PlannerCollector.planners": lambda: {"a": _planner()},
     "PlannerCollector.pools": lambda: None,
     "PlannerCollector.register.registry": lambda: CollectorRegistry(),
-    "PlanningTime.quantile_s.share": lambda: 0.99,
     "read_call.fields": lambda: {"system": "Help.", "tools": [{"name": "search"}], "model": "m"},
     "reported_miss.response": lambda: dict(_MISS),
     "Plan.explain.response": lambda: dict(_MISS),
