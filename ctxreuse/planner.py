@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Protocol, get_args
@@ -26,9 +25,8 @@ from ctxreuse.context.checks import (
     checked_path,
     reported_count,
 )
-from ctxreuse.context.copies import made_with
+from ctxreuse.context.copies import FixedSettings, made_with
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import (
     CtxreuseError,
@@ -42,13 +40,20 @@ from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
 from ctxreuse.memory.sent_log import SentEntry, SentWords, ToldEntry
 from ctxreuse.planning.affinity import GroupRates
 from ctxreuse.planning.conversation import Conversation
-from ctxreuse.planning.plan import BatchPlan, Plan, Strategy, group_of
+from ctxreuse.planning.plan import (
+    AnsweredCall,
+    BatchPlan,
+    HearsAnswers,
+    Plan,
+    Strategy,
+    Tracing,
+    group_of,
+)
 from ctxreuse.planning.prompt_records import PromptRecords
 from ctxreuse.planning.savings import Mode, Savings
 from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
 from ctxreuse.planning.shadow_mode import ShadowPlanner
 from ctxreuse.planning.tenant_planner import PlannerSettings, PlanOptions, TenantPlanner
-from ctxreuse.planning.tracing import AnsweredCall, HearsAnswers, Tracing
 from ctxreuse.policy.as_retrieved import AS_RETRIEVED
 from ctxreuse.policy.paper import Paper
 from ctxreuse.policy.reuse import REUSE
@@ -63,9 +68,6 @@ _STRATEGIES = get_args(Strategy)
 _A_REQUEST = "a ContextRequest; build one with ContextRequest(blocks=[...], query='...')"
 _JOINING_S = 0.5
 _log = logging.getLogger("ctxreuse")
-
-_CHANGED_TEXTS = 20
-"""So many, and it is said, once in a process."""
 
 
 class PromptFollower(Protocol):
@@ -701,8 +703,6 @@ class ReusePlanner(FixedSettings):
                 self._meter.planned(plans, seconds)
             if self._tracing is not None:
                 self._tracing.planned(plans, seconds)
-            if self._meter.changed_texts >= _CHANGED_TEXTS:
-                _say_texts_change()
         except Exception as error:
             self._counting.note(error)
 
@@ -731,15 +731,6 @@ class ReusePlanner(FixedSettings):
         self._planning.take_in(entry)
         if isinstance(entry, SentEntry):
             self._meter.note(entry)
-
-
-@cache
-def _say_texts_change() -> None:
-    _log.warning(
-        "%d texts of documents differ from others of the same id, as by a time or a score: no "
-        "prompt is served from there on. `ctxreuse record` and `ctxreuse lint` name the line.",
-        _CHANGED_TEXTS,
-    )
 
 
 def check_strategy(strategy: object) -> str:

@@ -21,7 +21,7 @@ from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
 from chain_of_agents.trace.answer import Answer
 from ctxreuse.context.checks import check_function, checked_kind, checked_number
-from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.context.copies import FixedSettings
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.aio.concurrency import AsyncClosing, end_tasks

@@ -13,7 +13,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.tracing import AnsweredCall
+from ctxreuse.planning.plan import AnsweredCall
 
 _MOST_REQUESTS = 4_096
 """The most answers that a measurement looks back on, however little each of them stored."""

@@ -22,7 +22,7 @@ from ctxreuse.pipeline.prompt_turn import (
     Wire,
 )
 from ctxreuse.planner import ReusePlanner, Strategy
-from ctxreuse.planning.tracing import AnsweredCall
+from ctxreuse.planning.plan import AnsweredCall
 
 _Piece = TypeVar("_Piece")
 _Prompt: TypeAlias = ScopedPrompt | PlannedPrompt

@@ -1,11 +1,11 @@
-"""What comes out: plans, as frozen values."""
+"""What comes out: plans and the calls that they are sent in, as frozen values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import EllipsisType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ctxreuse.context.blocks import (
     BlockId,
@@ -417,6 +417,43 @@ class BatchPlan:
         """Return the plans in the order of the input."""
         plans = dict(zip(self.order, self.plans, strict=True))
         return tuple(plans[position] for position in range(len(plans)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredCall:
+    """An answered call of a model; None is unknown."""
+
+    plans: tuple[Plan, ...] = ()  # of the contexts in its prompt
+    prompt_tokens: int | None = None  # as the engine counts them
+    cached_tokens: int | None = None  # those that came from the prefix cache
+    completion_tokens: int | None = None
+    seconds: float | None = None
+    written_tokens: int | None = None  # into the cache
+    through: str | None = None
+    """Names of the frameworks and SDKs that sent it, in one text; "" is `EngineClient`."""
+
+    @property
+    def expected_cached_tokens(self) -> int:
+        """Block tokens that were expected in the cache."""
+        return sum(plan.expected_cached_tokens for plan in self.plans)
+
+
+class HearsAnswers(Protocol):
+    """Is told of answered calls."""
+
+    def answered(self, call: AnsweredCall) -> None:
+        """Note that a call was answered, just now."""
+
+
+@runtime_checkable
+class Tracing(HearsAnswers, Protocol):
+    """Writes down what a planner does; two methods, called in the thread or task of the request.
+
+    What they raise is counted, logged once, and changes no answer.
+    """
+
+    def planned(self, plans: Sequence[Plan], seconds: float) -> None:
+        """Note that some requests were planned together, just now, and how long it took."""
 
 
 def group_of(plan: Plan) -> tuple[str, ...]:

@@ -154,8 +154,6 @@ class Savings:
         prompts_without_context: Prompts in which a wrapper around a model found no context.
         unseen: Contexts that were, or would be, ordered where nobody sees the prompt; they count
             nowhere else.
-        changed_texts: Texts of one id that differ from others in some hundred requests: what
-            changes in them, such as a time, has all that follows computed again.
         by_class: The same for each class of tenants, without times, failures and prompts without a
             context; empty without `tenant_class`.
         parts: How much is remembered for these numbers, and may be.
@@ -182,7 +180,6 @@ class Savings:
     planning_failures: int = 0
     prompts_without_context: int = 0
     unseen: int = 0
-    changed_texts: int = 0
     by_class: Mapping[str, Savings] = field(default_factory=dict)
     parts: Mapping[str, PartSize] = field(default_factory=dict, repr=False, compare=False)
     bill: ExpectedBill | None = None

@@ -6,12 +6,11 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import accumulate, count, repeat
+from itertools import accumulate, count
 from math import inf, sqrt
-from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockId, BlockKey, text_digest
+from ctxreuse.context.blocks import BlockKey, text_digest
 from ctxreuse.context.checks import check_function
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -20,7 +19,7 @@ from ctxreuse.context.rendering import word_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.prefix_index import PrefixIndex
 from ctxreuse.memory.sent_log import LoggedPrompt, SentEntry
-from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.plan import AnsweredCall, Plan
 from ctxreuse.planning.savings import (
     PLANNING_BOUNDS_S,
     ExpectedBill,
@@ -30,7 +29,6 @@ from ctxreuse.planning.savings import (
     Savings,
 )
 from ctxreuse.planning.tenant_planner import PlannerSettings
-from ctxreuse.planning.tracing import AnsweredCall
 from ctxreuse.rules.answers import may_keep_states, when_silent
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import CacheRules
@@ -102,7 +100,6 @@ class SavingsMeter:
         self._buckets = [0] * (len(PLANNING_BOUNDS_S) + 1)
         self._planned = 0
         self._besides: Counter[str] = Counter()  # by the fields of `Savings`
-        self.changed_texts = 0
         self._total_s = self._max_s = 0.0
 
     def savings(self) -> Savings:
@@ -123,7 +120,6 @@ class SavingsMeter:
                 self._cache,
                 planning=took,
                 **self._besides,
-                changed_texts=self.changed_texts,
                 by_class=by_class,
                 parts={
                     "retrieved_blocks": PartSize(self._retrieved.index.block_count, MOST_BLOCKS),
@@ -158,11 +154,6 @@ class SavingsMeter:
             queued = [self._queued.popleft() for _ in range(len(self._queued))]
             entries = [one.logged.prompt if isinstance(one, _Sent) else one for one in queued]
             self._differs |= any(isinstance(one, SentEntry) and one.is_reordered for one in entries)
-            texts = set[tuple[str, BlockId, BlockKey]]()
-            for sent in entries:
-                if isinstance(sent, SentEntry) and len({*sent.ids}) == len(sent.keys):
-                    texts.update(zip(repeat(sent.tenant), sent.ids, sent.keys, strict=False))
-            self.changed_texts += len(texts) - len(set(map(itemgetter(0, 1), texts)))
             for one in queued:
                 if isinstance(one, int):
                     self._retrieved.evict(one)

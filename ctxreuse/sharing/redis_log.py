@@ -11,8 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ctxreuse.context.checks import checked_each, checked_integer, checked_kind, checked_number
-from ctxreuse.context.copies import made_with
-from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.context.copies import FixedSettings, made_with
 from ctxreuse.context.fork_safety import leave_to_parent, renew_after_fork
 from ctxreuse.errors import (
     InvalidRequestError,

@@ -19,8 +19,8 @@ from weakref import WeakSet
 
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.checks import checked_each, checked_integer, checked_kind, checked_path
+from ctxreuse.context.copies import FixedSettings
 from ctxreuse.context.files import behind_links, file_errors
-from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import leave_to_parent
 from ctxreuse.errors import SharedLogError
 from ctxreuse.sharing.exchange import LogRead, checked_read

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import Message, OpenAIMessage
 from ctxreuse.context.checks import refuse_wrapped
-from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.context.copies import FixedSettings
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.memories import Placement

@@ -21,9 +21,8 @@ from ctxreuse.cache.kv_events.event_listener import EventListener
 from ctxreuse.cache.kv_events.event_stream import EventSockets
 from ctxreuse.cache.simulator import token_array
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_number
-from ctxreuse.context.copies import OnePerProcess
+from ctxreuse.context.copies import FixedSettings, OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import leave_to_parent, renew_after_fork
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import InvalidRequestError

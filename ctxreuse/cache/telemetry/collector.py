@@ -176,8 +176,6 @@ OF_PLANNERS: Final = (
          "Internal errors of planning; something was sent as it came."),
         ("ctxreuse_prompts_without_context", "savings.prompts_without_context",
          "Prompts in which a wrapper around a model found no context."),
-        ("ctxreuse_changed_texts", "savings.changed_texts",
-         "Texts of one id that differed from others of late: no prompt is served from there on."),
         ("ctxreuse_shared_log_faults", "sharing.faults",
          "How often the shared log could not be read or written."),
     ),

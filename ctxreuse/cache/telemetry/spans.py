@@ -9,8 +9,7 @@ from typing import Any
 
 from ctxreuse.context.checks import checked_each, checked_kind, checked_number
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.planning.plan import Plan
-from ctxreuse.planning.tracing import AnsweredCall
+from ctxreuse.planning.plan import AnsweredCall, Plan
 
 _SDKS = frozenset(
     {"anthropic", "bedrock", "cohere", "genai", "generativeai", "googlegenai", "googlegenerativeai"}

@@ -21,9 +21,8 @@ from ctxreuse.context.checks import (
     checked_kind,
     reported_count,
 )
-from ctxreuse.context.copies import OnePerProcess
+from ctxreuse.context.copies import FixedSettings, OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.engine_options import (

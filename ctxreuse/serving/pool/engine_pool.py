@@ -19,8 +19,7 @@ from ctxreuse.context.checks import (
     checked_number,
     checked_positive,
 )
-from ctxreuse.context.copies import OnePerProcess
-from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.context.copies import FixedSettings, OnePerProcess
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S

@@ -18,8 +18,8 @@ from langchain_core.tools import BaseTool
 
 from ctxreuse.context.blocks import BlockKey, ContextRequest, Message, text_digest
 from ctxreuse.context.checks import checked_kind
+from ctxreuse.context.copies import FixedSettings
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.rendering import render_block
 from ctxreuse.context.scope import RequestScope

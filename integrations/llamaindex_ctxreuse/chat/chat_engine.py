@@ -31,7 +31,7 @@ from llama_index.core.tools import ToolOutput
 from llama_index.core.types import Thread
 
 from ctxreuse.context.checks import checked_each, checked_kind
-from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.context.copies import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.errors import InvalidRequestError

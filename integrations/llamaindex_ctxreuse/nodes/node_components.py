@@ -12,7 +12,7 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
-from ctxreuse.context.fixed_settings import FixedSettings
+from ctxreuse.context.copies import FixedSettings
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
