@@ -169,6 +169,7 @@ class ReusePlanner(FixedSettings):
         )
         policies = REUSE, Paper(self._settings.alpha), AS_RETRIEVED
         self._policies = {one.name: one for one in policies}
+        self.entries_expire = self._settings.cache.lifetime is not None
         rate = self._settings.cache.key_rate
         self._rates = None if rate is None else GroupRates(rate)
         self._shared_log = shared_log
@@ -433,7 +434,6 @@ class ReusePlanner(FixedSettings):
         return self._policies[strategy]
 
     def _sharded(self, plan: Plan, now: float | None) -> Plan:
-        """Return a plan that knows into how many parts its prefix group is divided."""
         if self._rates is None or now is None:
             return plan
         shards = self._rates.shards(group_of(plan), now)
@@ -727,7 +727,6 @@ class ReusePlanner(FixedSettings):
                 one.answered(answered)
 
     def _take_in(self, entry: ToldEntry) -> None:
-        """Learn what another planner of the same engine tells."""
         self._planning.take_in(entry)
         if isinstance(entry, SentEntry):
             self._meter.note(entry)

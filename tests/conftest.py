@@ -12,7 +12,7 @@ from paper_words import with_paper_words
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.lru_map import LRUMap
-from ctxreuse.pipeline import process_planners
+from ctxreuse.pipeline import engine_options
 from ctxreuse.pipeline.known_texts import known_texts
 
 # per cent of the number that a test names (`example_counts.py`); no deadlines: machines differ
@@ -40,7 +40,7 @@ def new_objects_only() -> None:
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a test begin without what tests before it rendered, retrieved and planned."""
     known_texts().forget_all()
-    monkeypatch.setattr(process_planners, "_planners", LRUMap())
+    monkeypatch.setattr(engine_options, "_planners", LRUMap())
     # `ctxreuse record` puts nothing back, since its process ends
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)

@@ -344,29 +344,18 @@ PAPER_TEMPLATES = Templates(
 
 
 class SentBlock(NamedTuple):
-    """A block that this turn's message shows, under its label.
-
-    Attributes:
-        label: Its label.
-        block: The block, whole.
-    """
+    """A block that this turn's message shows, under its label."""
 
     label: str
     block: ContextBlock
 
 
 class Reference(NamedTuple):
-    """A block that is left out because an earlier message shows it.
-
-    Attributes:
-        label: The label under which that message shows it.
-        id: The block's id.
-        annotation: Words on it; empty where an earlier reference's name it, too.
-    """
+    """A block that is left out because an earlier message shows it under `label`."""
 
     label: str
     id: BlockId
-    annotation: str
+    annotation: str  # words on it; empty where an earlier reference's name it, too
 
 
 class Notice(NamedTuple):

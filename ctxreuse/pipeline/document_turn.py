@@ -13,9 +13,9 @@ from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.pipeline.context_finder import is_sequence
+from ctxreuse.pipeline.engine_options import planning_time
 from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
 from ctxreuse.pipeline.ordered_release import CallsToCome, MicroBatcher
-from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.pipeline.prompt_turn import plans_together
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -218,7 +218,6 @@ def _is_large(batch: Sequence[RetrievedItems[Any]]) -> bool:
 
 
 def _read(retrieved: RetrievedItems[_Item]) -> RetrievedItems[_Item]:
-    """Return what a retriever returned; of what can be read only once, a list."""
     if not isinstance(retrieved.items, Iterator):
         return retrieved
     return replace(retrieved, items=list(retrieved.items))

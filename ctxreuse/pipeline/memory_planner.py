@@ -23,6 +23,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES, message_texts, render_
 from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind, RetrievedItems
+from ctxreuse.pipeline.engine_options import planner_for, planning_time
 from ctxreuse.pipeline.memories import (
     ENTITIES,
     Placement,
@@ -36,7 +37,6 @@ from ctxreuse.pipeline.memories import (
     tenant_of,
     without_memories,
 )
-from ctxreuse.pipeline.process_planners import planner_for, planning_time
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -73,7 +73,6 @@ class MemoryContext:
     opens: bool = False
 
     def __str__(self) -> str:
-        """Return text and annotation."""
         return self.text if self.plan is None else self.plan.rendered()
 
     def messages(self) -> list[OpenAIMessage]:
@@ -197,33 +196,28 @@ class MemoryPlanner:
             self.fail_open.note(error)
             return result
 
-    def context(
-        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any
+    async def context(
+        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any, *, blocks: bool
     ) -> MemoryContext:
-        """Return what a search found as text; `get` finds what earlier messages show by its id."""
-        shown = self._shown(found, search, asked)
-        for memory_id in shown.to_look_up if callable(get) else ():
-            try:
-                shown.note(memory_id, get(memory_id))
-            except Exception as error:
-                shown.note_error(memory_id, error, self.fail_open)
-        return self._as_text(found, search, asked, shown)
+        """Return what a search found as text; `get` finds what earlier messages show by its id.
 
-    async def acontext(
-        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any
-    ) -> MemoryContext:
-        """Do what `context` does, with a `get` that may be awaited, all at once."""
+        Where this blocks, nothing is awaited; else a `get` that may be awaited is, all at once.
+        """
         shown = self._shown(found, search, asked)
 
         async def look_up(memory_id: Any) -> None:
             try:
                 stored = get(memory_id)
-                shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
+                awaits = not blocks and inspect.isawaitable(stored)
+                shown.note(memory_id, await stored if awaits else stored)
             except Exception as error:
                 shown.note_error(memory_id, error, self.fail_open)
 
-        if callable(get):
-            await asyncio.gather(*map(look_up, shown.to_look_up))
+        works = list(map(look_up, shown.to_look_up if callable(get) else ()))
+        if not blocks:
+            await asyncio.gather(*works)
+        for work in works if blocks else ():
+            await work
         return self._as_text(found, search, asked, shown)
 
     def _as_text(
@@ -242,7 +236,6 @@ class MemoryPlanner:
         )
 
     def _shown(self, result: Any, search: MemorySearch, asked: ContextRequest) -> ShownMemories:
-        """Return the memories that earlier messages show and that have not been found now."""
         if not asked.history:
             return ShownMemories()
 
@@ -362,7 +355,6 @@ class MemoryPlanner:
     def _is_too_long(
         self, request: ContextRequest, anew: ContextRequest, shown: ShownMemories
     ) -> bool:
-        """Return whether a prompt with all memories shown so far would be too long."""
         if anew is request:
             return False
         standing = {block.text for block in shown.blocks}

@@ -25,10 +25,10 @@ from ctxreuse.pipeline.context_finder import (
     have_own_numbers,
     reason_in_place,
 )
+from ctxreuse.pipeline.engine_options import planning_time
 from ctxreuse.pipeline.known_texts import KnownTexts, known_texts
 from ctxreuse.pipeline.leader_first import CallInFlight, PrefixUse
 from ctxreuse.pipeline.marked_contents import first_new, with_breakpoints
-from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan, shard_of
 from ctxreuse.planning.prompt_records import (
@@ -336,7 +336,6 @@ class PromptPlanner:
         )
 
     def _write(self, one: OpenPrompt, plan: Plan) -> None:
-        """Put a planned context into its prompt."""
         number, context = one.contexts.pop(0)
         part, earlier = one.given.parts[number], one.edits[number]
         behind = [other for n, other in one.contexts if n == number]

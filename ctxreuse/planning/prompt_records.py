@@ -76,19 +76,12 @@ def made_of(given: str, pieces: Iterable[Slice | str]) -> str:
 
 
 class Edit(NamedTuple):
-    """How a message was sent, without its text.
+    """How a message was sent, without its text."""
 
-    Attributes:
-        pieces: What it was made of, in order; None for what was sent as given.
-        cuts: Into parts of which lengths it was cut, where a cache has breakpoints.
-        marks: Which of these parts have a breakpoint behind them; -1 is what stands before.
-        group: The names of its prefix group.
-    """
-
-    pieces: tuple[Piece, ...] | None = None
-    cuts: tuple[int, ...] = ()
-    marks: tuple[int, ...] = ()
-    group: tuple[str, ...] = ()
+    pieces: tuple[Piece, ...] | None = None  # in order; None for what was sent as given
+    cuts: tuple[int, ...] = ()  # the lengths of its parts, where a cache has breakpoints
+    marks: tuple[int, ...] = ()  # parts with a breakpoint behind them; -1 is what stands before
+    group: tuple[str, ...] = ()  # the names of its prefix group
 
     def applied(self, given: str, templates: Templates, before: ShownTexts | None = None) -> str:
         """Return what is sent for a text; `before` is what stands before it now, if that is new."""
@@ -129,7 +122,6 @@ class Edit(NamedTuple):
 
 
 def _of_json(value: Any, length: int) -> Piece:
-    """Return a piece; anything else is an error."""
     if isinstance(value, str):
         return value
     if isinstance(value[0], list):

@@ -149,7 +149,6 @@ class SavingsMeter:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Count what is queued, in order."""
         with self._lock:
             queued = [self._queued.popleft() for _ in range(len(self._queued))]
             entries = [one.logged.prompt if isinstance(one, _Sent) else one for one in queued]
@@ -419,7 +418,6 @@ class RetrievedOrder:
         self._make_room()
 
     def _share(self) -> float:
-        """Return the share of all tokens that is followed."""
         return self._followed_tokens / self._tokens if self._tokens else 1.0
 
     def _make_room(self) -> None:

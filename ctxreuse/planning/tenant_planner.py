@@ -280,7 +280,6 @@ class TenantPlanner:
     def _tokens(
         self, blocks: Iterable[ContextBlock], tenant: str, system: bytes | None
     ) -> dict[BlockKey, int]:
-        """Return each block's tokens, in order; those without a count are counted."""
         tokens: dict[BlockKey, int] = {}
         uncounted: dict[BlockKey, str] = {}
         for block in blocks:
@@ -340,7 +339,6 @@ class TenantPlanner:
         now: float | None,
         budget: SearchBudget | None = None,
     ) -> View:
-        """Return what a policy may see of a request."""
         settings, weights = self._settings, counted.named
         least = max(1, self._least_tokens - counted.front_tokens)
         return View(

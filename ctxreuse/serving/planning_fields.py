@@ -18,10 +18,9 @@ from pydantic import (
 from ctxreuse.context.reported_usage import ReportedTokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind
-from ctxreuse.pipeline.engine_options import SESSION_HEADER
+from ctxreuse.pipeline.engine_options import SESSION_HEADER, planner_for
 from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S, checked_window
-from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.pipeline.prompt_turn import PromptStatistics
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.serving.client.own_calls import OwnCalls

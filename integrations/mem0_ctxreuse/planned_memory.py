@@ -22,6 +22,7 @@ from ctxreuse.pipeline.memory_planner import (
     PlansMemories,
     asked,
 )
+from ctxreuse.pipeline.ordered_release import run_here
 
 _Memory = TypeVar("_Memory")
 
@@ -217,7 +218,8 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         get = getattr(self._memory, "get", None)
         search = MemorySearch(self._memory.search, query, args, kwargs)
         found = self._memory.search(query, *args, **kwargs)
-        return self._memory_planner.context(found, search, request, get)
+        work = self._memory_planner.context(found, search, request, get, blocks=True)
+        return run_here(work)
 
     def messages(
         self,
@@ -276,7 +278,7 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         get = getattr(self._memory, "get", None)
         search = MemorySearch(self._memory.search, query, args, kwargs)
         found = await self._memory.search(query, *args, **kwargs)
-        return await self._memory_planner.acontext(found, search, request, get)
+        return await self._memory_planner.context(found, search, request, get, blocks=False)
 
     async def messages(self, query: str, *args: Any, **kwargs: Any) -> list[OpenAIMessage]:
         """`ReuseMemory.messages`, awaited."""

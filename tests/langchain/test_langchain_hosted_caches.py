@@ -155,7 +155,7 @@ def test_in_shadow_mode_the_provider_gets_what_the_plain_model_sends(server, mon
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that adapters plan with, in seconds."""
     seconds = [1_000.0]
-    monkeypatch.setattr("ctxreuse.pipeline.process_planners.now", lambda: seconds[0])
+    monkeypatch.setattr("ctxreuse.pipeline.engine_options.now", lambda: seconds[0])
     return seconds
 
 

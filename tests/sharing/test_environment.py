@@ -8,7 +8,7 @@ from langchain_core.language_models import FakeListChatModel
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.measure.replay.policies import OURS_ONLINE
-from ctxreuse.pipeline.process_planners import planner_for
+from ctxreuse.pipeline.engine_options import planner_for
 from ctxreuse.serving import EnginePool
 from ctxreuse.sharing import SQLiteLog
 from ctxreuse.sharing.environment import _say

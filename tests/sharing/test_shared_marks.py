@@ -12,7 +12,7 @@ from redis_servers import redis_server
 from shared_logs import caught_up, sharing
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
-from ctxreuse.pipeline import process_planners
+from ctxreuse.pipeline import engine_options
 from ctxreuse.sharing import RedisLog, SharedLog, SQLiteLog
 
 LIFE_S = 300  # of entries in "anthropic"
@@ -68,8 +68,8 @@ def test_planners_that_share_a_log_mark_as_one_planner_for_all(log):
 
 
 def test_adapters_of_all_processes_plan_by_one_clock():
-    assert abs(process_planners.now() - time.time()) < 60
-    assert process_planners.now() <= process_planners.now()
+    assert abs(engine_options.now() - time.time()) < 60
+    assert engine_options.now() <= engine_options.now()
 
 
 def test_what_another_worker_has_written_expires(log):

@@ -12,7 +12,7 @@ from ctxreuse.cache.prompt_ends import ends_in_texts
 from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
-from ctxreuse.pipeline.process_planners import engine_address
+from ctxreuse.pipeline.engine_options import engine_address
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt, Wire
 from ctxreuse.planner import PromptFollower
 from ctxreuse.rules.cache_rules import CacheRules

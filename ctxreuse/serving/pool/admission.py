@@ -16,6 +16,7 @@ from ctxreuse.context.blocks import ContextRequest
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import renew_after_fork
+from ctxreuse.pipeline.engine_options import planning_time
 from ctxreuse.pipeline.ordered_release import (
     DEFAULT_WINDOW_S,
     PLANNED_ON_THE_LOOP,
@@ -26,7 +27,6 @@ from ctxreuse.pipeline.ordered_release import (
     checked_window,
     planned_aside,
 )
-from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.planner import ReusePlanner, Strategy, check_strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.sharing.environment import as_given

@@ -12,7 +12,7 @@ from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.content_parts import joined, turn_parts
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages
-from ctxreuse.pipeline.process_planners import planning_time
+from ctxreuse.pipeline.engine_options import planning_time
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Strategy
 from ctxreuse.serving.aio.concurrency import end_tasks

@@ -35,8 +35,8 @@ from ctxreuse.context.copies import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.pipeline.engine_options import planner_for
 from ctxreuse.pipeline.ordered_release import run_here
-from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
 from llamaindex_ctxreuse.chat.chat_turn import ChatTurn, ChatTurnPlanner, Transcript
 from llamaindex_ctxreuse.nodes.node_plans import checked_retriever

@@ -18,7 +18,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import current_scope
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens, well_formed
-from ctxreuse.pipeline.process_planners import planning_time
+from ctxreuse.pipeline.engine_options import planning_time
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan

@@ -36,6 +36,7 @@ from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
 from ctxreuse.pipeline.document_turn import best_first
+from ctxreuse.pipeline.engine_options import planning_time
 from ctxreuse.pipeline.memories import ENTITIES, Placement, checked_placement, tenant_of
 from ctxreuse.pipeline.memory_planner import (
     MemoryPlanner,
@@ -44,7 +45,7 @@ from ctxreuse.pipeline.memory_planner import (
     asked,
     found_memories,
 )
-from ctxreuse.pipeline.process_planners import planning_time
+from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.planning_fields import PlanningFields
@@ -188,10 +189,9 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
             return ""
         memories, get = self._memories, self._source.get
         known = found, search, asked("", None, None, None), get
-        if get is None or inspect.iscoroutinefunction(get):
-            context = await memories.acontext(*known)
-        else:
-            context = await asyncio.to_thread(memories.context, *known)
+        blocks = get is not None and not inspect.iscoroutinefunction(get)
+        work = memories.context(*known, blocks=blocks)
+        context = await (asyncio.to_thread(run_here, work) if blocks else work)
         request = context.request
         if context.plan is None or not (request.blocks or request.outdated):
             return str(context)

@@ -14,7 +14,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from ctxreuse.context.copies import FixedSettings
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind
-from ctxreuse.pipeline.process_planners import planner_for
+from ctxreuse.pipeline.engine_options import planner_for
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.serving.planning_fields import PlansDocuments
 from llamaindex_ctxreuse.llm.delegating_llm import pickled_state
