@@ -38,7 +38,6 @@ _TOKEN = re.compile(rf"{_OF_A_LABEL}|[^\W\d_]+|_|[^\S\n](?=\d)|\d|[^\w\s]")
 _LONGEST_ID = 200
 _SOME_LETTERS = "ABCD"
 _MOST_ENDINGS = 256  # lines that are looked at behind a label
-_MOST_LABELS = 64
 
 _FIELDS = {
     "label": ("{letters}", "{id}"),
@@ -157,15 +156,6 @@ class Templates:
         """A pattern that finds where a block may end."""
         after, separator = re.escape(self.after_text), re.escape(self.separator or "\n")
         return re.compile(rf"{after}(?:\n|{separator}|\Z)")
-
-    def shows_block(self, text: str) -> bool:
-        """Return whether one of the first labels of a text begins a block."""
-        checked_kind("text", text, str, "a string")
-        labels = islice(self.label_pattern.finditer(text), _MOST_LABELS)
-        if "{id}" in self.label:  # any words may look like a label without words around the id
-            return self.inner_pattern is not None and any(labels)
-        # the text behind makes the letters: "[INST] " is no label
-        return any(block_end(found, self) is not None for found in labels)
 
     @cached_property
     def outdated_pattern(self) -> re.Pattern[str]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message, copied_message
@@ -21,8 +18,6 @@ from ctxreuse.memory.conversations import paragraph_starts
 from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.prompt_records import Slice
-
-_log = logging.getLogger("ctxreuse")
 
 Placement: TypeAlias = Literal["system", "before_question", "after_history"]
 """Where a turn's memories stand: in the system message, behind its text; in the question's message,
@@ -259,11 +254,6 @@ class ShownMemories:
         ]
         standing = standing_memories(store, tenant, history)
         shown = tuple({one.key: one for one in (*among, *standing)}.values())
-        if not recorded:
-            shows_block = planner.templates.shows_block
-            texts = chain.from_iterable(map(message_texts, history))
-            if not shown and any(map(shows_block, texts)):
-                log_unknown_history()
         now = {block.id for block in found}
         missing = dict.fromkeys(block.id for block in shown if block.id not in now)
         return cls(shown, tuple(missing)[-_MOST_LOOKED_UP:])
@@ -372,14 +362,3 @@ def _memory_end(
             ):
                 return end
     return None
-
-
-@cache
-def log_unknown_history() -> None:
-    """Say once that what a history shows is not known, so not looked up."""
-    _log.warning(
-        "a history shows labels, and which memories they stand for is not known: another process "
-        "or another wrapper has shown them. So nothing is said of those that were changed or "
-        "deleted since. Keep a conversation in one process, or leave the memories of earlier turns "
-        "out of its history."
-    )

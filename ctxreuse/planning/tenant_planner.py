@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,7 +122,6 @@ class TenantPlanner:
         self._tenants = Tenants(settings.capacity_tokens, rules=cache)
         self._clock = count(1)
         self._words = lru_cache(_KEPT_WORDS)(settings.words)
-        self._most_ranked = settings.templates.most_ranked or sys.maxsize
         # asked for with each request
         self._least_tokens, self._has_minimum = cache.least_tokens, cache.has_minimum
         self._forks_pay = bool(cache.worth(1, 2))  # else most have no third use
@@ -351,7 +349,7 @@ class TenantPlanner:
             counted.front_tokens,
             settings.cache,
             now,
-            words=self._words(min(len(weights), self._most_ranked), counted.root[1]),
+            words=self._words(len(weights), counted.root[1]),
             first=next(iter(weights), None) if settings.keep_best else None,
             missing=least if self._has_minimum else 0,
             is_too_short=sum(weights.values()) < least,
@@ -590,8 +588,6 @@ class TenantPlanner:
             state.commit(entry, next(self._clock))
 
     def _tell_lost(self, tenant: str, request_id: RequestId, blocks: int | None) -> None:
-        if isinstance(request_id, bytes):
-            return
         entry = LostEntry(request_id, tenant, blocks)
         if self._sharing is not None:
             self._sharing.tell_own(entry)

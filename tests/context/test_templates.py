@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import ContextBlock
-from ctxreuse.context.rendering import DEFAULT_TEMPLATES, PAPER_TEMPLATES, Templates, render_block
+from ctxreuse.context.rendering import DEFAULT_TEMPLATES, PAPER_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError
 
 plain_words = st.text(st.characters(exclude_characters="{}"), max_size=5)
@@ -181,20 +181,3 @@ def test_every_label_is_found_where_its_block_begins(before, after, field, name,
         found = words.label_pattern.search(f"{begin}<{label}>{text}", len(begin))
         assert found
         assert (found.start(), found[1]) == (len(begin), label)
-
-
-@pytest.mark.parametrize(
-    "templates", [DEFAULT_TEMPLATES, PAPER_TEMPLATES, Templates(separator="|")]
-)
-@pytest.mark.parametrize("text", ["One.", "One.\n\nTwo.", "", "One\n", "\n"])
-def test_a_label_of_letters_begins_a_block_where_its_text_stands_behind_it(templates, text):
-    block = ContextBlock(text=text)
-    shown = render_block(templates.label_of(block), text, templates)
-    for behind in ("", f"{templates.separator}Why?", "\nWhy?"):
-        assert templates.shows_block(f"Context:\n{shown}{behind}")
-    assert not templates.shows_block(shown + "x")
-
-
-@pytest.mark.parametrize("text", ["[INST] Why? [/INST]", "[NOTE] Be brief.\n\nWhy?", "[A] b"])
-def test_other_words_in_brackets_begin_no_block(text):
-    assert not DEFAULT_TEMPLATES.shows_block(text)

@@ -10,7 +10,6 @@ from mem0_stores import AsyncStore, Store
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, request_context
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.pipeline import memories
-from ctxreuse.pipeline.known_texts import known_texts
 from mem0_ctxreuse import AsyncReuseMemory, ReuseMemory, tenant_of
 
 ALICE = {"filters": {"user_id": "alice"}}
@@ -189,34 +188,6 @@ def test_a_memory_behind_line_breaks_is_taken_out(are_marked):
         left = ["(removed)" if one in gone else one for one in texts]
         expected = left if are_marked else [one for one in texts if one not in gone]
         assert message["content"] == "\n\n".join([*expected, "Which?"])
-
-
-@pytest.mark.parametrize("name", [None, "c"])
-def test_a_history_of_which_nothing_is_known_is_logged_once(name, caplog):
-    memories.log_unknown_history.cache_clear()
-    store = Store(home="Alice lives in Porto.")
-    made: Any = ReuseMemory(store, labels=True).messages("Where?", conversation_id=name, **ALICE)
-    history = [*made, ANSWER]
-    known_texts().forget_all()  # as another process does not know them
-    plain: Any = [{"role": "user", "content": "Hello."}, ANSWER]
-    wrapped = ReuseMemory(store, labels=True, planner=ReusePlanner())
-    store.finds = []
-    wrapped.messages("And?", history=plain, conversation_id=name and "d", **ALICE)
-    assert caplog.records == []
-    for _ in range(2):
-        wrapped.messages("And?", history=history, conversation_id=name, **ALICE)
-    [record] = caplog.records
-    assert "another process or another wrapper" in record.message
-
-
-@KINDS
-def test_a_history_of_which_all_is_known_is_not_logged(kind, caplog):
-    memories.log_unknown_history.cache_clear()
-    for labels in (False, True):
-        chat = Chat(kind(home="Alice lives in Porto."), labels=labels)
-        chat.ask("Where?")
-        chat.ask("And?")
-    assert caplog.records == []
 
 
 @KINDS
