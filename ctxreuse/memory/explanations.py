@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.context.miss_reasons import MissReason, ReportedMiss
+from ctxreuse.context.reported_usage import MissReason, ReportedMiss
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.memory.prefix_index import common_blocks
 from ctxreuse.memory.sent_log import SentEntry

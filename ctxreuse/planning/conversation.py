@@ -24,7 +24,7 @@ class Conversation:
     """One conversation. Made by `ReusePlanner.conversation`.
 
     Every turn's prompt begins with the bytes of the turn before, and blocks that stand there are
-    left out. Threads may share it.
+    left out. Threads may share it. Its methods raise InvalidRequestError for a wrong type.
 
     Example:
         >>> from ctxreuse import ReusePlanner
@@ -71,7 +71,6 @@ class Conversation:
             now: As in `ReusePlanner.plan`.
 
         Raises:
-            InvalidRequestError: wrong type.
             InvalidBlockError: a block of the wrong type.
         """
         with self._lock:
@@ -99,7 +98,6 @@ class Conversation:
         """Append the model's answer to the turn that was planned last.
 
         Raises:
-            InvalidRequestError: wrong type.
             ConversationError: no turn waits for an answer.
         """
         checked_kind("answer", answer, str, "a string")
@@ -125,9 +123,6 @@ class Conversation:
         """Take the texts of blocks with these ids out of the history.
 
         What the model said of them stays. A turn that waits for its answer is forgotten.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         with self._lock:
             name = self.conversation_id, self.tenant
@@ -139,9 +134,6 @@ class Conversation:
 
         Blocks that the summary does not show are sent again when they come up. A turn that waits
         for its answer is forgotten.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         checked_kind("summary", summary, str, "a string")
         with self._lock:

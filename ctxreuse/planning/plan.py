@@ -18,7 +18,6 @@ from ctxreuse.context.blocks import (
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.content_parts import ContentPart, joined, turn_parts, without_blank_parts
 from ctxreuse.context.fork_safety import cached_property
-from ctxreuse.context.miss_reasons import reported_miss
 from ctxreuse.context.rendering import (
     Notice,
     Reference,
@@ -27,6 +26,7 @@ from ctxreuse.context.rendering import (
     TurnPart,
     render_messages,
 )
+from ctxreuse.context.reported_usage import reported_miss
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History
@@ -84,6 +84,9 @@ class Plan:
         read_blocks: After how many blocks ends what is expected to be read, where a cache keeps
             what is marked; negative is nothing. None for other caches, and for later turns.
         logged: The planner's record of it, for `explain`.
+
+    Raises:
+        InvalidRequestError: by its methods: wrong type, or an option that needs another one.
     """
 
     request_id: str | int
@@ -238,9 +241,6 @@ class Plan:
         Args:
             query: The question.
             with_order: Whether the order annotation is part of it.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         checked_kind("query", query, str, "a string")
         order = self.order_annotation if with_order else None
@@ -252,9 +252,6 @@ class Plan:
 
         Args:
             key: A secret, without which nobody can tell tenant and documents from the id.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         return affinity_id(shard_of(self), checked_kind("key", key, str, "a string"))
 
@@ -271,9 +268,6 @@ class Plan:
 
         Args:
             query: Another question than the request's; "" for none. The turn ends in front of it.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         asked = self.request.query if query is None else checked_kind("query", query, str, "a str")
         order, words, marks = self.order_annotation, self.templates, self.marks
@@ -304,9 +298,6 @@ class Plan:
                 no message; `body` has it.
             citations: With parts and "anthropic": whether blocks become search results, to be
                 cited.
-
-        Raises:
-            InvalidRequestError: wrong type, or an option that needs another one.
         """
         checked_kind("parts", parts, bool, "True or False")
         if not parts:
@@ -341,9 +332,6 @@ class Plan:
             `messages`, `input`, or `system` and `messages`; `tools` if there are any (`toolConfig`
             for Bedrock); for OpenAI also `prompt_cache_options` and `prompt_cache_key`, where it
             has them.
-
-        Raises:
-            InvalidRequestError: wrong type.
 
         Example:
             >>> from ctxreuse import ContextRequest, ReusePlanner

@@ -87,14 +87,11 @@ class Edit(NamedTuple):
         """Return what is sent for a text; `before` is what stands before it now, if that is new."""
         if self.pieces is None:
             return given
-        return "".join(
-            [
-                one.applied(given, templates, before)
-                if isinstance(one, Left)
-                else made_of(given, [one])
-                for one in self.pieces
-            ]
-        )
+        texts = [
+            one.applied(given, templates, before) if isinstance(one, Left) else one
+            for one in self.pieces
+        ]
+        return made_of(given, texts)
 
     def encoded(self) -> bytes:
         """Return it as planners keep it: as JSON."""

@@ -21,8 +21,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.reported_usage import ReportedTokens, usage_in, usage_of
 from ctxreuse.pipeline.engine_options import marks_the_end
-from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
-from ctxreuse.pipeline.prompt_turn import PromptPart
+from ctxreuse.pipeline.prompt_turn import PromptPart, TextPosition, marked_contents
 from ctxreuse.rules.cache_marks import MarkField, mark_field
 from ctxreuse.rules.cache_rules import CacheRules
 

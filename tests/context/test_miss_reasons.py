@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.context.miss_reasons import MissReason, ReportedMiss, reported_miss
+from ctxreuse.context.reported_usage import MissReason, ReportedMiss, reported_miss
 from ctxreuse.memory.explanations import Cause
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sent_prompts import prompt
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.context.miss_reasons import MissReason, ReportedMiss, reported_miss
+from ctxreuse.context.reported_usage import MissReason, ReportedMiss, reported_miss
 from ctxreuse.memory.explanations import Cause, explain
 from ctxreuse.rules.cache_rules import READY_PROFILES, anthropic, cache_profile, openai, vllm
 

@@ -17,13 +17,14 @@ from ctxreuse.context.reported_usage import usage_of
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.pipeline.formatting import joined_forms
 from ctxreuse.pipeline.known_texts import Form, known_texts
-from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.model_gateway import ModelGateway
 from ctxreuse.pipeline.prompt_turn import (
     PlannedPrompt,
     PromptPart,
     PromptPlanner,
     ScopedPrompt,
+    TextPosition,
+    marked_contents,
     note_planned,
 )
 

@@ -44,8 +44,8 @@ from ctxreuse.cache import (
 from ctxreuse.cache.provider_cache import ProviderCache
 from ctxreuse.cache.telemetry import PlannerCollector
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.context.miss_reasons import ReportedMiss, reported_miss
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
+from ctxreuse.context.reported_usage import ReportedMiss, reported_miss
 from ctxreuse.measure.replay.policies import OURS_ONLINE
 from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import Replay
@@ -439,9 +439,6 @@ VALID: dict[str, Callable[[], Any]] = {
     "k": lambda: 2,
     "llm": _model,
     "memory": _Memories,
-    "edit_of.message": lambda: bytes(16),
-    "note_edit.messages": lambda: [bytes(16)],
-    "note_edit.edit": lambda: b"[null, [], [], []]",
     "message": lambda: "Which?",
     "messages": lambda: list(_MESSAGES),
     "model": _chat_model,

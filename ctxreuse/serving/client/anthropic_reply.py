@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ctxreuse.context.miss_reasons import reported_miss
-from ctxreuse.context.reported_usage import usage_of
+from ctxreuse.context.reported_usage import reported_miss, usage_of
 from ctxreuse.serving.client.reply import ReplyReader, checked, field_of
 
 _FINISHED = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from ctxreuse.context.miss_reasons import ReportedMiss
+from ctxreuse.context.reported_usage import ReportedMiss
 from ctxreuse.pipeline.engine_options import REQUEST_HEADER
 
 

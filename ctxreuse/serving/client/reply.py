@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ctxreuse.context.checks import reported_count
-from ctxreuse.context.miss_reasons import ReportedMiss
-from ctxreuse.context.reported_usage import ReportedTokens, usage_of
+from ctxreuse.context.reported_usage import ReportedMiss, ReportedTokens, usage_of
 from ctxreuse.serving.client.completion import ToolCall
 
 _MAX_TOOL_CALLS = 10_000

@@ -16,9 +16,15 @@ from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.formatting import joined_forms, labelled_block
 from ctxreuse.pipeline.known_texts import Form
-from ctxreuse.pipeline.marked_contents import TextPosition, marked_contents
 from ctxreuse.pipeline.model_gateway import ModelGateway
-from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptPart, ScopedPrompt, message_key
+from ctxreuse.pipeline.prompt_turn import (
+    PlannedPrompt,
+    PromptPart,
+    ScopedPrompt,
+    TextPosition,
+    marked_contents,
+    message_key,
+)
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.cache_marks import mark_field

@@ -29,9 +29,8 @@ from ctxreuse.pipeline.document_turn import best_first
 from ctxreuse.pipeline.engine_options import added_cache_fields, planner_for, planning_time
 from ctxreuse.pipeline.formatting import labelled_block
 from ctxreuse.pipeline.known_texts import Form, known_texts
-from ctxreuse.pipeline.marked_contents import with_breakpoints
 from ctxreuse.pipeline.ordered_release import run_here
-from ctxreuse.pipeline.prompt_turn import message_key, result_edit
+from ctxreuse.pipeline.prompt_turn import message_key, result_edit, with_breakpoints
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
