@@ -159,7 +159,10 @@ class ContextRequest:
             if value is not None:
                 checked_id(name, value)
         put = object.__setattr__
-        put(self, "blocks", _as_blocks(blocks))
+        words = "a list of ContextBlock or str; a single text goes into a list of one"
+        listed = checked_list("blocks", blocks, words, but=_NO_LISTS)
+        own = [one if isinstance(one, ContextBlock) else ContextBlock(text=one) for one in listed]
+        put(self, "blocks", tuple(own))
         put(self, "query", query)
         put(self, "system", system)
         messages = None if history is None else _as_messages(history)
@@ -189,14 +192,6 @@ def _is_system_message(message: Message, system: str) -> bool:
     """Return whether a message gives a system text, in any form that stores keep messages in."""
     forms = (system, [{"type": "text", "text": system}])
     return message.get("role") == "system" and message.get("content") in forms
-
-
-def _as_blocks(blocks: Iterable[ContextBlock | str]) -> tuple[ContextBlock, ...]:
-    words = "a list of ContextBlock or str; a single text goes into a list of one"
-    return tuple(
-        block if isinstance(block, ContextBlock) else ContextBlock(text=block)
-        for block in checked_list("blocks", blocks, words, but=_NO_LISTS)
-    )
 
 
 class OwnMessages(tuple[Message, ...]):

@@ -106,6 +106,7 @@ class Context(NamedTuple):
     texts: list[str]
     blocks: list[ContextBlock]  # of labelled texts what stands under the label
     is_labelled: bool  # each text stands under a label of ours
+    is_numbered: bool  # each text begins with a number of the application's
     separator: str  # between each two
     ranked: list[int]  # the places of the texts, best first: as their list ranks them, if ours
 
@@ -115,14 +116,16 @@ class Context(NamedTuple):
         known, ranked = [one.known for one in spans], list(range(len(spans)))
         if held is not None and held.take_back is not None:
             ranked.sort(key=lambda place: known[place].rank_in(held) or 0)
+        texts = [one.form.text for one in known]
         return cls(
             message,
             tuple(spans),
             spans[0].start,
             spans[-1].end,
-            [one.form.text for one in known],
+            texts,
             [one.block for one in known],
             all(one.form.block is not None for one in known),
+            all(map(_OWN_NUMBER.match, texts)),
             message[spans[0].end : spans[1].start],
             ranked,
         )
@@ -263,7 +266,7 @@ def reason_in_place(
         return "sequence"
     if context.end - context.start < _LEAST_LENGTH * _WORDS_ON_ORDER:
         return "too_short"
-    is_numbered = context.is_labelled or have_own_numbers(context.texts)
+    is_numbered = context.is_labelled or context.is_numbered
     said = reason_of_words(words, schema, is_numbered=is_numbered)
     return said or ("behind_changing_words" if has_new_front else None)
 
@@ -278,8 +281,3 @@ def reason_of_words(
     if not is_numbered and (any(map(_NUMBERS.search, said)) or _OF_A_SCHEMA.search(schema)):
         return "numbers"
     return None
-
-
-def have_own_numbers(texts: Iterable[str]) -> bool:
-    """Return whether the application has put a number in front of each text."""
-    return all(map(_OWN_NUMBER.match, texts))

@@ -22,7 +22,6 @@ from ctxreuse.pipeline.context_finder import (
     Context,
     FoundContexts,
     contexts_in,
-    have_own_numbers,
     reason_in_place,
 )
 from ctxreuse.pipeline.engine_options import planning_time
@@ -581,7 +580,7 @@ def _context_groups(context: Context, plan: Plan, start: int, end: int) -> list[
     behind = context.end + (len(closing[0]) if closing and is_closed else 0)
     groups.append(_Group((Slice(context.end, behind),)))
     said = plan.order_annotation
-    if said is not None and (context.is_labelled or not have_own_numbers(context.texts)):
+    if said is not None and (context.is_labelled or not context.is_numbered):
         groups.append(_Group((between, said)))
     return [*groups, _Group((Slice(behind, end),))]
 

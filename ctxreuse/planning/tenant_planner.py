@@ -17,7 +17,7 @@ from ctxreuse.context.blocks import (
     Message,
     text_digest,
 )
-from ctxreuse.context.fork_safety import process_name, renew_after_fork
+from ctxreuse.context.fork_safety import process_name
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
@@ -131,11 +131,6 @@ class TenantPlanner:
         self._is_keyed = keyed is not None
         self._names = IndexNames(keyed)
         self._begun_behind = b""  # the uid of what this planner started from
-        self._note_process()
-        renew_after_fork(self._note_process)
-
-    def _note_process(self) -> None:
-        self._process = process_name()
 
     def plan(
         self,
@@ -455,7 +450,7 @@ class TenantPlanner:
         chosen = _marks(turn, state, sent, options)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
-            request_id = f"request-{self._process}{state.unnamed_requests}"
+            request_id = f"request-{process_name()}{state.unnamed_requests}"
             state.unnamed_requests += 1
         conversation = request.conversation_id
         entry = SentEntry(

@@ -5,12 +5,14 @@ Content parts are written in OpenAI's form and translated; what a form has no wo
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from ctxreuse.context.checks import checked_choice, checked_kind, checked_list
 from ctxreuse.context.content_parts import ContentPart
-from ctxreuse.context.converse_form import called_function, converse_form
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.rules.cache_marks import (
     MarkField,
@@ -34,6 +36,7 @@ Json: TypeAlias = dict[str, Any]
 
 _SYSTEM = ("system", "developer")
 _CONSUMED = ("role", "content", "tool_calls", "tool_call_id")
+_MARKS = ("cache_control", "prompt_cache_breakpoint")
 _INPUTS = {"image_url": "input_image", "file": "input_file"}
 """How OpenAI's Responses API calls content parts that hold more than a text."""
 
@@ -360,3 +363,84 @@ def _anthropic_part(part: Any) -> Any:
 def _tool_use(call: Mapping[str, Any]) -> Json:
     name, given = called_function(call)
     return {"type": "tool_use", "id": call.get("id", ""), "name": name or "", "input": given}
+
+
+def converse_form(messages: Iterable[Mapping[str, Any]]) -> Json:
+    """Return messages in the form of Amazon Bedrock's Converse: marks are blocks of their own."""
+    system: list[Json] = []
+    turns: list[Json] = []
+    for message in messages:
+        role = message.get("role")
+        if role in _SYSTEM:
+            system += _converse_blocks(message.get("content"))
+            continue
+        rest = {name: value for name, value in message.items() if name not in (*_CONSUMED, "name")}
+        blocks = _converse_blocks(message.get("content"))
+        if role == "tool":
+            points = [one for one in blocks if "cachePoint" in one]
+            said = [one for one in blocks if "cachePoint" not in one]
+            result = {"toolUseId": message.get("tool_call_id", ""), "content": said}
+            blocks = [{"toolResult": result}, *points[-1:]]  # a result holds none
+        for call in message.get("tool_calls") or ():
+            name, given = called_function(call)
+            use = {"toolUseId": call.get("id", ""), "name": name, "input": given}
+            blocks.append({"toolUse": use})
+        turn = {"role": "assistant" if role == "assistant" else "user", "content": blocks, **rest}
+        if turns and turns[-1]["role"] == turn["role"]:
+            turns[-1] = {**turns[-1], **turn, "content": turns[-1]["content"] + turn["content"]}
+        else:
+            turns.append(turn)
+    return {"system": system, "messages": turns} if system else {"messages": turns}
+
+
+def _converse_blocks(content: Any) -> list[Any]:
+    parts: Sequence[Any] = content if isinstance(content, (list, tuple)) else [content]
+    blocks: list[Any] = []
+    for part in parts:
+        if isinstance(part, str):
+            blocks += [{"text": part}] if part.strip() else []
+        elif isinstance(part, Mapping):
+            blocks += _converse_block(part)
+        elif part is not None:
+            blocks.append(part)
+    return blocks
+
+
+def _converse_block(part: Mapping[str, Any]) -> list[Any]:
+    """Return a content part as a block and, if it is marked, the cache point behind it."""
+    kind, text = part.get("type"), part.get("text")
+    bare = {name: value for name, value in part.items() if name not in _MARKS}
+    block: list[Any] = [bare]
+    if kind == "text" and isinstance(text, str):
+        block = [{"text": text}] if text.strip() else []
+    elif kind == "image_url":
+        block = [_converse_image(bare)]
+    control = part.get("cache_control") or part.get("prompt_cache_breakpoint")
+    if not isinstance(control, Mapping):
+        return block
+    life = {"ttl": control["ttl"]} if control.get("ttl") == "1h" else {}
+    return [*block, {"cachePoint": {"type": "default", **life}}]
+
+
+def _converse_image(part: Json) -> Json:
+    """Return an image that stands in the prompt; one at an address stays as it was given."""
+    given = part.get("image_url")
+    url = str(given.get("url", "")) if isinstance(given, Mapping) else ""
+    kind, _, data = url.removeprefix("data:image/").partition(";base64,")
+    if not url.startswith("data:image/") or not data:
+        return part
+    try:
+        return {"image": {"format": kind, "source": {"bytes": base64.b64decode(data)}}}
+    except (binascii.Error, ValueError):
+        return part
+
+
+def called_function(call: Mapping[str, Any]) -> tuple[Any, Json]:
+    """Return the name and the arguments of a tool call; what is no JSON object is put into one."""
+    function = call.get("function") or {}
+    arguments = function.get("arguments")
+    try:
+        given = json.loads(arguments or "{}")
+    except (TypeError, ValueError, RecursionError):
+        given = None
+    return function.get("name"), given if isinstance(given, dict) else {"arguments": arguments}

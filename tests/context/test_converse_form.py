@@ -7,7 +7,7 @@ from caching_server import caching_server
 from converse_model import as_anthropic
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.context.converse_form import converse_form
+from ctxreuse.rules.prompt_forms import converse_form
 
 POINT = {"cachePoint": {"type": "default"}}
 

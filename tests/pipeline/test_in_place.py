@@ -3,7 +3,7 @@
 import pytest
 
 from ctxreuse import ContextBlock
-from ctxreuse.pipeline.context_finder import Context, contexts_in, have_own_numbers, reason_in_place
+from ctxreuse.pipeline.context_finder import Context, contexts_in, reason_in_place
 from ctxreuse.pipeline.known_texts import Form, KnownTexts
 
 TEXTS = [f"{name} is a river. It flows to the sea." for name in ("Seine", "Tiber", "Rhine")]
@@ -63,7 +63,7 @@ def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):
     labelled = [Form(f"[{one[:5]}] {one}", ContextBlock(text=one)) for one in TEXTS]
     assert reason_in_place(context(*labelled), [words]) is None
     numbered = [Form(f"Document {n}: {one}") for n, one in enumerate(TEXTS)]
-    assert have_own_numbers(context(*numbered).texts)
+    assert context(*numbered).is_numbered
     assert reason_in_place(context(*numbered), [words]) is None
 
 
