@@ -269,7 +269,6 @@ def _compared(
 
 
 def _unread(cause: Cause, tokens: int, cache: CacheRules) -> str:
-    """Say why a beginning that was sent before cannot be read."""
     if cause is Cause.too_short:
         return (
             f"that is less than an engine block of {cache.step_tokens} tokens, the least that a "
@@ -393,7 +392,6 @@ def _explained(
 
 
 def _closest(prompt: SentEntry, others: Sequence[SentEntry]) -> SentEntry | None:
-    """Return the prompt of the longest common beginning, among equals of most common tokens."""
     weight = dict(zip(prompt.keys, prompt.tokens, strict=True))
     closeness = [
         (_shared_tokens(prompt, one), sum(weight.get(key, 0) for key in set(one.keys)), number)

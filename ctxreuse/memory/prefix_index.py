@@ -538,7 +538,6 @@ class PrefixIndex:
 
 
 def _path_to(node: Node, blocks: int) -> tuple[BlockKey, ...]:
-    """Return the blocks down to the first so many of a node."""
     path = node.run[:blocks]
     while node.parent is not None:
         node = node.parent

@@ -131,7 +131,6 @@ def paper_order(
 def _distance_below(
     rank: Mapping[BlockKey, int], above: int, moved: int, run: Sequence[BlockKey], alpha: float
 ) -> float:
-    """Return Equation 1 of a context and the path to a child's end."""
     shared = above
     for place, block in enumerate(run, above):
         other = rank.get(block)

@@ -220,7 +220,6 @@ class BlockTree:
         return 0 if end is None else self._blocks[end].start + self.size
 
     def _move(self, name: Name, end: _Key | None) -> None:
-        """Attach a name to a block, or to none, instead of where it was."""
         before = self._ends.get(name)
         if before is not None:
             self._blocks[before].names.discard(name)

@@ -144,7 +144,6 @@ class EngineBlocks:
             self._touch(states, block_hash)
 
     def _touch(self, states: StateGroup, block_hash: BlockHash) -> None:
-        """Note the followed prompts that may have gone on behind a state."""
         for tree in self._trees.values():
             self._touched.update(tree.names_near(block_hash, states.reach * states.size))
 
@@ -355,7 +354,6 @@ class HeldRequests:
             self._look_for(prompt, now)
 
     def _look_for(self, prompt: SentRequest, now: float) -> None:
-        """Judge a new request if it is held as a whole, or has waited for long enough."""
         if prompt.name not in self._new:
             self._forget(prompt.name)  # an earlier one of this name
             self._new[prompt.name] = prompt
