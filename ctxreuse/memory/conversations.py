@@ -191,9 +191,8 @@ class Conversations:
         return True
 
     def forget_oldest(self) -> None:
-        """Drop the record of the least recently used conversation, if there is one."""
-        if self._records:
-            self.forget(next(iter(self._records)))
+        """Drop the record of the least recently used conversation; there must be one."""
+        self.forget(next(iter(self._records)))
 
     def _record(self, conversation_id: str | int | None) -> _Record | None:
         kept = None if conversation_id is None else self._records.get(conversation_id)

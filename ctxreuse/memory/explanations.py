@@ -1,7 +1,6 @@
-"""Why a prompt hits or misses the prefix cache, in words.
+"""Why a prompt hits or misses the prefix cache, in words, compared with prompts before it.
 
-A prompt is compared with those sent before it: which one is closest, where they part, and what is
-computed again. Counted in block tokens; labels, questions and annotations are left out.
+Counted in block tokens; labels, questions and annotations are left out.
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ _STEPS_A_HOLD = 64
 class Tenants:
     """The states of all tenants, within common bounds.
 
-    Where a part is over its bound, the tenant that has most of it gives up its oldest entries: who
-    has no more than an equal share loses nothing to another tenant.
+    Of a part that is over its bound, the tenant that has most gives up the oldest entries: who has
+    no more than an equal share loses nothing.
     """
 
     def __init__(
@@ -281,6 +281,7 @@ class Tenants:
 
     def _shrink(self, part: int, state: TenantState, share: float) -> None:
         """Drop a few of the oldest entries of a part of a state that is held."""
+        self.measure(state)  # a child of a fork may have forgotten it
         excess = self._totals[part] - self._bounds[part]
         # down to an equal share; another one is the largest then
         enough = max(share, state.sizes[part] - excess)

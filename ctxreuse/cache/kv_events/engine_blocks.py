@@ -28,9 +28,7 @@ _MOST_TOKENS = 8_000_000  # tokens of prompts that have not been judged, 8 bytes
 
 
 class StateGroup:
-    """The latest blocks of a group of layers that keep states at some places only.
-
-    Such are sliding windows and recurrent layers; they look back a window of tokens, maybe 1.
+    """The latest blocks of layers that keep states: sliding windows, recurrent layers (window 1).
 
     An engine names a prefix alike in all groups, whatever their block sizes: the blocks of a path
     through the tree of a group with full attention are looked up here by their names.
