@@ -144,8 +144,6 @@ class ProviderCache:
 
 @dataclass(slots=True)
 class _Entry:
-    """A prefix that is kept."""
-
     life_s: float = 0.0
     ends_at: float = 0.0
     unread: int = 0  # tokens that were written here and that nobody has read

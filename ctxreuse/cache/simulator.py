@@ -291,11 +291,9 @@ class PrefixCacheSimulator:
                 self._empty += 1
 
     def _needed(self, prompt_tokens: int, answer_tokens: int) -> int:
-        """Return how many blocks a prompt with its answer takes."""
         return -(-(prompt_tokens + max(0, answer_tokens - 1)) // self.block_size)
 
     def _content_hashes(self, tokens: array[int], parent: bytes) -> list[ContentHash]:
-        """Return the hashes of full blocks, chained over what stands before them."""
         chain: list[ContentHash] = []
         for end in range(self.block_size, len(tokens) + 1, self.block_size):
             block = tokens[end - self.block_size : end].tobytes()

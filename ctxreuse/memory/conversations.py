@@ -191,9 +191,8 @@ class Conversations:
         return True
 
     def forget_oldest(self) -> None:
-        """Drop the record of the least recently used conversation, if there is one."""
-        if self._records:
-            self.forget(next(iter(self._records)))
+        """Drop the record of the least recently used conversation; there must be one."""
+        self.forget(next(iter(self._records)))
 
     def _record(self, conversation_id: str | int | None) -> _Record | None:
         kept = None if conversation_id is None else self._records.get(conversation_id)
@@ -328,7 +327,6 @@ class Reading:
         self._look_inside(found, first + length, places.templates)
 
     def _look_inside(self, label: re.Match[str], end: int, templates: Templates) -> None:
-        """Note the labels that stand inside of a block, which ends there."""
         if (pattern := templates.inner_pattern) is not None:
             named = pattern.findall(label.string, label.end(), end)
             self._foreign |= dict.fromkeys(one for one in named if one != label[1])
@@ -489,7 +487,6 @@ class _Places:
     def _longest(
         self, text: str, first: int, ending: str, blocks: _ByLength, digests: dict[int, bytes]
     ) -> _Row | None:
-        """Return the longest of some blocks that stands at a place, with an ending behind it."""
         after = self.templates.after_text
         for length, by_digest in blocks.items():
             self.work -= _WORK_A_CHARACTER

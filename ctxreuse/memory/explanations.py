@@ -1,7 +1,6 @@
-"""Why a prompt hits or misses the prefix cache, in words.
+"""Why a prompt hits or misses the prefix cache, in words, compared with prompts before it.
 
-A prompt is compared with those sent before it: which one is closest, where they part, and what is
-computed again. Counted in block tokens; labels, questions and annotations are left out.
+Counted in block tokens; labels, questions and annotations are left out.
 """
 
 from __future__ import annotations
@@ -269,7 +268,6 @@ def _compared(
 
 
 def _unread(cause: Cause, tokens: int, cache: CacheRules) -> str:
-    """Say why a beginning that was sent before cannot be read."""
     if cause is Cause.too_short:
         return (
             f"that is less than an engine block of {cache.step_tokens} tokens, the least that a "
@@ -393,7 +391,6 @@ def _explained(
 
 
 def _closest(prompt: SentEntry, others: Sequence[SentEntry]) -> SentEntry | None:
-    """Return the prompt of the longest common beginning, among equals of most common tokens."""
     weight = dict(zip(prompt.keys, prompt.tokens, strict=True))
     closeness = [
         (_shared_tokens(prompt, one), sum(weight.get(key, 0) for key in set(one.keys)), number)

@@ -262,11 +262,10 @@ class PrefixIndex:
         return self._cut(leaf, keep) if keep < len(leaf.run) else 0
 
     def forget_oldest_request(self) -> None:
-        """Forget the id that was remembered first; what the request sent stays."""
-        if self._ends:
-            node = self._forget_end(next(iter(self._ends)))
-            if node is not None and node.parent is None:
-                self._prune(node)
+        """Forget the id that was remembered first; there must be one. What it sent stays."""
+        node = self._forget_end(next(iter(self._ends)))
+        if node is not None and node.parent is None:
+            self._prune(node)
 
     def search(
         self,
@@ -421,7 +420,7 @@ class PrefixIndex:
             node.ends[request_id] = None
             self._ends[request_id] = node.place
             self.ids_size += ids_size((request_id,))
-        while self.ids_size > _REQUESTS_A_NODE * self.max_nodes and self._ends:
+        while self.ids_size > _REQUESTS_A_NODE * self.max_nodes:
             self.forget_oldest_request()
         while self.node_count > self.max_nodes:
             self.evict_oldest(inf)
@@ -538,7 +537,6 @@ class PrefixIndex:
 
 
 def _path_to(node: Node, blocks: int) -> tuple[BlockKey, ...]:
-    """Return the blocks down to the first so many of a node."""
     path = node.run[:blocks]
     while node.parent is not None:
         node = node.parent

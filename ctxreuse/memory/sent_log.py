@@ -132,8 +132,7 @@ class SentWords:
     def note(self, prompt: bytes, words: Iterable[str]) -> tuple[list[str], bool]:
         """Note what a named prompt says outside of known texts; return the application's lines.
 
-        These are those that other prompts had, too; until two were seen, all. And return whether
-        these are too few to tell what changes.
+        They are those of several prompts, or all until two were seen; and whether that is so.
         """
         lines = [line for text in words for line in text.splitlines() if line.strip()]
         name, own = hash(prompt) or 1, list[str]()
@@ -177,9 +176,8 @@ class SentLog:
         self.size += size
 
     def forget_oldest(self) -> None:
-        """Forget the oldest entry, if there is one."""
-        if self._logged:
-            self.size -= self._logged.popleft()[1]
+        """Forget the oldest entry; there must be one."""
+        self.size -= self._logged.popleft()[1]
 
     def replay(self) -> list[tuple[int, Entry]]:
         """Return what is remembered, with its time, without conversations' later turns."""
@@ -243,13 +241,11 @@ class Cooccurrence:
         self._requests.append(blocks)
         self.entries += len(blocks)
         self._next += 1
-        while self.entries > self._max_entries and self._requests:
+        while self.entries > self._max_entries:
             self.forget_oldest()
 
     def forget_oldest(self) -> None:
-        """Forget the oldest request, if there is one."""
-        if not self._requests:
-            return
+        """Forget the oldest request; there must be one."""
         keep = ~(1 << (self._next - len(self._requests)) % self._window)
         blocks, members = self._requests.popleft(), self._members
         for key in blocks:

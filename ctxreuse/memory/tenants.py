@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import add, gt, itemgetter, sub
 from typing import Final
@@ -140,33 +141,11 @@ _LIMITS = "cached_paths", "greedy_paths", "continuations", "paper_orders", "show
 _STEPS_A_HOLD = 64
 
 
-class Hold:
-    """A tenant's state, held for as long as the context lasts; then the bounds are enforced."""
-
-    __slots__ = ("_state", "_tenants")
-
-    def __init__(self, tenants: Tenants, state: TenantState) -> None:
-        self._tenants = tenants
-        self._state = state
-
-    def __enter__(self) -> TenantState:
-        self._state.lock.__enter__()
-        return self._state
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            self._tenants.measure(self._state)
-        finally:
-            self._state.lock.__exit__(*error)
-        while self._tenants.are_over and self._tenants.shrink():
-            pass
-
-
 class Tenants:
     """The states of all tenants, within common bounds.
 
-    Where a part is over its bound, the tenant that has most of it gives up its oldest entries: who
-    has no more than an equal share loses nothing to another tenant.
+    Of a part that is over its bound, the tenant that has most gives up the oldest entries: who has
+    no more than an equal share loses nothing.
     """
 
     def __init__(
@@ -195,9 +174,19 @@ class Tenants:
         self.are_over = False  # whether one of them may be over its bound
         self._shares: dict[int, TenantShares[tuple[int, str]]] = {}  # of the parts that have been
 
-    def holding(self, tenant: str) -> Hold:
-        """Hold a tenant's state, a new one if it is not known, for as long as the context lasts."""
-        return Hold(self, self.state(tenant))
+    @contextmanager
+    def holding(self, tenant: str | TenantState) -> Iterator[TenantState]:
+        """Hold a state, a new one of a tenant that is not known; then enforce the bounds."""
+        state = self.state(tenant) if isinstance(tenant, str) else tenant
+        try:
+            with state.lock:
+                try:
+                    yield state
+                finally:
+                    self.measure(state)
+        finally:
+            while self.are_over and self.shrink():
+                pass
 
     def state(self, tenant: str) -> TenantState:
         """Return a tenant's state, a new one if it is not known; its lock is not held."""
@@ -224,7 +213,6 @@ class Tenants:
         return self._states.get(tenant)
 
     def _forget_oldest(self) -> TenantState:
-        """Forget the least recently active tenant, and return its state."""
         with self._lock:
             tenant, state = self._states.popitem(last=False)
             self._names -= id_size(tenant)
@@ -293,6 +281,7 @@ class Tenants:
 
     def _shrink(self, part: int, state: TenantState, share: float) -> None:
         """Drop a few of the oldest entries of a part of a state that is held."""
+        self.measure(state)  # a child of a fork may have forgotten it
         excess = self._totals[part] - self._bounds[part]
         # down to an equal share; another one is the largest then
         enough = max(share, state.sizes[part] - excess)
@@ -316,7 +305,7 @@ class Tenants:
         for request_id in dict.fromkeys(request_ids):
             gone, holders = None, [state for state in states if request_id in state.index]
             if len(holders) == 1:  # without a tenant, the only one that has such a request
-                with Hold(self, holders[0]) as holder:
+                with self.holding(holders[0]) as holder:
                     gone = holder.forget(request_id, blocks)
             if gone is None:
                 unknown.append(request_id)
@@ -346,7 +335,7 @@ class Tenants:
         while heap and gone < tokens:
             _, number, state = heapq.heappop(heap)
             until = heap[0][0] if heap else math.inf
-            with Hold(self, state):
+            with self.holding(state):
                 index, oldest = state.index, state.index.oldest_use()
                 for _ in range(_STEPS_A_HOLD):
                     if oldest is None or oldest > until or gone >= tokens:
@@ -361,7 +350,7 @@ class Tenants:
         """Return what all tenants' logs hold, by time, without later turns, and what was learnt."""
         logged, others = list[tuple[int, SavedEntry]](), list[SavedEntry]()
         for state in self._asked(None):
-            with Hold(self, state):
+            with self.holding(state):
                 name, ratios = state.name, () if state.ratios is None else state.ratios.items()
                 logged += state.log.replay()
                 others += [EditEntry(key, name, edit) for key, edit in state.log.edits.items()]

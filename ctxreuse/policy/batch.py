@@ -22,8 +22,7 @@ def arrange(
 ) -> Arrangement:
     """Order the contexts of a batch and schedule its requests, of which first turns have views.
 
-    Later turns keep the retriever's order and run behind their conversation's first turn, or at the
-    end; turns of one conversation keep the order of the input.
+    Later turns run behind their conversation's first turn, or at the end, in the input's order.
     """
     orders: list[list[BlockKey]] = [[] for _ in requests]
     # only requests of one tenant and one system text, all with labels or none, share a prefix

@@ -55,8 +55,7 @@ _Entry = tuple[int, int, int]  # a pair in the heap: minus its weight, a cluster
 class _Clusters:
     """Clusters of contexts by number; a merge makes a new number or keeps one of the two.
 
-    Of blocks that very many contexts share only the newest holders are looked at as partners.
-    Weights are exact all the same; partners that share nothing but such blocks may be missed.
+    Partners that share nothing but blocks of very many contexts may be missed; weights are exact.
     """
 
     def __init__(self, contents: list[tuple[int, ...]], weights: Sequence[int], least: int) -> None:

@@ -95,10 +95,8 @@ def paper_order(
 ) -> tuple[list[BlockKey], bool]:
     """Order a context as ContextPilot does: Algorithm 1 finds a node, Algorithm 2 uses its prefix.
 
-    Blocks that the context lacks are not put in front, so a child is a candidate only if its first
-    block is in the context, and counts as far as its run is. Of children at equal distance the one
-    that more requests share wins, then the older. The second value says whether the work ended at
-    its bound.
+    Blocks that the context lacks are not put in front. Of children at equal distance the one that
+    more requests share wins, then the older. Return, too, whether the work ended at its bound.
     """
     rank = {block: number for number, block in enumerate(context)}
     prefix: list[BlockKey] = []
@@ -131,7 +129,6 @@ def paper_order(
 def _distance_below(
     rank: Mapping[BlockKey, int], above: int, moved: int, run: Sequence[BlockKey], alpha: float
 ) -> float:
-    """Return Equation 1 of a context and the path to a child's end."""
     shared = above
     for place, block in enumerate(run, above):
         other = rank.get(block)

@@ -204,7 +204,6 @@ def _moved_for_too_little(
     execution: Sequence[int],
     orders: Sequence[Sequence[BlockKey]],
 ) -> list[int]:
-    """Return the positions of moved contexts that share no more than the words on it cost."""
     shared = [0] * len(views)
     # in depth-first order a context shares most with a neighbour
     for one, other in pairwise(execution):

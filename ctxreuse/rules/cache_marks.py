@@ -124,7 +124,6 @@ def _is_mark(value: object, name: str) -> bool:
 
 @cache
 def _log_too_many(most: int) -> None:
-    """Say once that a request has more marks than a provider takes."""
     _log.warning(
         "a request has marks of its own (cache_control, cachePoint, prompt_cache_breakpoint), and "
         "a provider takes %d; those that planning adds are left out first, then the first ones. "

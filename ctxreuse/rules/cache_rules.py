@@ -470,7 +470,6 @@ def planner_setting(profile: CacheRules) -> tuple[str, ...]:
 
 
 def _arguments(profile: str, make: Callable[..., CacheRules], given: str) -> dict[str, Any]:
-    """Return the arguments that stand between the parentheses behind a profile's name."""
     parameters = signature(make).parameters
     arguments: dict[str, Any] = {}
     for text in given.split(",") if given.strip() else ():

@@ -39,9 +39,8 @@ def marks_of_batch(
 ) -> list[tuple[int, ...]]:
     """Choose the marks or primes of requests that run one after the other, in depth-first order.
 
-    A prime belongs to the first request that has its prefix. Marks are exact where the first
-    request that has a prefix writes it, as far as it has marks left: dynamic programming over the
-    prefix tree, by the last written prefix above a fork and the marks left.
+    The first request that has a prefix primes or writes it, as far as it has marks left: dynamic
+    programming over the prefix tree, by the last written prefix above a fork and the marks left.
     """
     totals = [list(accumulate(one, initial=system_tokens)) for one in weights]
     marks: list[list[int]] = [[] for _ in sequences]

@@ -51,9 +51,8 @@ def marked_prompt(
 ) -> tuple[list[Json], list[Any]]:
     """Return messages and tools in OpenAI's form with as many marks as a provider takes.
 
-    The user's marks come first, but for those at ends of turns that later ones have left behind. Of
-    ours, spare ones are left out first, then those behind the first: the first may be read, and the
-    last holds those before it.
+    The user's marks come first, but for those at ends of turns that are past. Of ours, spare ones
+    go first, then those behind the first, which may be read; the last holds those before it.
     """
     taken = [(-1, path) for path in marks_in(list(tools))]
     taken += [(n, path) for n, message in enumerate(messages) for path in marks_in(message)]

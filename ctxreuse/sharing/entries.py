@@ -18,7 +18,6 @@ _SENT_HEAD = struct.Struct("<????d16sIII")
 _BLOCKS = struct.Struct("<q")
 _RATIO_BODY = struct.Struct("<?16s7d")
 _CHECK = struct.Struct("<I")
-CHECK_BYTES = _CHECK.size
 _DIGEST = 16
 _MOST_BLOCKS = 100_000
 _LONGEST_EDIT = 1_000_000

@@ -17,8 +17,8 @@ from pool_helpers import Clock
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import KVEventSync, block_ends
-from ctxreuse.cache.kv_events.event_listener import ReplayBackoff
 from ctxreuse.cache.kv_events.event_stream import decode_batch
+from ctxreuse.cache.kv_events.event_sync import ReplayBackoff
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.memory.prefix_index import IndexStatistics
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
@@ -530,7 +530,7 @@ class SilentPublisher(Publisher):
 
 
 def test_live_messages_wait_for_a_replay_in_a_bounded_queue_and_others_are_lost(monkeypatch):
-    monkeypatch.setattr("ctxreuse.cache.kv_events.event_listener._MOST_WAITING", 5)
+    monkeypatch.setattr("ctxreuse.cache.kv_events.event_sync._MOST_WAITING", 5)
     with SilentPublisher() as publisher:
         app = Application(publisher)
         options = {"settles": False, "replay_timeout_s": 1000.0}
@@ -573,7 +573,7 @@ def test_it_stops_in_the_middle_of_a_message_and_uses_no_more_of_it(publisher, m
         may_go_on.wait()
         return decode_batch(payload)
 
-    monkeypatch.setattr("ctxreuse.cache.kv_events.event_listener.decode_batch", decode)
+    monkeypatch.setattr("ctxreuse.cache.kv_events.event_sync.decode_batch", decode)
     app = Application(publisher)
     sync = KVEventSync(app.planner, publisher.endpoint)
     sync.start()

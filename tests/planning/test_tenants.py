@@ -107,3 +107,14 @@ def test_all_tenants_together_stay_within_the_bounds(requests, max_nodes, max_te
     assert service.tenants.statistics().tokens == max(0, before - gone)
     for tenant in ("one", "two", "three"):
         check_index(service.tenants.state(tenant).index)
+
+
+def test_a_tenant_that_a_fork_has_emptied_has_nothing_to_give_up():
+    service = Service(sent_messages=2)
+    for tenant, messages in (("one", b"ab"), ("two", b"c")):
+        with service.tenants.holding(tenant) as state:
+            for number in messages:
+                state.log.edits.put(bytes([number]), b"")
+        if tenant == "one":
+            state._forget()  # as in a child, where another thread was changing it
+    assert service.tenants.statistics().parts["sent_messages"] == PartSize(1, 2)

@@ -9,6 +9,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, TypeAlias
 
+from ctxreuse.context.lru_map import LRUMap
+
 BlockHash: TypeAlias = bytes | int
 """The engine's own name for a block's content with everything before it; never recomputed here."""
 
@@ -77,16 +79,15 @@ def block_link(token_ids: array[int], extra: ExtraKeys) -> Link:
 
 
 class BlockTree:
-    """The blocks of one group, each below its parent.
+    """The blocks of one group, each below its parent, also where that is not here.
 
-    `_children` names every block under its parent, also where that is not here. A block is
-    *reached* if all blocks above it are here; only such blocks serve a prompt. A name is attached
-    to the last reached block of its prompt; when one above is dropped, it moves up and is noted in
-    `lowered`.
+    A block is *reached* if all blocks above it are here; only such blocks serve a prompt. A name is
+    attached to the last reached block of its prompt; when one above is dropped, it moves up and is
+    noted in `lowered`.
 
-    An engine stores a block only on top of cached ones. So when a prompt goes on, to its last full
-    block, in blocks with an unknown parent, what stands before them is *implied*. Its removal
-    cannot be seen, so the removal of any unknown hash drops all that is implied.
+    An engine stores a block only on top of cached ones. So when a prompt ends in blocks with an
+    unknown parent, what stands before them is *implied*. Its removal cannot be seen, so the removal
+    of any unknown hash drops all that is implied.
     """
 
     def __init__(self, max_blocks: int) -> None:
@@ -97,7 +98,7 @@ class BlockTree:
         self._children: dict[_Key | None, dict[Link, _Key]] = {}
         self._ends: dict[Name, _Key | None] = {}
         self._implied: dict[_Implied, None] = {}
-        self._unknown_parents: OrderedDict[_Key, None] = OrderedDict()
+        self._unknown_parents: LRUMap[_Key, bool] = LRUMap(_UNKNOWN_PARENTS)
         self._epoch = 0  # how often these were forgotten
         self._is_late = False
 
@@ -147,7 +148,7 @@ class BlockTree:
             return
         for implied in list(self._implied):
             self._drop(implied)
-        self._unknown_parents.clear()
+        self._unknown_parents = LRUMap(_UNKNOWN_PARENTS)
         self._epoch += 1
 
     def clear(self) -> None:
@@ -157,7 +158,7 @@ class BlockTree:
         self._blocks.clear()
         self._children.clear()
         self._implied.clear()
-        self._unknown_parents.clear()
+        self._unknown_parents = LRUMap(_UNKNOWN_PARENTS)
         self._epoch += 1
         self._is_late = False
 
@@ -220,7 +221,6 @@ class BlockTree:
         return 0 if end is None else self._blocks[end].start + self.size
 
     def _move(self, name: Name, end: _Key | None) -> None:
-        """Attach a name to a block, or to none, instead of where it was."""
         before = self._ends.get(name)
         if before is not None:
             self._blocks[before].names.discard(name)
@@ -242,7 +242,7 @@ class BlockTree:
     def _put(self, key: _Key, parent: _Key | None, link: Link) -> None:
         if key in self._blocks:
             self._drop(key)  # it was told to stand elsewhere
-        self._unknown_parents.pop(key, None)
+        self._unknown_parents.pop(key)
         there = self._children.get(parent, {}).get(link)
         block = self._blocks[key] = _Block(parent, link)
         if isinstance(there, _Implied):
@@ -320,10 +320,7 @@ class BlockTree:
         for block in path:
             block.noted = self._epoch
         if key is not None:
-            self._unknown_parents.pop(key, None)
-            self._unknown_parents[key] = None
-            if len(self._unknown_parents) > _UNKNOWN_PARENTS:
-                self._unknown_parents.popitem(last=False)
+            self._unknown_parents.put(key, True)
 
     def _imply(self, prompt: PromptBlocks, path: Sequence[PathEnd]) -> bool:
         """Find the one unknown block on which a prompt's end is built; imply what is before it."""

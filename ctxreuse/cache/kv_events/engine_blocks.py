@@ -28,9 +28,7 @@ _MOST_TOKENS = 8_000_000  # tokens of prompts that have not been judged, 8 bytes
 
 
 class StateGroup:
-    """The latest blocks of a group of layers that keep states at some places only.
-
-    Such are sliding windows and recurrent layers; they look back a window of tokens, maybe 1.
+    """The latest blocks of layers that keep states: sliding windows, recurrent layers (window 1).
 
     An engine names a prefix alike in all groups, whatever their block sizes: the blocks of a path
     through the tree of a group with full attention are looked up here by their names.
@@ -144,7 +142,6 @@ class EngineBlocks:
             self._touch(states, block_hash)
 
     def _touch(self, states: StateGroup, block_hash: BlockHash) -> None:
-        """Note the followed prompts that may have gone on behind a state."""
         for tree in self._trees.values():
             self._touched.update(tree.names_near(block_hash, states.reach * states.size))
 
@@ -355,7 +352,6 @@ class HeldRequests:
             self._look_for(prompt, now)
 
     def _look_for(self, prompt: SentRequest, now: float) -> None:
-        """Judge a new request if it is held as a whole, or has waited for long enough."""
         if prompt.name not in self._new:
             self._forget(prompt.name)  # an earlier one of this name
             self._new[prompt.name] = prompt

@@ -81,10 +81,6 @@ def _parts(index: int) -> Callable[[PlannerNumbers], dict[str, int]]:
     return read
 
 
-def _is_shadow(numbers: PlannerNumbers) -> float:
-    return float(numbers.savings.mode == "shadow")
-
-
 def _shared(numbers: PlannerNumbers) -> dict[str, int]:
     told = ("told", "taken_in", "lost", "unreadable")
     return {name: getattr(numbers.sharing, name) for name in told}
@@ -164,7 +160,8 @@ OF_PLANNERS: Final = (
          "The longest time that planning took."),
         ("ctxreuse_unseen_contexts", "savings.unseen",
          "Contexts that were ordered where nobody sees the prompt; they count nowhere else."),
-        ("ctxreuse_shadow_mode", _is_shadow, "1 if the planner only counts (shadow mode), else 0."),
+        ("ctxreuse_shadow_mode", lambda one: float(one.savings.mode == "shadow"),
+         "1 if the planner only counts (shadow mode), else 0."),
         ("ctxreuse_index_nodes", "statistics.nodes", "Nodes of the context index."),
         ("ctxreuse_index_tokens", "statistics.tokens",
          "Block tokens that the planner believes to be cached."),

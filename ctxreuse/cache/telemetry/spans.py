@@ -110,7 +110,6 @@ class PlannerSpans:
         self._write("ctxreuse call", counts, call.seconds or 0.0)
 
     def _is_counted(self, call: AnsweredCall) -> bool:
-        """Say whether another instrumentation counts the tokens of a call."""
         current = self._trace.get_current_span()
         names = getattr(current, "attributes", None) if current.is_recording() else None
         if any(str(name).startswith(_MODEL_SPANS) for name in names or ()):
@@ -127,7 +126,6 @@ class PlannerSpans:
         return any(through is None or sdk in through for sdk in watched)
 
     def _write(self, name: str, attributes: Mapping[str, int], seconds: float) -> None:
-        """Write a span that ends now."""
         now = time.time_ns()
         start = max(0, now - round(seconds * 1e9))  # exporters fail at times before 1970
         span = self._tracer.start_span(name, attributes=attributes, start_time=start)
