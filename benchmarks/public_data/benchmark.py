@@ -98,7 +98,7 @@ class DataConfig:
     """Which questions are asked, what is retrieved for them, and who answers."""
 
     dataset: str | None = option(
-        "The files' format: multihop-rag, narrativeqa, qasper, mtrag, locomo, as their authors "
+        "The files' format: multihop-rag, mtrag, locomo, as their authors "
         "publish them; jsonl for a folder with corpus.jsonl (id, text) and queries.jsonl (id, "
         "question; optionally answers, gold, conversation_id, turn).",
         None,
