@@ -86,13 +86,13 @@ class Quality(QualityConfig):
     """Ask an engine the same questions with the blocks shown in several ways ("arms"), greedily.
 
     It says how much F1, exact matches and answers that hold the right one change against the
-    retriever's order, with paired 95% intervals. It keeps every answer: stopped by Ctrl-C, --hours
-    or --precision, it shows what there is, and goes on there the next time.
+    retriever's order, with paired 95% intervals. It keeps every answer: stopped by Ctrl-C or
+    --hours, it shows what there is, and goes on there the next time.
 
     `quality --base-url http://127.0.0.1:8000/v1 --hours 2` asks the question sets of the folder of
     public data that --data or CTXREUSE_DATA names; without one, about the Python reference.
 
-    `quality jsonl --data FOLDER --k 5 --base-url URL --precision 0.02`
+    `quality jsonl --data FOLDER --k 5 --base-url URL`
     """
 
     output: Path = option("Folder for quality.json.", Path("bench-output"), "--output", "-o")
