@@ -100,11 +100,7 @@ class DataConfig:
         argument=True,
     )
     data: Path | None = option("Where the files are.", None)
-    retriever: str = option(
-        "bm25, faiss (TF-IDF with SVD), or module:name of a LangChain or LlamaIndex retriever, or "
-        "of a function that makes one from a list of passages.",
-        "bm25",
-    )
+    retriever: str = option("bm25, or faiss (TF-IDF with SVD).", "bm25")
     k: int = option("Blocks a request.", 15, min=1)
     requests: int = option("The most questions, in whole conversations.", 1_000, min=1)
     independent: bool = option("Take turns of conversations as independent questions.", False)
