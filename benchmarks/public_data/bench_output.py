@@ -1,10 +1,9 @@
-"""What a benchmark shows: tables, CSV, and what has changed since an earlier one."""
+"""What a benchmark shows: tables, JSON and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ from ctxreuse.measure.results.tables import (
     verdict_output,
 )
 from ctxreuse.measure.results.verdict import cache_words
-from ctxreuse.measure.table import Bad, Good, Shown, Table
+from ctxreuse.measure.table import Shown, Table
 from public_data.benchmark import Measured, Part
 from public_data.quality.scoring import exact_match, token_f1
 
@@ -185,68 +184,3 @@ def _line(run: RunResult, references: Mapping[str, Sequence[str]]) -> dict[str, 
         "exact_match": round(fmean(exact for _, exact in scored), 6) if scored else None,
         "failures": run.failures,
     }
-
-
-def comparison(old: Results, new: Results) -> Iterator[Shown]:
-    """Yield what has changed between two results of the same benchmark."""
-    yield f"compared with ctxreuse {old.version}, {old.title}"
-    before_settings = dict(_settings(old))
-    for name, value in _settings(new):
-        was_set = before_settings.get(name, "not said")
-        if was_set != value:
-            yield f"not the same setting: {name} was {was_set}, is {value}"
-    before = {_key(run): run for run in old.runs}
-    now = {_key(run): run for run in new.runs}
-    yield from _only_in(now, before, "not measured before")
-    yield from _only_in(before, now, "no longer measured")
-    both = [(run, before[key]) for key, run in now.items() if key in before]
-    changed = [(run, earlier) for run, earlier in both if run.total != earlier.total]
-    if changed:
-        columns: dict[str, Callable[[tuple[RunResult, RunResult]], str]] = {
-            next(iter(POLICY)): lambda pair: _run_name(pair[0]),
-            "before": lambda pair: f"{pair[1].total.hit_ratio:.3f}",
-            "now": lambda pair: f"{pair[0].total.hit_ratio:.3f}",
-            "change": _change,
-            "prefilled,\ntimes before": lambda pair: (
-                f"{pair[0].total.prefilled_tokens / max(1, pair[1].total.prefilled_tokens):.3f}"
-            ),
-            "planning ms\nbefore": lambda pair: f"{pair[1].planning_ms:.3f}",
-            "planning ms\nnow": lambda pair: f"{pair[0].planning_ms:.3f}",
-        }
-        yield Table.of("Hit ratio and prefilled tokens, before and now", {"": changed}, columns)
-    yield f"{len(both) - len(changed)} of {len(new.runs)} runs are exactly as before"
-
-
-def _change(pair: tuple[RunResult, RunResult]) -> str:
-    change = pair[0].total.hit_ratio - pair[1].total.hit_ratio
-    return (Good if change > 0 else Bad)(f"{change:+.3f}")
-
-
-def _only_in(
-    runs: Mapping[tuple[object, ...], RunResult],
-    others: Mapping[tuple[object, ...], RunResult],
-    what: str,
-) -> Iterator[str]:
-    """Yield the parts of a benchmark, and the runs of common parts, that others lack."""
-    parts = {run.part for run in others.values()}
-    for part, number in Counter(run.part for run in runs.values()).items():
-        if part not in parts:
-            yield f"{what}: {part}, all {number:,} runs"
-    for key, run in runs.items():
-        if key not in others and run.part in parts:
-            yield f"{what}: {_run_name(run)}"
-
-
-def _settings(results: Results) -> tuple[tuple[str, str], ...]:
-    return ("title", results.title), ("counted in", results.level), *results.settings
-
-
-def _key(run: RunResult) -> tuple[object, ...]:
-    return run.part, run.policy, run.deduplicated, run.capacity_tokens, run.k, run.sessions
-
-
-def _run_name(run: RunResult) -> str:
-    cache = "unlimited" if run.capacity_tokens is None else f"{run.capacity_tokens:,} tokens"
-    sessions = "" if run.sessions is None else f", {run.sessions} at a time"
-    shown = ", de-duplicated" if run.deduplicated else ""
-    return f"{run.part}: {run.policy}{shown} (k={run.k}{sessions}, {cache})"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,14 +11,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import ctxreuse
 from ctxreuse.context.checks import checked_positive
 from ctxreuse.errors import BatchTooLargeError, InvalidRequestError, describe
 from ctxreuse.measure.bench.live_engine import LiveEngine
 from ctxreuse.measure.options import CACHES, PRICES, option
 from ctxreuse.measure.replay.estimate import TraceSummary, deduplications
 from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import plan_under
 from ctxreuse.measure.replay.policies import (
     AS_SENT,
     OURS_BATCH,
@@ -46,7 +42,6 @@ from ctxreuse.rules.cache_rules import CacheRules, cache_profile, profile_spec
 from ctxreuse.serving.emulation.batching_engine import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
 from public_data.datasets import load
-from public_data.kept_runs import KeptRuns
 from public_data.peers.cacheweaver import CACHEWEAVER
 from public_data.peers.frameworks import PeerPolicy, ReorderedTrace, framework_policies
 from public_data.peers.published_pilot import PublishedContextPilot
@@ -98,18 +93,14 @@ class DataConfig:
     """Which questions are asked, what is retrieved for them, and who answers."""
 
     dataset: str | None = option(
-        "The files' format: multihop-rag, narrativeqa, qasper, mtrag, locomo, as their authors "
+        "The files' format: multihop-rag, mtrag, locomo, as their authors "
         "publish them; jsonl for a folder with corpus.jsonl (id, text) and queries.jsonl (id, "
         "question; optionally answers, gold, conversation_id, turn).",
         None,
         argument=True,
     )
     data: Path | None = option("Where the files are.", None)
-    retriever: str = option(
-        "bm25, faiss (TF-IDF with SVD), or module:name of a LangChain or LlamaIndex retriever, or "
-        "of a function that makes one from a list of passages.",
-        "bm25",
-    )
+    retriever: str = option("bm25, or faiss (TF-IDF with SVD).", "bm25")
     k: int = option("Blocks a request.", 15, min=1)
     requests: int = option("The most questions, in whole conversations.", 1_000, min=1)
     independent: bool = option("Take turns of conversations as independent questions.", False)
@@ -225,11 +216,9 @@ class Measured(NamedTuple):
 def run(
     config: BenchConfig,
     progress: Progress = no_progress,
-    kept: Path | None = None,
     announce: Callable[[str], object] = lambda words: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Measured:
-    """Measure policies side by side; `kept` keeps each run as it ends, for the next call."""
+    """Measure policies side by side."""
     cache = config.profile
     engines = "capacity_tokens, base_url and prefill_rate"
     check_own_engine(cache, engines, config.capacity_tokens, config.base_url, config.prefill_rate)
@@ -253,17 +242,13 @@ def run(
     runs = matrix.runs(list(dict.fromkeys(config.part or Part)))
     if Part.sessions in config.part and not workload.has_turns:
         notes.append("sessions: left out, for no question is a turn of a conversation")
-    store = None if kept is None else KeptRuns(kept, _identity(config, workload), cache)
     requests = sum(len(one.trace) for one in runs)
     announce(f"{len(runs):,} runs, {requests:,} requests in all")
-    if store:
-        announce(f"{len(store):,} of them are kept in {kept}")
     with (
         progress("measuring", 2 * requests) as advance,
         _measuring(config, workload, tokenizer, advance) as measure,
     ):
-        forecast = _Forecast(requests, announce, clock)
-        results, planned = _measured(runs, measure, notes, store, advance, forecast, config)
+        results, planned = _measured(runs, measure, notes)
     if workload.has_turns:
         notes.append(
             "Later turns stand behind their conversation's history and keep the retriever's order: "
@@ -389,110 +374,24 @@ def _as_told(result: _Measured, told: ReorderedTrace | None) -> _Measured:
     return replace(result, planning_ms=round(told.planning_ms, 4), notes=notes)
 
 
-def _identity(config: BenchConfig, workload: Workload) -> dict[str, object]:
-    """Return what must be the same for a run to come to the same."""
-    names = (
-        *("dataset", "data", "retriever", "k", "requests", "independent", "in_order", "tokenizer"),
-        *("chunk_tokens", "contextpilot_python", "base_url", "model", "answer_tokens", "seed"),
-    )
-    digest = hashlib.blake2b(digest_size=16)
-    for request in workload.in_order():
-        digest.update(repr((request.request_id, request.query)).encode())
-        digest.update(b"".join(block.key for block in request.blocks))
-    fields = {name: str(getattr(config, name)) for name in names}
-    fields |= {"cache": repr(config.profile), "version": ctxreuse.__version__}
-    return {**fields, "requests_sent": digest.hexdigest()}
-
-
-_WORTH_SAYING_S = 10.0
-
-
-class _Forecast:
-    """Says once how long a benchmark will take, after some of it."""
-
-    def __init__(
-        self, requests: int, announce: Callable[[str], object], clock: Callable[[], float]
-    ) -> None:
-        self._left = requests
-        self._announce = announce
-        self._clock = clock
-        self._begun = clock()
-        self._measured = 0
-        self._is_said = False
-
-    def count(self, requests: int, *, is_measured: bool = True) -> None:
-        """Count requests that are done."""
-        self._left -= requests
-        self._measured += requests * is_measured
-        if self._is_said or not self._measured or not is_measured:
-            return
-        self._is_said = True
-        seconds = (self._clock() - self._begun) / self._measured * self._left
-        if seconds >= _WORTH_SAYING_S:
-            minutes = f", {seconds / 60:,.0f} minutes" if seconds >= 90 else ""
-            self._announce(f"this will take about {seconds:,.0f} s{minutes}; Ctrl-C stops it")
-
-
 def _measured(
-    runs: Sequence[Run],
-    measure: _Measure,
-    notes: list[str],
-    kept: KeptRuns | None,
-    advance: Callable[[], object],
-    forecast: _Forecast,
-    config: BenchConfig,
+    runs: Sequence[Run], measure: _Measure, notes: list[str]
 ) -> tuple[list[RunResult], Sequence[PlannedRequest]]:
     """Return the runs' results, and what this package's online order sent; add to `notes`."""
     results: list[RunResult] = []
     planned: Sequence[PlannedRequest] = ()
     for _, compared in groupby(runs, attrgetter("part", "k", "sessions")):
         together = list(compared)
-        for one, result in _known_or_measured(
-            together, measure, kept, advance, forecast, config.base_url is not None
-        ):
+        for one, result in zip(together, measure(together), strict=True):
             if isinstance(result, BatchTooLargeError):
                 notes.append(f"{one.policy.name} left out: too many requests for it as one batch")
                 continue
             notes += result.notes
             is_ours = one.policy == OURS_ONLINE and one.capacity_tokens is None
             if is_ours and (one.part == Part.policies or not planned):
-                planned = result.planned or _planned_again(one, config.profile)
+                planned = result.planned
             results.append(replace(result, planned=(), notes=()))
     return results, planned
-
-
-def _known_or_measured(
-    together: Sequence[Run],
-    measure: _Measure,
-    kept: KeptRuns | None,
-    advance: Callable[[], object],
-    forecast: _Forecast,
-    is_engine: bool,
-) -> Iterator[tuple[Run, _Measured]]:
-    """Yield runs that are compared with what they have come to, and keep that."""
-    known = [None if kept is None else kept.get(one) for one in together]
-    if is_engine and None in known:  # it is asked all of them in turn
-        known = [None] * len(together)
-    missing = [one for one, result in zip(together, known, strict=True) if result is None]
-    measured = iter(measure(missing) if missing else ())
-    for one, result in zip(together, known, strict=True):
-        if result is not None:
-            for _ in range(2 * len(one.trace)):
-                advance()
-            forecast.count(len(one.trace), is_measured=False)
-            yield one, result
-            continue
-        new = next(measured)
-        if kept is not None:
-            kept.put(one, new)
-        forecast.count(len(one.trace))
-        yield one, new
-
-
-def _planned_again(run: Run, cache: CacheRules) -> Sequence[PlannedRequest]:
-    """Return the plans of a run whose result was kept, which no file holds."""
-    planner = run.planner(cache)
-    return plan_under(run.policy, run.trace, planner, conversations=True)
 
 
 def _settings(

@@ -18,21 +18,11 @@ from ctxreuse.context.files import check_writable, file_errors, make_folder, wri
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.measure.options import option
 from ctxreuse.measure.report import page
-from public_data.bench_output import (
-    bench_json,
-    bench_output,
-    comparison,
-    more_tables,
-    write_csv,
-)
+from public_data.bench_output import bench_json, bench_output, more_tables, write_csv
 from public_data.benchmark import BenchConfig, run
 from public_data.quality.quality_results import quality_output
 from public_data.quality.quality_run import QualityConfig, run_quality
 from public_data.quality.question_sets import sets_to_ask
-from public_data.stored_results import read_results, write_results
-
-_STOPPED = 130
-"""The exit code of what Ctrl-C ends."""
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -63,38 +53,25 @@ class Bench(PrintsJson, BenchConfig):
     (sessions), and with one idea left out at a time (ablations).
 
     `bench multihop-rag --data MultiHop-RAG/dataset --k 10 --html report.html`
-
-    It keeps every run as it ends: stopped by Ctrl-C, the same command goes on there.
     """
 
     output: Path = option(
         "Folder for results.json and results.csv.", Path("bench-output"), "--output", "-o"
     )
     html: str | None = option("Write a report, one HTML file, too.", None)
-    compare: Path | None = option("Earlier results; say what has changed.", None)
 
     def run(self) -> None:
         """Measure, show and write."""
-        earlier = None if self.compare is None else read_results(self.compare)
         check_writable(self.html)
         _make_folder(self.output)
-        kept = self.output / "unfinished.jsonl"
-        config = replace(self, api_key=api_key())
-        try:
-            measured = run(config, progress, kept, say)
-        except KeyboardInterrupt:
-            say(
-                f"stopped; what is complete is kept in {kept}: the same command goes on "
-                "from there, and with --part NAME shows a part that is complete"
-            )
-            raise typer.Exit(_STOPPED) from None
+        measured = run(replace(self, api_key=api_key()), progress, say)
         measured = measured._replace(results=stamped(measured.results))
         results, is_scored = measured.results, self.answer_tokens != 1
-        write_results(results, self.output / "results.json")
+        told = json.dumps(bench_json(results))
+        write_text(self.output / "results.json", told + "\n")
         write_csv(measured, self.output / "results.csv")
-        kept.unlink(missing_ok=True)
         if self.as_json:
-            put(json.dumps(bench_json(results)))
+            put(told)
         else:
             show(bench_output(measured, is_scored=is_scored))
         say(f"wrote {self.output / 'results.json'} and {self.output / 'results.csv'}")
@@ -102,8 +79,6 @@ class Bench(PrintsJson, BenchConfig):
             more = list(more_tables(measured, is_scored=is_scored))
             write_text(self.html, page(results, more))
             say(f"wrote {self.html}")
-        if earlier is not None and not self.as_json:
-            show(comparison(earlier, results))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +86,13 @@ class Quality(QualityConfig):
     """Ask an engine the same questions with the blocks shown in several ways ("arms"), greedily.
 
     It says how much F1, exact matches and answers that hold the right one change against the
-    retriever's order, with paired 95% intervals. It keeps every answer: stopped by Ctrl-C, --hours
-    or --precision, it shows what there is, and goes on there the next time.
+    retriever's order, with paired 95% intervals. It keeps every answer: stopped by Ctrl-C or
+    --hours, it shows what there is, and goes on there the next time.
 
     `quality --base-url http://127.0.0.1:8000/v1 --hours 2` asks the question sets of the folder of
     public data that --data or CTXREUSE_DATA names; without one, about the Python reference.
 
-    `quality jsonl --data FOLDER --k 5 --base-url URL --precision 0.02`
+    `quality jsonl --data FOLDER --k 5 --base-url URL`
     """
 
     output: Path = option("Folder for quality.json.", Path("bench-output"), "--output", "-o")

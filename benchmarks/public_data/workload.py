@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from random import Random
-from typing import Any
 
 from ctxreuse.context.blocks import BlockId, ContextBlock
+from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.workflow.models.embedders import TfidfEmbedder
 from ctxreuse.workflow.retrievers import KeywordRetriever
-from public_data.datasets import Dataset, Passage, Question
-from public_data.peers.frameworks import RETRIEVERS
+from public_data.datasets import Dataset, Question
 
 Found = Mapping[str, Sequence[ContextBlock]]
 """Question -> blocks, best first."""
@@ -137,6 +134,7 @@ _DIMENSIONS = 128
 
 def retrieve(dataset: Dataset, how: str, k: int, advance: Callable[[], object]) -> Found:
     """Return the k blocks that are found for each question, best first."""
+    checked_choice("retriever", how, list(_SEARCHES))
     blocks = {}
     for one in dataset.passages:
         tokens = estimate_tokens(one.text) if one.tokens is None else one.tokens
@@ -150,28 +148,13 @@ def retrieve(dataset: Dataset, how: str, k: int, advance: Callable[[], object]) 
             found[question.id] = tuple(blocks[one] for one in question.blocks[:k])
             advance()
     for scope, questions in scopes.items():
-        passages = [one for one in dataset.passages if not scope or one.scope == scope]
+        within = [blocks[one.id] for one in dataset.passages if not scope or one.scope == scope]
         queries = [question.text for question in questions]
-        best_of = _search(how, passages, [blocks[one.id] for one in passages], queries, k)
+        best_of = _SEARCHES[how](within, queries, k)
         for question, best in zip(questions, best_of, strict=True):
             found[question.id] = best
             advance()
     return found
-
-
-def _search(
-    how: str,
-    passages: Sequence[Passage],
-    blocks: Sequence[ContextBlock],
-    queries: list[str],
-    k: int,
-) -> Iterator[Sequence[ContextBlock]]:
-    match how:
-        case "bm25":
-            return _bm25(blocks, queries, k)
-        case "faiss":
-            return _faiss(blocks, queries, k)
-    return _framework(how, passages, queries, k)
 
 
 def _bm25(
@@ -197,39 +180,4 @@ def _faiss(
         yield [blocks[int(position)] for position in row]
 
 
-def _framework(
-    how: str, passages: Sequence[Passage], queries: list[str], k: int
-) -> Iterator[Sequence[ContextBlock]]:
-    retriever = _named(how)
-    if isinstance(retriever, type) or not any(hasattr(retriever, one) for one in RETRIEVERS):
-        retriever = retriever(passages)
-    method = next((one for one in RETRIEVERS if hasattr(retriever, one)), None)
-    if method is None:
-        raise InvalidRequestError(
-            f"--retriever {describe(how)} is {type(retriever).__name__}, which has none of the "
-            f"methods {', '.join(RETRIEVERS)} of a framework's retriever"
-        )
-    for query in queries:
-        found = getattr(retriever, method)(query)
-        if not isinstance(found, list):
-            raise InvalidRequestError(
-                f"--retriever {describe(how)} must return a list, not {type(found).__name__}"
-            )
-        yield [RETRIEVERS[method](one) for one in found[:k]]
-
-
-def _named(how: str) -> Any:
-    """Return what "module:name" names."""
-    module, separator, name = how.partition(":")
-    if not separator:
-        raise InvalidRequestError(
-            f"there is no retriever {describe(how)}; take bm25, faiss, or module:name of a "
-            "LangChain or LlamaIndex retriever"
-        )
-    sys.path.insert(0, "")  # as python -m has it, so that a file here can be named
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidRequestError(f"--retriever {describe(how)}: {error}") from error
-    finally:
-        sys.path.remove("")
+_SEARCHES = {"bm25": _bm25, "faiss": _faiss}

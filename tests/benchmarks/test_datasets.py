@@ -21,7 +21,7 @@ DATA = os.environ.get("CTXREUSE_DATA")
 
 
 def test_the_formats_have_these_names_which_the_command_tells(run):
-    assert list(LOADERS) == ["multihop-rag", "narrativeqa", "qasper", "mtrag", "locomo", "jsonl"]
+    assert list(LOADERS) == ["multihop-rag", "mtrag", "locomo", "jsonl"]
     told = run("bench", "--help")[1]
     assert [name for name in LOADERS if name not in told] == []
 
@@ -29,8 +29,7 @@ def test_the_formats_have_these_names_which_the_command_tells(run):
 @pytest.mark.parametrize(("name", "shown"), [("squad", "'squad' (str)"), (None, "None (NoneType)")])
 def test_a_format_that_does_not_exist_is_named_with_those_that_do(tmp_path, name, shown):
     assert error_of(name, tmp_path, InvalidRequestError) == (
-        f"there is no data set {shown}; choose one of "
-        "'multihop-rag', 'narrativeqa', 'qasper', 'mtrag', 'locomo', 'jsonl'"
+        f"there is no data set {shown}; choose one of 'multihop-rag', 'mtrag', 'locomo', 'jsonl'"
     )
 
 
@@ -52,21 +51,9 @@ def test_a_chunk_has_at_least_one_token(tmp_path, tokens, shown):
             "github.com/yixuantt/MultiHop-RAG",
         ),
         (
-            "narrativeqa",
-            "documents.csv",
-            "a folder with documents.csv, qaps.csv and third_party/wikipedia/summaries.csv or "
-            "tmp/<document_id>.content, published at github.com/google-deepmind/narrativeqa",
-        ),
-        (
-            "qasper",
-            "qasper-*.json",
-            "a file such as qasper-dev-v0.3.json, or a folder with qasper-*.json, published at "
-            "allenai.org/data/qasper",
-        ),
-        (
             "mtrag",
             "mtrag-human/generation_tasks/reference.jsonl",
-            "the repository's folder with corpora/passage_level/*.jsonl (or .jsonl.zip) and "
+            "the repository's folder with corpora/passage_level/*.jsonl, unpacked, and "
             "mtrag-human/generation_tasks/reference.jsonl, or a benchmark's folder in it such as "
             "mtragun-human, published at github.com/IBM/mt-rag-benchmark",
         ),
@@ -89,35 +76,11 @@ def test_a_missing_file_is_named_with_what_is_expected_and_its_publisher(
     assert error_of(name, tmp_path) == f"{tmp_path}/{file}: no such file; {name} is {files}"
 
 
-def test_texts_are_cut_between_paragraphs_then_lines_then_sentences_then_words():
-    text = (
-        "One two.\n\nThree four five six. Seven eight nine ten.\nEleven twelve, and so on\n\n"
-        "Last\n\nparagraphs"
-    )
-    assert split_text(text, 6) == [
-        "One two.",
-        "Three four five six.",
-        "Seven eight nine ten.",
-        "Eleven twelve, and so",
-        "on",
-        "Last\n\nparagraphs",
-    ]
-
-
 @given(text=st.text(st.sampled_from("ab.é🦜 \n\t\u00a0"), max_size=200), tokens=st.integers(1, 12))
 def test_chunking_loses_no_letter_keeps_the_order_and_the_length(text, tokens):
     chunks = split_text(text, tokens)
     assert "".join(squeeze(chunk) for chunk in chunks) == squeeze(text)
     assert all(0 < estimate_tokens(chunk) <= tokens for chunk in chunks)
-
-
-@given(
-    words=st.lists(st.text(st.sampled_from("abcé"), min_size=1, max_size=8), max_size=60),
-    tokens=st.integers(5, 20),
-)
-def test_words_that_fit_stay_whole(words, tokens):
-    chunks = split_text(" ".join(words), tokens)
-    assert [word for chunk in chunks for word in chunk.split()] == words
 
 
 def test_every_chunk_begins_with_its_heading_and_counts_it():
@@ -282,7 +245,6 @@ broken_files = pytest.mark.parametrize(
 def written(folder, name, content):
     file = folder / {
         "locomo": "locomo10.json",
-        "qasper": "qasper-dev.json",
         "multihop-rag": "corpus.json",
     }.get(name)
     file.write_bytes(content)
@@ -290,14 +252,14 @@ def written(folder, name, content):
     return file
 
 
-@pytest.mark.parametrize("name", ["locomo", "qasper", "multihop-rag"])
+@pytest.mark.parametrize("name", ["locomo", "multihop-rag"])
 @broken_files
 def test_a_broken_file_is_named_with_its_fault(tmp_path, name, content, problem):
     file = written(tmp_path, name, content)
     assert error_of(name, tmp_path) == f"{file}: {problem}"
 
 
-@pytest.mark.parametrize("name", ["locomo", "qasper", "multihop-rag"])
+@pytest.mark.parametrize("name", ["locomo", "multihop-rag"])
 def test_json_that_is_nested_too_deeply_is_one_error(tmp_path, name):
     file = written(tmp_path, name, b"[" * 200_000)
     message = error_of(name, tmp_path)
@@ -309,7 +271,6 @@ def test_json_that_is_nested_too_deeply_is_one_error(tmp_path, name):
     ("name", "value", "problem"),
     [
         ("locomo", [7], "[0]: 7 (int) is no JSON object"),
-        ("qasper", {"p": None}, ": p: None (NoneType) is no JSON object"),
         ("multihop-rag", [None], "[0]: None (NoneType) is no JSON object"),
     ],
 )

@@ -10,7 +10,6 @@ from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
 from ctxreuse.measure.traces.json_lines import read_lines, write_lines
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_titles, read_trace
-from public_data.stored_results import read_stored
 
 CORPUS = {1: block(1), "a": block("a"), 2: block(2)}
 
@@ -390,7 +389,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
         assert str(caught.value) == f"{path}: cannot be written: {reason}"
 
 
-@pytest.mark.parametrize("read", [read_lines, read_corpus, read_plan, read_stored])
+@pytest.mark.parametrize("read", [read_lines, read_corpus, read_plan])
 def test_a_file_without_an_end_is_refused(read, monkeypatch):
     monkeypatch.setattr(files, "_LARGEST", 10_000)
     monkeypatch.setattr(files, "_LONGEST_LINE", 10_000)

@@ -14,7 +14,7 @@ from jinja2 import UndefinedError
 from test_estimate import replay
 
 from ctxreuse import ContextBlock
-from ctxreuse.errors import InputFileError, MissingExtraError
+from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.html_page import HtmlPage
 from ctxreuse.measure.replay.estimate import TraceSummary, estimate, shown
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE
@@ -23,7 +23,6 @@ from ctxreuse.measure.report.charts import charts
 from ctxreuse.measure.results.results import results_of
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.trace_files import TraceRequest
-from public_data.stored_results import read_results, write_results
 
 CHARTS = {"prefilled", "tree"}
 HOSTILE = "<script>alert(1)</script>$x^$\ud800\x00"
@@ -72,9 +71,7 @@ class Page(HTMLParser):
             self.marks[self._figure] = self.marks.get(self._figure, 0) + 1
 
 
-def test_results_survive_their_file_and_make_the_same_page_each_time(measured, tmp_path):
-    write_results(measured, tmp_path / "results.json")
-    assert read_results(tmp_path / "results.json") == measured
+def test_results_make_the_same_page_each_time(measured):
     assert page(measured) == page(measured)
 
 
@@ -217,23 +214,6 @@ def test_pictures_are_written(measured, tmp_path):
     paths = write_pictures(measured, tmp_path / "pictures")
     assert len(paths) == len(CHARTS)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("", "no JSON"),
-        ("[]", "no results in format 1"),
-        ("[" * 100_000, "no JSON"),
-        ('{"format": 7}', "no results in format 1"),
-        ('{"format": 1, "trace": {}}', "title is missing"),
-        ('{"format": 1, "title": 7}', r"title is 7 \(int\); it must be a string"),
-    ],
-)
-def test_other_files_are_no_results(tmp_path, content, problem):
-    (tmp_path / "results.json").write_text(content)
-    with pytest.raises(InputFileError, match=problem):
-        read_results(tmp_path / "results.json")
 
 
 @pytest.mark.slow

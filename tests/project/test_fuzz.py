@@ -172,17 +172,6 @@ def test_every_target_takes_its_first_inputs(tmp_path):
     assert int(total[1]) > int(total[2]), "most inputs are worth something"
 
 
-@pytest.mark.slow
-def test_targets_report_what_became_of_their_inputs(tmp_path):
-    chosen = ["--target", "sent edits", "--target", "kv events", "--target", "segments"]
-    run = fuzz(*chosen, "--inputs", 20, "--failures", tmp_path)
-    assert run.returncode == 0, run.stdout + run.stderr
-    named = [line.split("  ")[0] for line in run.stdout.splitlines()[2:]]
-    assert named == ["sent edits", "kv events", "segments", "all"]
-    assert run.stdout.splitlines()[-1].split()[:5] == ["all", "60", "60", "0", "0"]
-    assert not list(tmp_path.iterdir())
-
-
 BROKEN = """
 import sys
 sys.path.insert(0, {tools!r})
@@ -213,10 +202,3 @@ def test_a_raw_exception_and_a_hang_are_faults_whose_inputs_are_kept(tmp_path):
     [raw] = [text for text in texts if "KeyError: 'raw'" in text]
     assert raw.startswith("python tools/fuzz.py --target broken --seed 0 --number ")
     assert raw.endswith("\n3\n")
-
-
-@pytest.mark.slow
-def test_an_unknown_target_is_refused_with_those_that_exist():
-    run = fuzz("--target", "nothing")
-    assert run.returncode == 1
-    assert "there is no target ['nothing']; choose from public calls, plans" in run.stderr

@@ -156,10 +156,6 @@ def test_a_ceiling_that_rises_needs_another_why(house):
     ]
 
 
-def test_the_committed_ceilings_rose_for_a_reason_only(house):
-    assert list(house.silent_raises(house.versions())) == []
-
-
 def test_a_recorder_tells_standing_threads_apart(tmp_path):
     from house_measures.recorder import Recorder
 

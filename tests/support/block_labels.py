@@ -4,7 +4,6 @@ from ctxreuse import ContextBlock, Templates
 
 
 def label(text: str) -> str:
-    """Return the label of a text."""
     return Templates().label_of(ContextBlock(text=text))
 
 

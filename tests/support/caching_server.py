@@ -74,7 +74,6 @@ class CachingServer:
 
 @contextmanager
 def caching_server(protocol: Protocol, minimum: int = 1_024) -> Iterator[CachingServer]:
-    """Serve on a port of this machine as long as the block runs."""
     server = CachingServer(protocol, minimum)
     http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"server_": server}))
     http.daemon_threads = True

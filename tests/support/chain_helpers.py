@@ -296,5 +296,4 @@ def no_tasks_left() -> Iterator[None]:
 
 
 def chain_of(*engines: EmulatedEngine, **options: Any) -> ChainOfAgents:
-    """Return a chain over emulated engines."""
     return ChainOfAgents(llm=pool_of(*engines), **options)

@@ -11,7 +11,6 @@ from ctxreuse.cli import main
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Return a function that runs the command and returns exit code, output and errors."""
     return runner(main, "ctxreuse", monkeypatch, capsys)
 
 

@@ -69,7 +69,6 @@ def blocks_of(page: str, text: str | None = None) -> list[Block]:
 
 
 def commands_of(code: str) -> list[Command]:
-    """Return the commands of a console block."""
     commands = []
     for part in re.split(r"^\$ ", code, flags=re.MULTILINE):
         lines = part.split("\n")

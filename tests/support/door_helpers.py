@@ -70,7 +70,6 @@ async def served(
     engines: tuple[str, ...] = (),
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    """Serve before engines, on a port of this machine."""
     made = [engine_script(one) if isinstance(one, EmulatedEngine) else one for one in scripts]
     async with listening(*made) as servers:
         addresses = tuple(one.url for one in servers) + engines

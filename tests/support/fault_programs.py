@@ -164,7 +164,6 @@ class Program(ABC):
         """Return the answer to a question that begins with the letters of its documents."""
 
     def ask(self, letters: str) -> Asked:
-        """Ask about documents."""
         before = len(self.engine.prompts)
         said = error = ""
         try:
@@ -374,7 +373,6 @@ class Pool(Client):
 
 
 def letter_blocks(letters: str) -> list[ContextBlock]:
-    """Return a block for each letter, best first."""
     return [ContextBlock(id=f"id-{letter}", text=letter_text(letter)) for letter in letters]
 
 

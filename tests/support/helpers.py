@@ -88,7 +88,6 @@ class Sender:
         return self.index.extend(place, system, keys(letters), weights, request_id, self.now)
 
     def evict(self, request_ids: Iterable[str | int]) -> Evicted:
-        """Evict requests, one after the other."""
         gone = {one: self.index.evict(one) for one in request_ids}
         known = [tokens for tokens in gone.values() if tokens is not None]
         unknown = tuple(one for one, tokens in gone.items() if tokens is None)

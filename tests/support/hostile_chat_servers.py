@@ -315,7 +315,6 @@ class Outcome:
         self.error = ""
 
     def note(self, error: Exception) -> None:
-        """Note an error."""
         words = f"{type(error).__name__}: {error}"
         self.error = re.sub(r"0x[0-9a-f]+|position \d+", "", words)
 

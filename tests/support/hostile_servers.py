@@ -153,7 +153,6 @@ class Hosts(httpx.AsyncBaseTransport):
         self._engine = (engine or EmulatedEngine(answer="Here.")).transport()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer a request."""
         if request.url.path.endswith("/completions"):
             self.asked.append(request.url.host)
         if request.url.host == "good" or not self._is_hostile(request):

@@ -90,7 +90,6 @@ def response(status: int, body: bytes = b"", **headers: str) -> bytes:
 
 
 def engine_script(engine: EmulatedEngine) -> Script:
-    """Serve an emulated engine."""
     transport = engine.transport(httpx)
 
     async def serve(received: Received, writer: asyncio.StreamWriter) -> None:

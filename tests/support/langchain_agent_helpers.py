@@ -95,7 +95,6 @@ def ask(agent: Any, text: Any, thread: str = "t1", **configurable: Any) -> list[
 
 
 def results(messages: Sequence[BaseMessage]) -> list[Any]:
-    """Return the contents of the tool results."""
     return [message.content for message in messages if isinstance(message, ToolMessage)]
 
 

@@ -58,19 +58,16 @@ def text_of(letter: str) -> str:
 
 
 def document(letter: str, **metadata: Any) -> Document:
-    """Return a document with the letter's text."""
     return Document(
         text_of(letter), id=f"id-{letter}", metadata={"source": f"{letter}.txt", **metadata}
     )
 
 
 def documents(letters: str) -> list[Document]:
-    """Return one document a letter."""
     return [document(letter) for letter in letters]
 
 
 def letters_of(shown: Sequence[Document]) -> str:
-    """Return the first letters of documents' texts."""
     return "".join(one.page_content[0] for one in shown)
 
 

@@ -13,7 +13,6 @@ from langchain_ctxreuse import ReuseChatModel
 
 
 def chat_model(server: CachingServer, **settings: Any) -> Any:
-    """Return the model of the provider's protocol."""
     settings = {"model": "m", "api_key": "k", "max_retries": 0, **settings}
     if server.provider.protocol == "openai":
         return ChatOpenAI(base_url=f"{server.url}/v1", **settings)

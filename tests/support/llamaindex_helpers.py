@@ -48,17 +48,14 @@ def letter_text(letter: str) -> str:
 
 
 def labelled(letters: str) -> str:
-    """Return the texts of letters as a prompt shows them."""
     return block_labels.labelled(*map(letter_text, letters))
 
 
 def located(letters: str) -> str:
-    """Return the words that say that the texts of letters stand above."""
     return block_labels.located(*map(letter_text, letters))
 
 
 def ranked(letters: str) -> str:
-    """Return the words that say which letters are best."""
     return block_labels.ranked(*map(letter_text, letters))
 
 

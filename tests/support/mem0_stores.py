@@ -19,7 +19,6 @@ DIMENSIONS = 64
 
 
 def memory(memory_id: Any, text: str, **more: Any) -> dict[str, Any]:
-    """Return a memory as mem0 returns it."""
     digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
     return {"id": memory_id, "memory": text, "hash": digest, "metadata": None, **more}
 
@@ -57,7 +56,6 @@ class FakeMemory:
         threshold: float = 0.1,
         **kwargs: Any,
     ) -> Any:
-        """Search for memories."""
         self.calls.append(
             {"query": query, "top_k": top_k, "filters": filters, "threshold": threshold, **kwargs}
         )
@@ -71,7 +69,6 @@ class AsyncFakeMemory(FakeMemory):
     """The same, awaited."""
 
     async def search(self, query: str, **kwargs: Any) -> Any:
-        """Search for memories."""
         return super().search(query, **kwargs)
 
 

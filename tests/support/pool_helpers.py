@@ -86,7 +86,6 @@ def long_block(name: str) -> ContextBlock:
 
 
 def asking(names: str, query: str = "Why?", **fields: Any) -> ContextRequest:
-    """Return a request for a long block of each letter."""
     return ContextRequest([long_block(name) for name in names], query, **fields)
 
 

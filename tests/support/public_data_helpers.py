@@ -33,7 +33,6 @@ DATASET = Dataset(
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder that holds the data set."""
     path = tmp_path / "towns"
     path.mkdir()
     lines = [{"id": one.id, "text": one.text} for one in DATASET.passages]
@@ -65,7 +64,6 @@ def error_of(name, path, kind=InputFileError, **options):
 
 
 def workload(dataset=DATASET, k=3):
-    """Return the requests for a data set's questions."""
     return make_workload("towns", dataset.questions, retrieve(dataset, "bm25", k, nothing))
 
 

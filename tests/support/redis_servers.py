@@ -76,7 +76,6 @@ class RedisServer:
 
 @contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
-    """Run a server as long as the context lasts."""
     server = RedisServer(folder, *options)
     try:
         yield server

@@ -16,12 +16,10 @@ def asked(letters: str, **fields: Any) -> ContextRequest:
 
 
 def order(plan: Plan) -> str:
-    """Return the letters of a plan's blocks."""
     return "".join(block.text[0] for block in plan.blocks)
 
 
 def sharing(log: SharedLog, number: int = 2, **settings: Any) -> list[ReusePlanner]:
-    """Return planners that share a log."""
     return [ReusePlanner(shared_log=log, **settings) for _ in range(number)]
 
 

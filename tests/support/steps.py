@@ -34,7 +34,6 @@ class StepCounter:
 
 
 def steps(call):
-    """Return how many steps a call takes."""
     with StepCounter() as counter:
         call()
     return counter.count

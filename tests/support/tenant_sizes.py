@@ -24,7 +24,6 @@ SMALL = Bounds(
 
 
 def bounded(bounds: Bounds = SMALL) -> ReusePlanner:
-    """Return a planner that remembers little."""
     planner = ReusePlanner(token_counter=lambda text: len(text) + 20)
     planner._planning._tenants = Tenants(None, bounds)
     return planner
@@ -66,7 +65,6 @@ def steps(most: int) -> st.SearchStrategy[list[tuple[str, str, list[int]]]]:
 
 
 def act(planner: ReusePlanner, step: tuple[str, str, list[int]], number: int) -> None:
-    """Do one step for a tenant."""
     tenant, kind, numbers = step
     new = ContextRequest([f"text {n}" for n in numbers], tenant=tenant, request_id=number % 7)
     if kind == "edit":

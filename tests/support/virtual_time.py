@@ -9,7 +9,6 @@ from virtual_clock import run_in_virtual_time
 
 
 def now() -> float:
-    """Return the time of the event loop that runs."""
     return asyncio.get_running_loop().time()
 
 

@@ -39,7 +39,7 @@ from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.hot_tier import HotTier
 from ctxreuse.workflow.vector_search.ivf import IVFIndex
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
-from virtual_clock import VirtualTimeLoop
+from virtual_clock import run_in_virtual_time
 
 DIMENSION, SIZE, NLIST, NPROBE = 8, 600, 16, 12
 BLOCKS = tuple(ContextBlock(id=f"d{number}", text=f"passage {number}.") for number in range(SIZE))
@@ -79,7 +79,6 @@ def _text_vector(text: str) -> np.ndarray:
 
 
 def of_function(function: Callable[[Any], Any], **options: Any) -> WorkflowGraph:
-    """Return a graph whose only node is a function."""
     graph = WorkflowGraph(**options).add_function("own", function)
     return graph.add_edge(START, "own").add_edge("own", END)
 
@@ -246,8 +245,7 @@ def in_virtual_time(main: Any) -> Any:
         assert not left, left
         return result
 
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        result = runner.run(guarded())
+    result = run_in_virtual_time(guarded())
     assert not told, told
     return result
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,14 +24,15 @@ from ctxreuse.cli.terminal import show
 from ctxreuse.errors import CtxreuseError, InvalidRequestError
 from ctxreuse.measure.demo import demo_run
 from ctxreuse.measure.replay.estimate import TraceSummary
+from ctxreuse.measure.replay.explain_plan import TreeNode
+from ctxreuse.measure.replay.run_result import RunResult
 from ctxreuse.measure.report import page
 from ctxreuse.measure.report.charts import charts
-from ctxreuse.measure.results.results import Results
+from ctxreuse.measure.results.results import Miss, Results
 from ctxreuse.measure.results.tables import estimate_output, tables
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
 from fuzz_targets.mutation import NUMBERS, Target, text
 from fuzz_targets.wrapped import DOCUMENTS, blocks
-from public_data.stored_results import read_results, write_results
 
 _USAGE = typer.BadParameter.__mro__[1]  # Typer has no name for it that it exports
 _NAMES = ("out", "out", "a/b/c", "", ".", "file", "file/x", "link", "loop", "fixed", "-", "x" * 300)
@@ -205,34 +205,24 @@ def _run_demo(arguments: list[str]) -> None:
         assert Path(results, "computed_tokens.png").read_bytes().startswith(b"\x89PNG")
 
 
-def _results(source: Random) -> dict[str, Any]:
-    """Return results as somebody may write them, who knows the format and nothing else."""
-    tree = _node(source, 3)
-    return {
-        "format": 1,
-        "title": text(source),
-        "level": source.choice(("blocks", "tokens", "engine")),
-        "trace": {
-            **{one.name: _count(source) for one in fields(TraceSummary)},
-            "block_tokens": 10**9,
-            "repeated_tokens": _count(source, 10**9),
-        },
-        "runs": [_one_run(source) for _ in range(source.randrange(6))],
-        "tree": tree,
-        "misses": [
-            {
-                "request_id": text(source),
-                "cause": text(source),
-                "lost_tokens": 5,
-                "words": text(source),
-            }
-            for _ in range(source.randrange(3))
-        ],
-        "bounds": [[_count(source, 20), source.random()] for _ in range(source.randrange(3))],
-        "settings": [[text(source), text(source)] for _ in range(source.randrange(3))],
-        "notes": [text(source)],
-        "version": text(source),
-    }
+def _results(source: Random) -> Results:
+    """Return results that no command has measured."""
+    trace = {one.name: _count(source) for one in fields(TraceSummary)}
+    trace |= {"block_tokens": 10**9, "repeated_tokens": _count(source, 10**9)}
+    return Results(
+        title=text(source),
+        level=source.choice(("blocks", "tokens", "engine")),
+        trace=TraceSummary(**trace),
+        runs=tuple(_one_run(source) for _ in range(source.randrange(6))),
+        tree=_node(source, 3),
+        misses=tuple(
+            Miss(text(source), text(source), 5, text(source)) for _ in range(source.randrange(3))
+        ),
+        bounds=tuple((_count(source, 20), source.random()) for _ in range(source.randrange(3))),
+        settings=tuple((text(source), text(source)) for _ in range(source.randrange(3))),
+        notes=(text(source),),
+        version=text(source),
+    )
 
 
 def _count(source: Random, most: int = 10**100 - 1) -> int:
@@ -240,60 +230,55 @@ def _count(source: Random, most: int = 10**100 - 1) -> int:
     return source.choice((*known, most))
 
 
-def _one_run(source: Random) -> dict[str, Any]:
-    prompts = [_count(source, 10**30) for _ in range(source.choice((0, 1, 3)))]
-    run: dict[str, Any] = {
-        "policy": source.choice(("as retrieved", "ctxreuse, online", text(source))),
-        "strategy": source.choice(("none", "reuse", "paper")),
-        "mode": source.choice(("online", "offline")),
-        "deduplicated": source.random() < 0.5,
-        "capacity_tokens": source.choice((None, 0, 1_000, _count(source))),
-        "planning_ms": source.choice((0, 0.5, 1e300)),
-        "prompt_tokens": prompts,
-        "cached_tokens": [source.choice((0, one, one // 2)) for one in prompts],
-        "part": source.choice(["policies", "k"]),
-        "k": source.choice((None, 0, 5)),
-        "sessions": source.choice((1, 2, 10**9)),
-        "failures": source.choice((0, 3)),
-    }
+def _one_run(source: Random) -> RunResult:
+    prompts = tuple(_count(source, 10**30) for _ in range(source.choice((0, 1, 3))))
+    run = RunResult(
+        policy=source.choice(("as retrieved", "ctxreuse, online", text(source))),
+        strategy=source.choice(("none", "reuse", "paper")),
+        mode=source.choice(("online", "offline")),
+        deduplicated=source.random() < 0.5,
+        capacity_tokens=source.choice((None, 0, 1_000, _count(source))),
+        planning_ms=source.choice((0, 0.5, 1e300)),
+        prompt_tokens=prompts,
+        cached_tokens=tuple(source.choice((0, one, one // 2)) for one in prompts),
+        part=source.choice(["policies", "k"]),
+        k=source.choice((None, 0, 5)),
+        sessions=source.choice((1, 2, 10**9)),
+        failures=source.choice((0, 3)),
+    )
     if source.random() < 0.3:
-        run["request_ids"] = [text(source) for _ in prompts]
-        run["first_token_s"] = [source.choice((0, 0.5, 1e300, 1e-300)) for _ in prompts]
-        run["answers"] = [text(source) for _ in prompts]
+        run = replace(
+            run,
+            request_ids=tuple(text(source) for _ in prompts),
+            first_token_s=tuple(source.choice((0, 0.5, 1e300, 1e-300)) for _ in prompts),
+            answers=tuple(text(source) for _ in prompts),
+        )
     return run
 
 
-def _node(source: Random, levels: int) -> dict[str, Any]:
-    children = [_node(source, levels - 1) for _ in range(source.randrange(levels + 1))]
-    sums = [sum(one[name] for one in children) for name in ("requests", "sent_tokens")]
+def _node(source: Random, levels: int) -> TreeNode:
+    children = tuple(_node(source, levels - 1) for _ in range(source.randrange(levels + 1)))
     own = source.choice((0, 1, 5, 10**12))
-    return {
-        "name": text(source),
-        "requests": sums[0] + own,
-        "sent_tokens": sums[1] + own,
-        "children": children,
-    }
+    return TreeNode(
+        name=text(source),
+        requests=sum(one.requests for one in children) + own,
+        sent_tokens=sum(one.sent_tokens for one in children) + own,
+        children=children,
+    )
 
 
-def _show_results(given: Mapping[str, Any]) -> None:
+def _show_results(results: Results) -> None:
     """Show results in all ways that there are."""
-    with _folder():
-        Path("results").write_text(json.dumps(given))
-        results = read_results("results")
-        ways: list[Callable[[Results], Any]] = [estimate_output, tables]
-        for way in ways:
-            with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")):
-                show(way(results))
-        write_results(results, "again")
-        assert read_results("again") == results
-        for chart in charts(results):
-            chart.draw(Figure().add_subplot())
+    ways: list[Callable[[Results], Any]] = [estimate_output, tables]
+    for way in ways:
+        with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")):
+            show(way(results))
+    for chart in charts(results):
+        chart.draw(Figure().add_subplot())
 
 
-def _page(given: Mapping[str, Any]) -> None:
-    with _folder():
-        Path("results").write_text(json.dumps(given))
-        assert "<script>alert" not in page(read_results("results"))
+def _page(results: Results) -> None:
+    assert "<script>alert" not in page(results)
 
 
 TARGETS = {

@@ -18,8 +18,7 @@ import typer
 from ctxreuse.cli import app
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.results import Results
-from fuzz_targets.mutation import Target, as_json, as_json_lines, mutated
-from public_data.stored_results import read_results, write_results
+from fuzz_targets.mutation import Target, as_json_lines, mutated
 
 _CORPUS: list[Any] = [
     {"id": name, "title": "", "text": f"{name} says: " + f"{name} " * 30, "tokens": 40}
@@ -61,22 +60,20 @@ def _traces() -> list[tuple[list[Any], list[Any]]]:
 
 
 @cache
-def _written() -> tuple[list[Any], Any]:
-    """Return a plan's lines and a results file, as the commands write them."""
+def _written() -> tuple[list[Any], Results]:
+    """Return a plan's lines, and what a command measures of the same trace."""
     with _folder({"trace": _bytes(_TRACE), "corpus": _bytes(_CORPUS)}) as folder:
         traced = ["--corpus", f"{folder}/corpus"]
         _command("plan", "--trace", f"{folder}/trace", *traced, "--mode", "online", "--dedup",
                  "-o", f"{folder}/plan")  # fmt: skip
         config = EstimateConfig(trace=f"{folder}/trace", corpus=f"{folder}/corpus")
-        write_results(measure_savings(config, for_report=True), f"{folder}/results")
         plan = [json.loads(line) for line in Path(folder, "plan").read_text().splitlines()]
-        return plan, json.loads(Path(folder, "results").read_text())
+        return plan, measure_savings(config, for_report=True)
 
 
 def written_results() -> Results:
     """Return results as a command has measured them."""
-    with _folder({"results": json.dumps(_written()[1]).encode()}) as folder:
-        return read_results(f"{folder}/results")
+    return _written()[1]
 
 
 def _bytes(lines: list[Any]) -> bytes:
@@ -159,15 +156,6 @@ def _hashed(source: Random) -> dict[str, Any]:
     return {"files": files, "arguments": ["simulate", "--plan", "{}/trace", *more]}
 
 
-def _results(source: Random) -> bytes:
-    return as_json(mutated(_written()[1], source), source)
-
-
-def _read_results(content: bytes) -> None:
-    with _folder({"results": content}) as folder:
-        assert read_results(f"{folder}/results").runs
-
-
 def _reported(source: Random) -> dict[str, Any]:
     given = _traced(source)
     arguments = ["report", "{}/trace", "--corpus", "{}/corpus", "-o", "{}/page.html"]
@@ -184,6 +172,5 @@ TARGETS = {
     "plan files": Target(_replayed, _run_command),
     "recorded calls": Target(_linted, _run_command),
     "hashed traces": Target(_hashed, _run_command),
-    "results files": Target(_results, _read_results),
     "reports": Target(_reported, _run_command, most_seconds=15.0),  # it draws charts
 }

@@ -8,13 +8,14 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from golden_cases.command import command
 from golden_cases.planning import block, contexts
 from golden_cases.recording import Cases, digest
-from public_data.commands import main
+from public_data.benchmark import BenchConfig, Part, run
 
 CASES = Cases()
 _PROGRAM = """
@@ -41,26 +42,25 @@ for word in ("abc", "cab"):
 """
 
 
-def _results(file: Path) -> dict[str, Any]:
-    """Return what measured results say, times aside."""
-    said = json.loads(file.read_text(encoding="utf-8"))
+def _measured(folder: Path, **options: Any) -> dict[str, Any]:
+    """Return what is measured of a data set, times aside."""
+    found = run(BenchConfig(dataset="jsonl", data=folder, **options)).results
     runs = [
         [
-            *(run[name] for name in ("part", "policy", "strategy", "mode", "deduplicated")),
-            *(run[name] for name in ("capacity_tokens", "k", "sessions")),
-            sum(run["prompt_tokens"]),
-            sum(run["cached_tokens"]),
-            digest([run["prompt_tokens"], run["cached_tokens"], run["request_ids"]]),
+            *(one.part, one.policy, one.strategy, one.mode, one.deduplicated),
+            *(one.capacity_tokens, one.k, one.sessions),
+            *(one.total.prompt_tokens, one.total.cached_tokens),
+            digest([one.prompt_tokens, one.cached_tokens, one.request_ids]),
         ]
-        for run in said["runs"]
+        for one in found.runs
     ]
     return {
-        "trace": said["trace"],
+        "trace": asdict(found.trace),
         "runs": runs,
-        "tree": digest(said["tree"]),
-        "misses": [[one["request_id"], one["cause"], one["lost_tokens"]] for one in said["misses"]],
-        "bounds": said["bounds"],
-        "settings": said["settings"],
+        "tree": digest(asdict(found.tree)),
+        "misses": [[one.request_id, one.cause, one.lost_tokens] for one in found.misses],
+        "bounds": found.bounds,
+        "settings": found.settings,
     }
 
 
@@ -115,17 +115,13 @@ def _write_data(folder: Path) -> None:
 @CASES.takes_long
 def benched() -> Any:
     """All parts of the benchmark on public data, by blocks and by tokens."""
-    found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_data(folder)
-        for level in ("words", "blocks"):
-            output = folder / level
-            options = ["--k", "5", "--capacity-tokens", "2000", "--tokenizer", level]
-            command("bench", "jsonl", "--data", name, *options, "-o", str(output), main=main)
-            found[level] = _results(output / "results.json")
-        independent = ["--independent", "--in-order", "--requests", "30", "--part", "policies"]
-        options = [*independent, "-o", str(folder / "more")]
-        command("bench", "jsonl", "--data", name, *options, main=main)
-        found["independent"] = _results(folder / "more" / "results.json")
+        found = {
+            level: _measured(folder, k=5, capacity_tokens=[2000], tokenizer=level)
+            for level in ("words", "blocks")
+        }
+        alone = {"independent": True, "in_order": True, "part": [Part.policies]}
+        found["independent"] = _measured(folder, requests=30, **alone)
     return found

@@ -16,8 +16,6 @@ from public_data.datasets.jsonl_folder import load_jsonl
 from public_data.datasets.locomo import load_locomo
 from public_data.datasets.mtrag import load_mtrag
 from public_data.datasets.multihop_rag import load_multihop_rag
-from public_data.datasets.narrativeqa import load_narrativeqa
-from public_data.datasets.qasper import load_qasper
 
 __all__ = ["LOADERS", "Dataset", "Loader", "Passage", "Question", "load"]
 
@@ -27,8 +25,6 @@ Loader: TypeAlias = Callable[[Path, int], Dataset]
 LOADERS: Mapping[str, Loader] = MappingProxyType(
     {
         "multihop-rag": load_multihop_rag,
-        "narrativeqa": load_narrativeqa,
-        "qasper": load_qasper,
         "mtrag": load_mtrag,
         "locomo": load_locomo,
         "jsonl": load_jsonl,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Collection, Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,59 +46,22 @@ class Source:
             )
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return a file's bytes."""
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file."""
     data = read_whole(path)
-    refuse_pointer(path, data)
-    return data
-
-
-def read_utf8(path: Path) -> str:
-    """Return a file's text."""
-    data = read_bytes(path)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputFileError(f"{path}: not UTF-8 (byte {error.start}); convert the file") from None
-
-
-def refuse_pointer(path: Path, beginning: bytes) -> None:
-    """Raise an error if a file's beginning is that of a Git LFS pointer."""
-    if beginning.startswith(_LFS_POINTER):
+    if data.startswith(_LFS_POINTER):
         raise InputFileError(
             f"{path}: this is a Git LFS pointer and not the file; run 'git lfs pull' in its folder"
         )
-
-
-def read_json(path: Path) -> Any:
-    """Return the value of a JSON file."""
-    text = read_utf8(path)
     try:
-        return json.loads(text)
+        return json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise InputFileError(f"{path}: not UTF-8 (byte {error.start}); convert the file") from None
     except json.JSONDecodeError as error:
         reason = f"{error.msg}, line {error.lineno}"
     except (ValueError, RecursionError) as error:
         reason = describe(error)
     raise InputFileError(f"{path}: broken JSON ({reason}); get the file again")
-
-
-def read_csv(path: Path, columns: Collection[str]) -> Iterator[JsonLine]:
-    """Yield the rows of a comma-separated file that begins with the columns' names."""
-    text = read_utf8(path)
-    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        missing = [name for name in columns if name not in (rows.fieldnames or ())]
-        if missing:
-            raise InputFileError(
-                f"{path}: column {missing[0]!r} is missing; the first line must name the columns "
-                f"{', '.join(columns)}"
-            )
-        for row in rows:
-            yield JsonLine(f"{path}:{rows.line_num}", row)
-    except csv.Error as error:
-        raise InputFileError(
-            f"{path}:{rows.reader.line_num}: broken CSV ({error}); get the file again"
-        ) from None
 
 
 def record(value: Any, place: str) -> JsonLine:

@@ -1,4 +1,4 @@
-"""The frameworks' own orders, and what their retrievers find as blocks."""
+"""The frameworks' own orders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.measure.replay.policies import MeasuredPolicy
@@ -85,22 +85,3 @@ def _llamaindex_order() -> Order:
         return [blocks[int(one.node.node_id)] for one in shown]
 
     return reordered
-
-
-def _document_block(found: Any) -> ContextBlock:
-    return ContextBlock(id=found.id, text=found.page_content)
-
-
-def _node_block(found: Any) -> ContextBlock:
-    from llama_index.core.schema import MetadataMode
-
-    from llamaindex_ctxreuse.nodes.node_plans import node_block
-
-    return node_block(found.node, MetadataMode.NONE)
-
-
-RETRIEVERS: dict[str, Callable[[Any], ContextBlock]] = {
-    "invoke": _document_block,
-    "retrieve": _node_block,
-}
-"""By the method that a framework's retrievers have: what one thing that they find is as a block."""

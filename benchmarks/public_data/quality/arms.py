@@ -40,24 +40,6 @@ class Annotation:
     place: Place = "before the question"
     separator: str = ", "
 
-    def __post_init__(self) -> None:
-        bare = self.words
-        for name in _FIELDS:
-            bare = bare.replace(name, "")
-        if bare == self.words or "{" in bare or "}" in bare:
-            raise InvalidRequestError(
-                f"annotation {describe(self.words)} must hold one of {', '.join(_FIELDS)}, and no "
-                "other braces"
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> Annotation:
-        """Return the annotation of an option like "after the question: Best first: {numbers}"."""
-        for place in PLACES:
-            if text.startswith(f"{place}:"):
-                return cls(text.removeprefix(f"{place}:").strip(), place)
-        return cls(text)
-
     def content(self, plan: Plan) -> str:
         """Return the user message of a plan with this annotation instead of the planner's."""
         if plan.order_annotation is None:
@@ -144,16 +126,15 @@ TRIALS: Mapping[str, Annotation] = {
 """Annotations under trial: the papers', and short ones in three places."""
 
 
-def arms_of(names: Sequence[str], templates: Sequence[str], *, has_turns: bool) -> list[Arm]:
+def arms_of(names: Sequence[str], *, has_turns: bool) -> list[Arm]:
     """Return the arms of a question set; as retrieved first."""
-    trials = {
-        **{f"annotated: {name}": one for name, one in TRIALS.items()},
-        **{f"annotated: {text}": Annotation.parse(text) for text in templates},
-    }
     arms = [
         *(AS_RETRIEVED, REORDERED, ANNOTATED, BEST_FIRST, BEST_FIRST_ANNOTATED, DEDUPLICATED),
         *_OTHERS,
-        *(Arm(name, "reuse", annotation=one, is_annotated=True) for name, one in trials.items()),
+        *(
+            Arm(f"annotated: {name}", "reuse", annotation=one, is_annotated=True)
+            for name, one in TRIALS.items()
+        ),
     ]
     known = [arm.name for arm in arms]
     for name in names:
@@ -161,8 +142,7 @@ def arms_of(names: Sequence[str], templates: Sequence[str], *, has_turns: bool) 
             raise InvalidRequestError(
                 f"there is no arm {describe(name)}; there are: {'; '.join(known)}"
             )
-    own = [f"annotated: {text}" for text in templates]
-    chosen = {AS_RETRIEVED.name, *own, *names} if names else set(known)
+    chosen = {AS_RETRIEVED.name, *names} if names else set(known)
     return [arm for arm in arms if arm.name in chosen and (has_turns or not arm.deduplicate)]
 
 

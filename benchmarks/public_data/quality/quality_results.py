@@ -25,9 +25,6 @@ INTERRUPTED = "interrupted"
 ENGINE_GONE = "the engine no longer answers"
 
 _FORMAT = "ctxreuse-quality-1"
-_CALIBRATED = (25, 50, 100, 200, 400, 800, 1_600)
-FEWEST_QUESTIONS = 50
-"""With fewer, an interval is no sign of precision: the few answers may happen to be the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +147,6 @@ def _set_json(result: SetResult) -> dict[str, Any]:
                     for score in _SCORES
                     if (interval := change(arm, result.base, score)) is not None
                 },
-                "calibration": [
-                    {"questions": number, **asdict(interval)}
-                    for number, interval in calibration(arm, result.base)
-                ],
                 "failures": dict(arm.failures),
                 "answers": [
                     {"question": question, **asdict(one)} for question, one in arm.scored.items()
@@ -179,24 +172,6 @@ def change(arm: ArmAnswers, base: ArmAnswers, score: str = "f1") -> Interval | N
     return bootstrap_interval(differences) if differences else None
 
 
-def is_precise(arm: ArmAnswers, base: ArmAnswers, precision: float) -> bool:
-    """Return whether an arm's change of F1 is known to plus or minus a precision."""
-    differences = arm.differences(base, "f1")
-    if len(differences) < FEWEST_QUESTIONS:
-        return False
-    change_of_f1 = bootstrap_interval(differences)
-    return (change_of_f1.high - change_of_f1.low) / 2 <= precision
-
-
-def calibration(arm: ArmAnswers, base: ArmAnswers) -> list[tuple[int, Interval]]:
-    """Return an arm's change of F1 after ever more questions, which are in random order."""
-    differences = arm.differences(base, "f1")
-    numbers = [number for number in _CALIBRATED if number < len(differences)]
-    if differences:
-        numbers.append(len(differences))
-    return [(number, bootstrap_interval(differences[:number])) for number in numbers]
-
-
 # what the command shows
 
 
@@ -212,8 +187,6 @@ def quality_output(results: QualityResults) -> Iterator[Shown]:
             continue
         yield _score_table(result)
         yield _prompt_table(result)
-        if any(arm.differences(result.base, "f1") for arm in result.arms[1:]):
-            yield _calibration_table(result)
         yield from _odd_answers(result)
         yield from _failures(result)
     yield ""
@@ -301,24 +274,13 @@ def _token_cells(
     )
 
 
-def _calibration_table(result: SetResult) -> Table:
-    by_arm = {arm.name: dict(calibration(arm, result.base)) for arm in result.arms[1:]}
-    numbers = sorted({number for known in by_arm.values() for number in known})
-    rows = tuple(
-        (name, *(_change_cell(known.get(number), is_coloured=False) for number in numbers))
-        for name, known in by_arm.items()
-    )
-    title = "Change of F1 after the first questions: how far it wanders"
-    return Table(title, ("", *(f"{number:,}" for number in numbers)), rows)
-
-
-def _change_cell(interval: Interval | None, *, is_coloured: bool = True) -> str:
+def _change_cell(interval: Interval | None) -> str:
     if interval is None:
         return ""
     text = f"{interval.mean:+.3f}\n[{interval.low:+.3f}, {interval.high:+.3f}]"
-    if is_coloured and interval.high < 0:
+    if interval.high < 0:
         return Bad(text)
-    if is_coloured and interval.low > 0:
+    if interval.low > 0:
         return Good(text)
     return text
 

@@ -33,7 +33,6 @@ from public_data.quality.quality_results import (
     Scored,
     SetResult,
     change,
-    is_precise,
 )
 from public_data.quality.question_sets import QuestionId, QuestionSet
 
@@ -73,17 +72,8 @@ class QualityConfig(DataConfig):
         "Without it, all.",
         (),
     )
-    template: Sequence[str] = option(
-        "A further annotation to try, with {labels}, {numbers}, {top} or {best} in it; several may "
-        "be given. It stands before the question, or where it says: 'after the question: Best "
-        "first: {numbers}', 'before the documents: ...'.",
-        (),
-    )
     system: str | None = option(
         "A system text instead of the set's own, which asks for the shortest phrase.", None
-    )
-    precision: float | None = option(
-        "End an arm once its change of F1 is known to plus or minus this, such as 0.02.", None
     )
     hours: float | None = option("Stop after so many hours; run it again to go on.", None)
     answers: Path | None = option(
@@ -99,10 +89,8 @@ class QualityConfig(DataConfig):
                 "quality asks an engine; start one (make vllm) and name it: --base-url "
                 "http://127.0.0.1:8000/v1"
             )
-        for name in ("precision", "hours"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise InvalidRequestError(f"--{name} must be more than 0, not {describe(value)}")
+        if self.hours is not None and not 0 < self.hours < float("inf"):
+            raise InvalidRequestError(f"--hours must be more than 0, not {describe(self.hours)}")
 
     def chosen_sets(self, sets: Sequence[QuestionSet]) -> Iterator[QuestionSet]:
         """Yield the sets as they are asked: in random order, with the numbers asked for."""
@@ -116,7 +104,7 @@ class QualityConfig(DataConfig):
 
     def settings(self) -> dict[str, Any]:
         """Return what a reader of the results should know of it."""
-        names = ("questions", "other_questions", "precision", "hours", "concurrency", "seed")
+        names = ("questions", "other_questions", "hours", "concurrency", "seed")
         return {name: getattr(self, name) for name in names}
 
 
@@ -155,8 +143,6 @@ class _AskedSet:
         self.failures = [Counter[str]() for _ in arms]
         self.histories: dict[int, list[str]] = {}
         self.base_texts: dict[QuestionId, str] = {}
-        self.done: set[str] = set()
-        """Arms that are known precisely."""
         self.seconds = 0.0
         self.new_cells = 0
         """Answers of this run to scored questions, those included that another arm was given."""
@@ -190,8 +176,6 @@ class _AskedSet:
         """Return the conversations that an arm is asked in a round."""
         if arm is self.arms[0] and len(self.arms) > 1:  # as many as any other needs
             return max((self.asked_in(number, one) for one in self.arms[1:]), key=len)
-        if arm.name in self.done:
-            return []
         before = sum(self._sizes[one] for part in self._rounds[:number] for one in part)
         chosen = []
         for one in self._rounds[number]:
@@ -260,10 +244,7 @@ class _Benchmark:
 
     async def ask(self, sets: Sequence[QuestionSet]) -> str:
         """Ask all rounds; return why that ended, in words."""
-        chosen = [
-            (one, arms_of(self._config.arm, self._config.template, has_turns=one.has_turns))
-            for one in sets
-        ]
+        chosen = [(one, arms_of(self._config.arm, has_turns=one.has_turns)) for one in sets]
         await self.interview.begin()
         for questions, arms in chosen:
             if DEDUPLICATED.name in self._config.arm and DEDUPLICATED not in arms:
@@ -292,8 +273,6 @@ class _Benchmark:
             if not self.interview.asked:
                 raise
             return f"{ENGINE_GONE}: {error}"
-        if any(asked.done for asked in self.sets):
-            return f"every arm was asked all, or is known to --precision {self._config.precision:g}"
         return "every arm was asked all"
 
     def results(self, stopped: str) -> QualityResults:
@@ -360,12 +339,6 @@ class _Benchmark:
                 if self.interview.asked > new_before:
                     asked.seconds += self._clock() - began
                     asked.new_cells += len(asked.answers[place].scored) - answers_before
-        if self._config.precision is not None:
-            asked.done |= {
-                arm.name
-                for arm in asked.answers[1:]
-                if is_precise(arm, asked.answers[0], self._config.precision)
-            }
         if self.interview.asked > asked_before:
             self._report_round(asked)
 
