@@ -19,8 +19,7 @@ from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EngineClient, dispatch
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
-from ctxreuse.serving.client.completion import ToolCall
-from ctxreuse.serving.client.reply import BrokenReplyError
+from ctxreuse.serving.client.reply import BrokenReplyError, ToolCall
 
 
 @pytest.fixture(params=["openai", "anthropic"])

@@ -35,7 +35,6 @@ class Threads:
         renew_after_fork(self._start_anew)
 
     def _start_anew(self) -> None:
-        """Have no threads, as a child."""
         leave_to_parent(self._pool)
         self._pool = None
 

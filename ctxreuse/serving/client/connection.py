@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from socket import gaierror
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
@@ -24,10 +25,7 @@ from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError,
 from ctxreuse.rules.answers import streams_token_ids
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import TimeLimit
-from ctxreuse.serving.client.completion import without
-from ctxreuse.serving.client.guarded_http import guarded, http_libraries
 from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json
-from ctxreuse.serving.client.status_rules import status_rule
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -326,7 +324,6 @@ def _checked_address(base_url: object) -> SplitResult:
 
 
 def _basic(parts: SplitResult) -> dict[str, str]:
-    """Return the header that says the user and password of an address."""
     user, _, password = parts.netloc.rpartition("@")[0].partition(":")
     if not (user or password):
         return {}
@@ -404,3 +401,101 @@ def _timestamp(date: str) -> float | None:
         return parsedate_to_datetime(date[:_LONGEST_HEADER]).timestamp()
     except (ValueError, TypeError, OverflowError, IndexError):
         return None
+
+
+def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return fields or headers that have a value, but for some."""
+    return {name: one for name, one in fields.items() if one is not None and name not in names}
+
+
+class StatusRule(NamedTuple):
+    """What follows from the status of an answer."""
+
+    again: bool  # the same engine may answer it when it is sent again
+    elsewhere: bool  # another engine may answer it
+
+
+FAILS: Final = StatusRule(True, True)  # after several in a row
+BUSY: Final = StatusRule(True, True)  # and left alone for as long as it says
+REFUSES: Final = StatusRule(False, True)  # once another engine has answered
+WORKS: Final = StatusRule(False, False)  # the request is at fault
+
+_OF_STATUS: Final = {
+    **dict.fromkeys((408, 409, 425), FAILS),
+    **dict.fromkeys((429, 529), BUSY),
+    # the key, or the account; the model, or the path
+    **dict.fromkeys((401, 402, 403, 407, 404, 405, 410, 421), REFUSES),
+}
+_OF_HUNDRED: Final = {3: REFUSES, 4: WORKS}
+
+
+def status_rule(status: int | None, retry_after_s: float | None = None) -> StatusRule:
+    """Return what an HTTP status means; None is no answer, or a broken one."""
+    if status == 503 and retry_after_s is not None:
+        return BUSY
+    known = status or 0
+    return _OF_STATUS.get(known) or _OF_HUNDRED.get(known // 100, FAILS)
+
+
+def http_libraries() -> list[Any]:
+    """Return the HTTP libraries that are loaded; `openai` takes clients of either."""
+    return [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+
+
+def guarded(http: Any, max_reply_bytes: int) -> Any:
+    """Return an HTTP client that sends as another one does, on the same connections.
+
+    What the engine's host answers is not trusted. A redirect would take the prompt and the key
+    elsewhere; a reply without an end would take the memory. So redirects are not followed, and a
+    reply that is too long, or compressed unasked, breaks.
+    """
+    library: Any = next(
+        (one for one in http_libraries() if isinstance(http, one.AsyncClient)), None
+    )
+    if library is None:
+        return http
+
+    class Bounded(library.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            left = max_reply_bytes
+            async for part in self._stream:
+                left -= len(part)
+                if left < 0:
+                    raise BrokenReplyError(f"the reply has more than {max_reply_bytes:,} bytes")
+                yield part
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    class Guarded(library.AsyncClient):  # type: ignore[misc]
+        def __init__(self) -> None:
+            """Own nothing: settings, cookies and connections are those of the other client."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(http, name)
+
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            request.headers["accept-encoding"] = "identity"
+            options["follow_redirects"] = False
+            response = await http.send(request, stream=True, **options)
+            response.stream = Bounded(response.stream)
+            response.encoding = "utf-8"  # Python has codecs that decompress, or decode to bytes
+            try:
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise BrokenReplyError(
+                        "the reply is compressed although that was not asked for"
+                    )
+                if not stream:
+                    await response.aread()
+            except BaseException:
+                await response.aclose()
+                raise
+            return response
+
+        async def aclose(self) -> None:
+            await http.aclose()
+
+    return Guarded()

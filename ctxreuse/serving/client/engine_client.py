@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -40,15 +39,14 @@ from ctxreuse.rules.answers import id_fields, streams_token_ids
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
 from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
-from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation, without
 from ctxreuse.serving.client.connection import (
     EngineConnection,
     EngineFact,
     client_library_errors,
-    status_of,
+    without,
 )
 from ctxreuse.serving.client.priming import PrimeCall, Primer
-from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader, field_of
+from ctxreuse.serving.client.reply import BrokenReplyError, Completion, ReplyReader, field_of
 from ctxreuse.serving.client.request import (
     CompletionStream,
     EngineCall,
@@ -65,9 +63,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ctxreuse")
 _OWN_FIELDS = ("return_token_ids", "rid")
-_WORD = re.compile(r"\w+")
 _MOST_ASKED = 1_000
-_REFUSED = "%s refuses the field %s, which is not sent to it any more"
 _NO_IDS = (
     "%s returns no token ids, so KVEventSync follows none of its requests: vLLM returns them since "
     "0.11; without them tell the sync yourself, KVEventSync.record(plan, token_ids)"
@@ -157,10 +153,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             events.expect()
         self._options = cache_salt is not None, session_id, self._session_header, salt_key
         self._clock = clock
-        self._reports = CachedTokenReports(self._connection.host)
+        self._has_reported = False  # cached tokens
         self._tells_no_ids = False
         self._asking: set[asyncio.Task[None]] = set()
-        self._refused: set[str] = set()
         self._in_flight = CallsInFlight()
         self._bookkeeping = FailOpen(
             "EngineClient", "the answer is returned all the same", work="bookkeeping"
@@ -349,20 +344,18 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         return EngineCall(plan, arguments, on_first_token, reads, use)
 
     def _added(self, plan: Plan, *own: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what the body and the headers tell of a plan, without what the engine refuses."""
         rules = plan.cache if self._protocol == "openai" else DEFAULT_CACHE
         scope = RequestScope(plan.request.tenant, plan.request.conversation_id)
         options = EngineOptions(rules, *self._options)
         groups = [shard_of(plan)] if rules.is_routed or options.sessions == "group" else []
         told = options.added(groups, scope, *own)
         names = request_header(plan.request_id)
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = told.get("extra_body", {})
         if names:
             fields |= id_fields(plan.cache, *names.values())
         if self._events is not None and streams_token_ids(plan.cache):
             fields["return_token_ids"] = True
-        taken = {name: one for name, one in fields.items() if name not in self._refused}
-        return {**told.get("extra_body", {}), **taken}, {**told.get("extra_headers", {}), **names}
+        return fields, {**told.get("extra_headers", {}), **names}
 
     async def _wait_for_leader(self, call: EngineCall) -> None:
         """Wait until the call that this one follows has begun to be answered; let others wait."""
@@ -374,12 +367,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     async def _pieces(self, call: EngineCall, model: str) -> AsyncGenerator[str]:
         """Send the request once; yield the answer's pieces."""
         arguments = {"model": model, **call.arguments}
-        expectation = self._bookkeeping.attempt(
-            lambda: self._reports.expect(arguments), Expectation
-        )
-        call.begin(self._clock(), expectation)
+        call.begin(self._clock())
         reader = call.reader
-        async with aclosing(self._taken(arguments)) as reply:
+        async with aclosing(self._connection.reply(self._protocol, arguments)) as reply:
             async for received in reply:
                 for text in reader.take(received):
                     if reader.has_token and call.first_token_at is None:
@@ -393,27 +383,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 if reader.has_ended:
                     break
         reader.end()
-
-    async def _taken(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the reply; send again without the fields of ours that a refusal names, for good."""
-        has_begun, own = False, arguments["extra_body"]
-        while True:
-            try:
-                async with aclosing(self._connection.reply(self._protocol, arguments)) as reply:
-                    async for received in reply:
-                        has_begun = True
-                        yield received
-                return
-            except client_library_errors() as error:
-                words = set(_WORD.findall(str(error))) if status_of(error) == 400 else ()
-                named = [name for name in _OWN_FIELDS if name in own and name in words]
-                if has_begun or not named:
-                    raise
-                for name in named:
-                    del own[name]
-                    if name not in self._refused:
-                        self._refused.add(name)
-                        _log.warning(_REFUSED, self._connection.host, name)
 
     async def _sent(
         self, call: EngineCall, limit: TimeLimit, *, whole: bool
@@ -449,7 +418,11 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if reader.has_odd_counts:
             self._bookkeeping.note(BrokenReplyError("counts that cannot be right are unknown"))
         else:
-            cached = self._reports.read(call.expectation, usage.prompt_tokens, usage.cached_tokens)
+            cached = usage.cached_tokens
+            self._has_reported |= cached is not None
+            # many versions of vLLM leave the count out where no token was cached
+            if cached is None and self._has_reported and usage.prompt_tokens is not None:
+                cached = 0
         first_token = ended if call.first_token_at is None else call.first_token_at
         completion = Completion(
             text=reader.text,
@@ -467,7 +440,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         return completion
 
     def _note(self, call: EngineCall, completion: Completion) -> None:
-        """Tell what the engine has seen to those that follow its cache."""
         if self._planner is not None:
             usage = call.reader.usage._replace(cached_tokens=completion.cached_tokens)
             if call.reader.has_odd_counts:
@@ -527,7 +499,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 call.in_flight.give_up()
 
     def _drop(self, call: EngineCall) -> None:
-        """Tell the planner that a call will not be answered."""
         plan = call.plan
         if plan is not None:
             self._bookkeeping.attempt(lambda: self.forget(plan))

@@ -11,11 +11,55 @@ from typing import Any, TypeVar
 from ctxreuse.context.checks import reported_count
 from ctxreuse.context.miss_reasons import ReportedMiss
 from ctxreuse.context.reported_usage import ReportedTokens, usage_of
-from ctxreuse.serving.client.completion import ToolCall
 
 _MAX_TOOL_CALLS = 10_000
 _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
 _Kind = TypeVar("_Kind", dict[str, Any], list[Any], str)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A model's tool call: `arguments` is its JSON text, and the tool's result refers to `id`."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """An answer, with what it cost.
+
+    Attributes:
+        text: The answer's text.
+        request_id: The plan's request id; for bare messages the engine's id of the reply.
+        finish_reason: Why the answer ends: "stop", "length", "tool_calls", ...
+        prompt_tokens: Tokens of the prompt; None if the server reports no usage.
+        cached_tokens: Those that came from the prefix cache; None is unknown, not 0.
+        completion_tokens: Tokens of the answer; None if the server reports no usage.
+        time_to_first_token_s: Seconds from sending the attempt that succeeded to its first token.
+        total_s: Seconds from sending the first attempt to the end of the answer.
+        attempts: How often the request was sent.
+        prompt_token_ids: The prompt's tokens, if they were asked for and came.
+        tool_calls: The tools that the model wants to be called.
+        written_tokens: Prompt tokens written into the cache, by time to live ("5m", "1h", ""); None
+            is unknown.
+        miss: Why the prompt was not read from the cache, as the provider says; None if not asked.
+    """
+
+    text: str
+    request_id: str | int
+    finish_reason: str
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+    time_to_first_token_s: float
+    total_s: float
+    attempts: int
+    prompt_token_ids: tuple[int, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    written_tokens: Mapping[str, int] | None = None
+    miss: ReportedMiss | None = None
 
 
 class BrokenReplyError(Exception):

@@ -281,7 +281,6 @@ class _Door:
         return _json({"known": plan is not None})
 
     def _taken(self, body: Mapping[str, Any], tenant: str) -> Plan | None:
-        """Return the plan that a body names, which is not kept any longer."""
         name = checked_kind("plan_id", body.get("plan_id"), str, "a plan's plan_id")
         return self._issued.pop(tenant, name)
 
@@ -367,7 +366,6 @@ def app_of_environment() -> ASGIApp:
 
 
 def _asked(body: Mapping[str, Any], tenant: str) -> ContextRequest:
-    """Return what a caller asks to be planned."""
     documents = chat_bodies.read_documents(body.get("documents"), body.get("template"))
     return ContextRequest(
         documents,

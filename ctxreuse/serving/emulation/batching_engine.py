@@ -164,7 +164,6 @@ class BatchingEngine:
         return BatchStep(duration_s, tuple(finished), tuple(progressed))
 
     def _begin_next(self) -> BatchedRequest | None:
-        """Begin the first request of the queue; return None if none can begin."""
         if not self._waiting or len(self._decoding) >= self._max_running:
             return None
         request = self._waiting[0]

@@ -20,7 +20,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.pipeline.engine_options import is_cache_salt
 from ctxreuse.rules.cache_rules import States
-from ctxreuse.serving.client.completion import ToolCall
+from ctxreuse.serving.client.reply import ToolCall
 from ctxreuse.serving.client.request import messages_of
 from ctxreuse.serving.emulation.openai_replies import (
     EmulatedReply,
@@ -211,7 +211,6 @@ vllm:cache_config_info{{{config}}} 1.0
     def _begin(
         self, path: str, number: int, body: Json, tokens: list[int], *, breaks: bool
     ) -> HttpPage | EmulatedReply:
-        """Check a completion request and look its prompt up in the cache."""
         salt = body.get("cache_salt")
         if body.get("model", self._model) != self._model:
             return refusal(404, "the model does not exist")
@@ -250,7 +249,6 @@ vllm:cache_config_info{{{config}}} 1.0
         return self._fail[number] if number < len(self._fail) else None
 
     def _prompt(self, body: Json) -> list[int] | None:
-        """Return a body's prompt as tokens; None if it has none."""
         messages, prompt = body.get("messages"), body.get("prompt")
         if isinstance(messages, list) and messages:
             if all(isinstance(message, dict) for message in messages):

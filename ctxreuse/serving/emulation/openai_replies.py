@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ctxreuse.cache.simulator import CacheUsage
-from ctxreuse.serving.client.completion import ToolCall
+from ctxreuse.serving.client.reply import ToolCall
 
 Json = dict[str, Any]
 

@@ -119,7 +119,6 @@ class AdmissionQueue:
             return slots
 
     def _planned(self, slots: list[_Slot]) -> list[_Slot]:
-        """Plan requests; return them in the order in which to go."""
         asked = [slot.item for slot in slots]
         planned = self._fail_open.attempt(
             lambda: self._planner.plan_batch(asked, self._strategy, **planning_time(self._planner)),
@@ -148,7 +147,6 @@ class AdmissionQueue:
         )
 
     def _unrecorded(self, request: Plannable) -> Plan:
-        """Return a plan that the planner has not recorded."""
         if isinstance(request, Plan):
             plan, given_id = request, request.request.request_id
         else:

@@ -25,12 +25,13 @@ from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing
-from ctxreuse.serving.client.completion import Completion
+from ctxreuse.serving.client.connection import BUSY, REFUSES, status_rule
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.client.status_rules import BUSY, REFUSES, status_rule
+from ctxreuse.serving.client.reply import Completion
+from ctxreuse.serving.client.request import AnswerStream
 from ctxreuse.serving.pool.admission import Plannable
-from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import InFlightRequest, Replica, ReplicaStatus
 from ctxreuse.serving.pool.replica_factory import Engines, EngineSpec, ReplicaFactory
 from ctxreuse.serving.pool.routing import RequestRouter, candidates, request_of
@@ -40,6 +41,32 @@ _SET_HERE = ("base_url", "events", "retries", "client")
 _DRAINING_S = 0.02
 _PATIENCE_S = 600.0
 """How long a request without a time limit waits for busy engines."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolResult:
+    """An answer of a pool.
+
+    Attributes:
+        completion: The answer and what it cost.
+        plan: What was sent.
+        replica: The name of the replica that answered.
+        tried: The names of the replicas that failed before, in order.
+    """
+
+    completion: Completion
+    plan: Plan
+    replica: str
+    tried: tuple[str, ...] = ()
+
+
+class PoolStream(AnswerStream[PoolResult]):
+    """An answer of a pool in progress: an async iterator of its pieces."""
+
+    @property
+    def served(self) -> PoolResult:
+        """The whole answer; EngineError before it has ended."""
+        return self._whole()
 
 
 class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
@@ -400,7 +427,6 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             await asyncio.sleep(self._backoff_s * 2 ** (rounds - 1))
 
     def _open_to(self, going: _Going) -> list[Replica]:
-        """Return the replicas that have not refused a request."""
         return [one for one in self._replicas.values() if one not in going.refused]
 
 
