@@ -9,9 +9,8 @@ from ctxreuse.serving.client.reply import Completion, ToolCall
 from ctxreuse.serving.client.request import CompletionStream
 from ctxreuse.serving.dispatch import Answered, Failed, Outcome, dispatch, progress_bar
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
-from ctxreuse.serving.pool.engine_pool import EnginePool, PoolResult, PoolStream
+from ctxreuse.serving.pool.engine_pool import EnginePool, EngineSpec, PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import ReplicaStatus
-from ctxreuse.serving.pool.replica_factory import EngineSpec
 
 __all__ = [
     "Answered",

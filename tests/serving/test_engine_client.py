@@ -87,13 +87,6 @@ async def test_cached_tokens_left_out_where_there_are_none_are_0_once_any_were_r
     assert prompt_tokens > 1_000
 
 
-async def test_what_is_unknown_of_one_engine_is_not_taken_from_another():
-    async with connected(EmulatedEngine(block_size=4)) as client:
-        assert (await client.complete(MESSAGES)).cached_tokens == 0
-    async with connected(EmulatedEngine(prompt_tokens_details="if cached")) as client:
-        assert (await client.complete(MESSAGES)).cached_tokens is None
-
-
 @pytest.mark.parametrize("failure", [408, 409, 429, 500, 503, "refuse", "break"])
 async def test_a_failure_that_passes_is_tried_again(failure, planner):
     engine = EmulatedEngine(answer="once only", fail=[failure, failure])

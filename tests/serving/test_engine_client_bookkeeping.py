@@ -113,7 +113,7 @@ async def test_an_engine_that_returns_no_tokens_is_named_once_and_no_request_is_
     assert len(events.told) == 1
     told = [record.getMessage() for record in caplog.records if record.name == "ctxreuse"]
     assert len(told) == 2  # by each client
-    assert all("returns no token ids, so KVEventSync follows none" in one for one in told)
+    assert all("because engine returns no token ids" in one for one in told)
 
 
 class SGLang(httpx.AsyncBaseTransport):
@@ -148,7 +148,7 @@ async def test_an_sglang_is_asked_for_tokens_behind_an_answer_or_named_once(tell
     async with connected(server, events=events) as client:
         for plan in plans:
             assert (await client.complete(plan, cache_salt="s")).text == "OK."
-            await asyncio.gather(*client._asking)
+            await asyncio.gather(*client._token_ids.running)
     told = [record.getMessage() for record in caplog.records if record.name == "ctxreuse"]
     if tells_ids:
         expected = [tuple(server.engine.prompt_tokens(plan.messages())) for plan in plans]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -24,7 +23,7 @@ from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.engine_options import (
     REQUEST_HEADER,
     SESSION_HEADER,
@@ -38,15 +37,20 @@ from ctxreuse.planning.plan import Plan, shard_of
 from ctxreuse.rules.answers import id_fields, streams_token_ids
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
-from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
 from ctxreuse.serving.client.connection import (
     EngineConnection,
-    EngineFact,
+    TokenIdCalls,
     client_library_errors,
     without,
 )
 from ctxreuse.serving.client.priming import PrimeCall, Primer
-from ctxreuse.serving.client.reply import BrokenReplyError, Completion, ReplyReader, field_of
+from ctxreuse.serving.client.reply import (
+    AnthropicReplyReader,
+    BrokenReplyError,
+    Completion,
+    ReplyReader,
+    field_of,
+)
 from ctxreuse.serving.client.request import (
     CompletionStream,
     EngineCall,
@@ -61,13 +65,7 @@ if TYPE_CHECKING:
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
 
 
-_log = logging.getLogger("ctxreuse")
 _OWN_FIELDS = ("return_token_ids", "rid")
-_MOST_ASKED = 1_000
-_NO_IDS = (
-    "%s returns no token ids, so KVEventSync follows none of its requests: vLLM returns them since "
-    "0.11; without them tell the sync yourself, KVEventSync.record(plan, token_ids)"
-)
 
 
 class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
@@ -78,7 +76,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     Args:
         base_url: The engine's address, with or without `/v1`.
-        model: The model's name; None takes `lora` or asks the engine, once.
+        model: The model's name; None takes `lora` or asks the engine.
         api_key: Its key; vLLM takes any unless it was started with one.
         planner: Is told of failed requests, and of the usage of answers.
         events: Is told which tokens a prompt had, for engines that report evictions.
@@ -143,9 +141,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             base_url, api_key, http_client, retries, backoff_s, timeout_s, max_reply_bytes
         )
         self._primer = Primer(self._connection)
-        self._model = EngineFact(lora if model is None else model, self._connection.first_model)
-        always = "cache_salt" if protocol == "openai" else None
-        self._salt_field = EngineFact(always, self._connection.salt_field)
+        self._model = lora if model is None else model
+        self._reads_salts = protocol == "openai"  # else the engine is asked
         self._lora = lora
         self._planner = planner
         self._events = events
@@ -154,12 +151,11 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self._options = cache_salt is not None, session_id, self._session_header, salt_key
         self._clock = clock
         self._has_reported = False  # cached tokens
-        self._tells_no_ids = False
-        self._asking: set[asyncio.Task[None]] = set()
         self._in_flight = CallsInFlight()
         self._bookkeeping = FailOpen(
             "EngineClient", "the answer is returned all the same", work="bookkeeping"
         )
+        self._token_ids = TokenIdCalls(self._bookkeeping)
 
     @property
     def faults(self) -> int:
@@ -260,7 +256,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     async def model(self) -> str:
         """Return the model's name, given or the engine's first; EngineError if it is silent."""
-        return await self._model.get()
+        if self._model is None:
+            self._model = await self._connection.first_model()
+        return self._model
 
     async def check_health(self) -> None:
         """Raise EngineError unless the engine is ready (vLLM's `/health`)."""
@@ -296,7 +294,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     async def aclose(self) -> None:
         """Close the connections, unless an `http_client` of yours has them."""
-        for asking in [*self._asking]:
+        for asking in [*self._token_ids.running]:
             asking.cancel()
         await self._connection.aclose()
 
@@ -388,9 +386,10 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self, call: EngineCall, limit: TimeLimit, *, whole: bool
     ) -> tuple[AsyncGenerator[str], str | None]:
         """Send the request until it begins, or is answered as a whole; return where it stands."""
-        if "cache_salt" in call.arguments["extra_body"]:
-            await self._salt_field.get()  # raises where the engine would not read it
-        model = await self._model.get()
+        if "cache_salt" in call.arguments["extra_body"] and not self._reads_salts:
+            await self._connection.check_salts()
+            self._reads_salts = True
+        model = await self.model()
         async for attempt in self._connection.attempts(limit):
             with attempt:
                 pieces = self._pieces(call, model)
@@ -459,11 +458,10 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if completion.prompt_token_ids is not None:
             record(completion.prompt_token_ids)
         elif self._protocol != "openai" or streams_token_ids(plan.cache):
-            self._note_no_ids()
-        elif not self._tells_no_ids and len(self._asking) < _MOST_ASKED:
-            asking = asyncio.create_task(self._tell_ids(call.arguments, plan.cache, record))
-            self._asking.add(asking)
-            asking.add_done_callback(self._asking.discard)
+            self._token_ids.note_none(f"{self._connection.host} returns no token ids")
+        else:
+            ask = partial(self._tell_ids, call.arguments, plan.cache, record)
+            self._token_ids.start(ask, lambda work: asyncio.create_task(work()))
 
     async def _tell_ids(
         self, sent: Mapping[str, Any], rules: CacheRules, record: Callable[[Sequence[int]], None]
@@ -472,17 +470,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         fields = without(sent["extra_body"], *_OWN_FIELDS)
         fields |= {name: sent.get(name) for name in ("model", "messages", "tools")}
         headers = without(sent["extra_headers"], REQUEST_HEADER)
-        try:
-            record(await self._connection.token_ids(fields, headers, rules))
-        except EngineError:
-            self._note_no_ids()
-        except Exception as error:
-            self._bookkeeping.note(error)
-
-    def _note_no_ids(self) -> None:
-        if not self._tells_no_ids:
-            self._tells_no_ids = True
-            _log.warning(_NO_IDS, self._connection.host)
+        record(await self._connection.token_ids(fields, headers, rules))
 
     @contextmanager
     def _reporting(self, call: EngineCall) -> Iterator[None]:

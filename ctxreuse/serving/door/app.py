@@ -41,8 +41,7 @@ from ctxreuse.planning.affinity import keyed_digest
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.answers import takes_salt
 from ctxreuse.serving.door import chat_bodies, forwarding
-from ctxreuse.serving.pool.engine_pool import EnginePool
-from ctxreuse.serving.pool.replica_factory import host_of
+from ctxreuse.serving.pool.engine_pool import EnginePool, host_of
 
 ENGINE_KEY, KEYS_SECRET = "CTXREUSE_ENGINE_KEY", "CTXREUSE_KEYS_SECRET"
 SETTINGS = "CTXREUSE_SERVE"  # in which worker processes find theirs, as JSON

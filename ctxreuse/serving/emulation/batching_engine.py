@@ -129,10 +129,8 @@ class BatchingEngine:
             self._waiting.remove(request)
         if request is self._prefilling:
             self._prefilling = None
-        left = [entry for entry in self._decoding if entry[2] is not request]
-        if len(left) < len(self._decoding):
-            heapq.heapify(left)
-            self._decoding = left
+        self._decoding = [entry for entry in self._decoding if entry[2] is not request]
+        heapq.heapify(self._decoding)
         self._leave_cache(request, ())
 
     def step(self) -> BatchStep:

@@ -130,10 +130,7 @@ class AdmissionQueue:
                 slot.results = [plan]
             return line
         for slot in slots:
-            try:
-                slot.results = [self._planned_as_it_came(slot.item)]
-            except Exception as error:
-                slot.error = error
+            slot.results = [self._planned_as_it_came(slot.item)]
         return slots
 
     def _planned_as_it_came(self, request: Plannable) -> Plan:

@@ -120,7 +120,7 @@ class Replica:
         self._clock = clock
         self._connect = connect
         self._capacity: CapacityTracker | None = None
-        self._events = events
+        self.events = events
         self._tells_planner = tells_planner
         if capacity_tokens is not None and events is None:
             self._capacity = CapacityTracker(planner, capacity_tokens)
@@ -331,7 +331,7 @@ class Replica:
         # old one and is recorded anew once it is answered: nothing gets lost in between
         computed, self._misses = list(self._unconfirmed), 0
         self._unconfirmed.clear()
-        if self._events is not None:
+        if self.events is not None:
             self.cache_epoch += 1
             return  # its index follows the engine's own events, which tell what the cache holds
         if self._capacity is not None:
@@ -341,20 +341,15 @@ class Replica:
         for plan in computed:
             recorded(self.planner, plan)
 
-    def follow(self) -> None:
-        """Start following the engine's events, if it publishes any."""
-        if self._events is not None:
-            self._events.start()
-
     def stop_following(self) -> None:
         """Stop following the engine's events."""
-        events, self._events = self._events, None
+        events, self.events = self.events, None
         if events is not None:
             events.stop()
 
     async def aclose(self) -> None:
         """Stop following events, and close the running event loop's client."""
-        if self._events is not None:
+        if self.events is not None:
             await asyncio.to_thread(self.stop_following)
         await self.disconnect()
 
@@ -407,7 +402,7 @@ class Replica:
                 self._unconfirmed.append(plan)
             if self._misses >= _MAX_MISSES:  # the engine has lost its cache
                 self._reset()
-        elif self._events is None:
+        elif self.events is None:
             # The index was emptied while this was on its way. It is answered all the same, so
             # the engine lives, and has its prompt in the cache.
             self.planner.forget(plan)
