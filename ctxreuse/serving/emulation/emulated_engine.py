@@ -108,7 +108,8 @@ class EmulatedEngine(OnePerProcess):
         self._model = model
         self._tokenize = tokenize or ENGINE_TOKENIZER.ids
         self._details = prompt_tokens_details
-        self._fail = fail
+        failures = dict(enumerate(() if callable(fail) else fail))
+        self._fail = fail if callable(fail) else lambda number, body: failures.get(number)
         self._max_model_len = max_model_len
         self._lock = ForkSafeLock(self._forget)
         self._numbers = count()
@@ -182,7 +183,7 @@ vllm:cache_config_info{{{config}}} 1.0
         with self._lock:
             number = next(self._numbers)
             self.requests.append(body)
-        failure = self._failure(number, body)
+        failure = self._fail(number, body)
         if isinstance(failure, int):
             return refusal(failure, "failed on demand")
         if failure == "refuse":
@@ -222,11 +223,6 @@ vllm:cache_config_info{{{config}}} 1.0
             usage = self._cache.serve(tokens, salt or "")
             self.usage += usage
         return EmulatedReply(self, path == _CHAT, number, body, tokens, usage, breaks)
-
-    def _failure(self, number: int, body: Json) -> Failure:
-        if callable(self._fail):
-            return self._fail(number, body)
-        return self._fail[number] if number < len(self._fail) else None
 
     def _prompt(self, body: Json) -> list[int] | None:
         messages, prompt = body.get("messages"), body.get("prompt")

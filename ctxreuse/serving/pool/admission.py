@@ -13,7 +13,7 @@ from secrets import token_hex
 from typing import TypeAlias
 
 from ctxreuse.context.blocks import ContextRequest
-from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import renew_after_fork
 from ctxreuse.pipeline.ordered_release import (
@@ -48,7 +48,6 @@ class AdmissionQueue:
         window_s: float = DEFAULT_WINDOW_S,
         strategy: Strategy = "reuse",
     ) -> None:
-        checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
         checked_integer("concurrency", concurrency, 1)
         check_strategy(strategy)
         self._planner = planner
