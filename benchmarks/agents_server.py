@@ -21,7 +21,6 @@ from agents import usage_of
 from chain_of_agents import Answer, ChainOfAgents
 from chain_of_agents.question import Mode
 from ctxreuse.errors import shown_url
-from ctxreuse.serving import progress_bar
 from public_data.quality.scoring import token_f1
 from server import argument_parser, describe_server, warm_up
 from shared import data_folder, read_named_trace, right_answers
@@ -90,8 +89,7 @@ def _ask(
         params={"temperature": 0, "extra_body": {"cache_salt": uuid4().hex}},
     )
     began = time.perf_counter()
-    with progress_bar(mode) as progress:
-        answers = chain.batch(questions, progress=progress)
+    answers = chain.batch(questions)
     seconds = time.perf_counter() - began
     steps = [step for answer in answers for step in answer.trace.steps]
     for role in ("worker", "manager"):

@@ -21,8 +21,7 @@ from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.client.request import check_params
 from ctxreuse.serving.pool.admission import AdmissionQueue, AdmissionSlot
-from ctxreuse.serving.pool.engine_pool import EnginePool
-from ctxreuse.serving.pool.pool_result import PoolResult
+from ctxreuse.serving.pool.engine_pool import EnginePool, PoolResult
 
 _SET_HERE = ("engines", "base_url", "events", "retries", "client")
 _ATTEMPTS = 6

@@ -4,15 +4,13 @@ A wrong type or value raises `InvalidRequestError` everywhere. Optional packages
 `tenacity`) are imported when a client is made.
 """
 
-from ctxreuse.serving.client.completion import Completion, ToolCall
 from ctxreuse.serving.client.engine_client import EngineClient
+from ctxreuse.serving.client.reply import Completion, ToolCall
 from ctxreuse.serving.client.request import CompletionStream
 from ctxreuse.serving.dispatch import Answered, Failed, Outcome, dispatch, progress_bar
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
-from ctxreuse.serving.pool.engine_pool import EnginePool
-from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
+from ctxreuse.serving.pool.engine_pool import EnginePool, EngineSpec, PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import ReplicaStatus
-from ctxreuse.serving.pool.replica_factory import EngineSpec
 
 __all__ = [
     "Answered",

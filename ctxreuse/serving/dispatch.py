@@ -16,8 +16,8 @@ from ctxreuse.pipeline.leader_first import leaders, leaders_needed
 from ctxreuse.pipeline.ordered_release import OrderedQueue, Slot, TaskWaiter
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.serving.aio.concurrency import all_of
-from ctxreuse.serving.client.completion import Completion
 from ctxreuse.serving.client.engine_client import EngineClient
+from ctxreuse.serving.client.reply import Completion
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with the number of requests that have ended, and of all."""
@@ -131,7 +131,6 @@ class _Dispatch:
         self._followers: dict[int | None, list[int]] = defaultdict(list)
 
     async def send(self, leaders: Sequence[int | None]) -> list[Outcome]:
-        """Send all requests; if that is cancelled or fails, cancel those that run."""
         for position, leader in enumerate(leaders):
             self._followers[leader].append(position)
         self._let_go(None)

@@ -24,7 +24,7 @@ from chain_of_agents import ChainOfAgents, ManagerError
 from ctxreuse import ContextBlock, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving import EmulatedEngine
-from ctxreuse.serving.client.completion import ToolCall
+from ctxreuse.serving.client.reply import ToolCall
 
 MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
 SECRET = "The secret is 4711."

@@ -238,19 +238,6 @@ async def test_questions_of_a_batch_run_together_as_far_as_the_config_lets_them(
     assert bounded.most == 1
 
 
-@pytest.mark.parametrize("return_exceptions", [False, True])
-def test_progress_is_told_of_every_question_that_ends(return_exceptions):
-    told: list[tuple[int, int]] = []
-    chain = ChainOfAgents(llm=SaysModel())
-    questions: list[Any] = [question(1), question(1), {} if return_exceptions else question(1)]
-    chain.batch(
-        questions,
-        return_exceptions=return_exceptions,
-        progress=lambda ended, of: told.append((ended, of)),
-    )
-    assert told == [(1, 3), (2, 3), (3, 3)]
-
-
 async def test_calls_that_wait_for_an_engine_run_back_to_back_if_they_read_the_same():
     busy = Busy()
     engine = EmulatedEngine(answer=busy)

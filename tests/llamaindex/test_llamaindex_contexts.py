@@ -28,8 +28,7 @@ from openai_models import clients_of, openai_like
 
 from ctxreuse import Templates
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
-from ctxreuse.serving.emulation.openai_replies import ToolCall
+from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine, ToolCall
 from llamaindex_ctxreuse import ReuseLLM, cited_nodes, format_context
 
 PLAIN = MetadataMode.NONE

@@ -27,8 +27,7 @@ from openai_models import clients_of, openai_like
 
 from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, request_context
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
-from ctxreuse.serving.emulation.openai_replies import ToolCall
+from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine, ToolCall
 from llamaindex_ctxreuse import ReplayMemory, ReuseLLM, ReuseMemoryBlock, ReusePostprocessor
 from llamaindex_ctxreuse.memory import replay_memory
 

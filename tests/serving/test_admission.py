@@ -247,33 +247,6 @@ async def test_what_is_not_to_be_planned_waits_for_nobody_if_there_is_a_place(as
 
 
 @virtual_time
-async def test_the_queue_says_how_many_wait_and_how_many_run():
-    queue, _, visits = visited(concurrency=2)
-    counts = []
-    tasks = [visits.task(big_request([n])) for n in range(5)]
-    for seconds in (0.001, 0.5, 1.0, 1.0, 1.0):
-        await asyncio.sleep(seconds)
-        counts.append((queue.running, queue.waiting))
-    await asyncio.gather(*tasks)
-    assert counts == [(0, 5), (2, 3), (2, 1), (1, 0), (0, 0)]
-
-
-@virtual_time
-async def test_a_place_is_given_back_when_what_it_is_for_fails():
-    queue, _, visits = visited()
-
-    async def fail():
-        async with AdmissionSlot(queue, big_request([1])):
-            raise ValueError("boom")
-
-    results = await asyncio.gather(fail(), visits.go(big_request([2])), return_exceptions=True)
-    kinds = [type(one) for one in results]
-    assert kinds[0] is ValueError
-    assert len(visits.plans) == 1
-    assert_is_empty(queue)
-
-
-@virtual_time
 async def test_a_plan_of_a_later_turn_keeps_its_references():
     _, planner, visits = visited()
     other = ReusePlanner()
@@ -415,69 +388,6 @@ async def test_who_is_cancelled_between_release_and_going_on_gives_the_place_bac
     assert_knows_only(planner, [sent, *visits.plans])
 
 
-@virtual_time
-async def test_a_request_that_is_sent_again_under_its_id_stays_known_though_it_was_cancelled():
-    _, planner, visits = visited()
-    first = visits.task(big_request([1]))
-    left = visits.task(big_request([2], request_id="again"))
-    await asyncio.sleep(0.5)
-    await cancelled(left)
-    again = visits.task(big_request([2], request_id="again"))
-    await asyncio.gather(first, again)
-    assert visits.plans[1].request_id == "again"
-    assert_knows_only(planner, visits.plans)
-
-
-@virtual_time
-async def test_a_slot_is_for_one_request():
-    queue, _ = queue_of()
-    slot = AdmissionSlot(queue, big_request([1]))
-    async with slot:
-        pass
-    with pytest.raises(AssertionError, match="an admission slot is for one request"):
-        await slot.__aenter__()
-    assert_is_empty(queue)
-
-
-def in_threads(*mains):
-    """Run each coroutine function in an event loop of its own, each in a thread of its own."""
-    errors = []
-
-    def run(main):
-        try:
-            asyncio.run(main())
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(main,)) for main in mains]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    assert errors == []
-
-
-def test_event_loops_in_several_threads_share_one_queue():
-    queue, planner, visits = visited(concurrency=3, window_s=0.001)
-
-    def visitors(thread):
-        async def main():
-            asked = [big_request([n % 4, 10 + n], f"{thread} {n}") for n in range(15)]
-            plans = await asyncio.gather(*(visits.go(one, hold_s=0.0005) for one in asked))
-            assert [plan.request for plan in plans] == asked
-            assert [sorted(sent_ids(plan)) for plan in plans] == [
-                [block.id for block in one.blocks] for one in asked
-            ]
-
-        return main
-
-    in_threads(*(visitors(thread) for thread in range(4)))
-    assert len(set(visits.queries)) == len(visits.queries) == 60
-    assert visits.most <= 3
-    assert_nothing_is_left(queue, planner, visits)
-
-
 async def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monkeypatch):
     queue, planner, visits = visited(concurrency=200, window_s=0)
     planning, go_on, threads = threading.Event(), threading.Event(), []
@@ -503,33 +413,17 @@ async def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monke
     assert_nothing_is_left(queue, planner, visits)
 
 
+def started(loop, visits, *requests):
+    tasks = [loop.create_task(visits.go(one, hold_s=1_000)) for one in requests]
+    loop.run_until_complete(asyncio.sleep(0.02))
+    return tasks
+
+
 def abandon(loop, tasks):
     """Close an event loop under tasks that wait, as a program that does not clean up."""
     for task in tasks:
         task._log_destroy_pending = False
     loop.close()
-
-
-def started(loop, visits, *requests, run_for_s=0.02):
-    tasks = [loop.create_task(visits.go(one, hold_s=1_000)) for one in requests]
-    loop.run_until_complete(asyncio.sleep(run_for_s))
-    return tasks
-
-
-def test_requests_that_wait_in_a_closed_event_loop_are_passed_over():
-    queue, planner, visits = visited()
-    here, gone = asyncio.new_event_loop(), asyncio.new_event_loop()
-    (inside,) = started(here, visits, big_request([1]))
-    waiting = started(gone, visits, big_request([2]), big_request([3]))
-    other = here.create_task(visits.go(big_request([4], "other"), hold_s=0))
-    here.run_until_complete(asyncio.sleep(0.02))
-    assert (queue.running, queue.waiting) == (1, 3)
-    abandon(gone, waiting)
-    inside.cancel()
-    here.run_until_complete(asyncio.wait([inside, other]))
-    here.close()
-    assert visits.queries == ["", "other"]
-    assert_nothing_is_left(queue, planner, visits)
 
 
 def test_places_that_a_closed_event_loop_held_come_back_with_its_tasks():

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 from example_counts import examples
@@ -84,20 +85,21 @@ def test_a_step_takes_what_is_computed_in_it_at_common_rates_as_in_the_benchmark
 
 
 @pytest.mark.parametrize(
-    ("rates", "message"),
+    ("make", "name", "values"),
     [
-        ({"prefill_tokens_per_s": 0}, "prefill_tokens_per_s must be more than 0, not 0 (int)"),
-        ({"decode_step_s": -1}, "decode_step_s must be a number from 0, not -1 (int)"),
-        (
-            {"decode_step_per_request_s": float("inf")},
-            "decode_step_per_request_s must be a number from 0, not inf (float)",
-        ),
+        (EngineRates, "prefill_tokens_per_s", [0, -1]),
+        (EngineRates, "decode_step_s", [-1, "1"]),
+        (EngineRates, "decode_step_per_request_s", [float("inf")]),
+        (engine, "max_running", [0, 1.5, None]),
+        (engine, "max_step_tokens", [0, 1.5, None]),
+        (engine, "speed", [0, -1, float("nan"), "fast"]),
+        (partial(request, 1), "chunk_tokens", [0, 1.5, "all"]),
     ],
 )
-def test_rates_out_of_range_are_refused(rates, message):
-    with pytest.raises(InvalidRequestError) as caught:
-        EngineRates(**rates)
-    assert str(caught.value) == message
+def test_settings_out_of_range_are_refused(make, name, values):
+    for value in values:
+        with pytest.raises(InvalidRequestError, match=f"{name} must be .*, not"):
+            make(**{name: value})
 
 
 def test_a_request_gets_its_first_token_in_the_step_that_computes_its_prompt():
@@ -213,13 +215,6 @@ def test_a_request_waits_for_room_for_its_whole_answer_and_holds_up_those_behind
     assert [ended for _, ended in endings(one)] == [second, first]
 
 
-@pytest.mark.parametrize("name", ["max_running", "max_step_tokens"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, None])
-def test_bounds_out_of_range_are_refused(name, value):
-    with pytest.raises(InvalidRequestError, match=f"{name} must be an integer from 1, not"):
-        engine(**{name: value})
-
-
 def test_followed_answers_are_told_of_chunk_by_chunk_until_their_end():
     one, _ = engine()
     (asked,) = submitted(one, request(64, answer=5, chunk_tokens=2))
@@ -231,17 +226,6 @@ def test_followed_answers_are_told_of_chunk_by_chunk_until_their_end():
         BatchStep(1.25, (asked,)),
     ]
     assert not one.has_work
-
-    one, _ = engine()
-    first, second = submitted(
-        one, request(0, answer=4, chunk_tokens=2), request(0, answer=2, chunk_tokens=8)
-    )
-    assert [one.step() for _ in range(4)] == [
-        BatchStep(1.5, ()),
-        BatchStep(1.5, (second,), (first,)),
-        BatchStep(1.25, ()),
-        BatchStep(1.25, (first,)),
-    ]
 
 
 def test_requests_progress_and_finish_in_the_order_in_which_they_began():
@@ -260,25 +244,6 @@ def test_requests_progress_and_finish_in_the_order_in_which_they_began():
     assert durations(followed) == durations(plain)
     assert followed.usage == plain.usage
     assert cache._hash_of == other._hash_of
-
-
-def test_a_followed_request_that_is_aborted_is_not_told_of_any_more():
-    one, cache = engine(capacity_tokens=100)
-    left, other = submitted(one, *(request(8, answer=4, chunk_tokens=2) for _ in range(2)))
-    one.step()
-    one.abort(left)
-    assert [one.step() for _ in range(3)] == [
-        BatchStep(1.25, (), (other,)),
-        BatchStep(1.25, ()),
-        BatchStep(1.25, (other,)),
-    ]
-    assert_is_unused(cache, 100)
-
-
-@pytest.mark.parametrize("chunk", [0, -1, 1.5, "all"])
-def test_chunks_out_of_range_are_refused(chunk):
-    with pytest.raises(InvalidRequestError, match="chunk_tokens must be an integer from 1 or None"):
-        request(1, chunk_tokens=chunk)
 
 
 def test_requests_that_wait_never_begin_or_begin_earlier_when_others_are_aborted():
@@ -466,22 +431,6 @@ async def test_who_is_cancelled_aborts_the_request_and_leaves_what_was_computed(
 
 
 @virtual_time
-async def test_a_cancelled_request_does_not_hold_up_the_others():
-    timed, _ = engine(max_running=1)
-    # its step goes on until 2.25; then 2.25 + 1.25 s
-    tasks = [asyncio.create_task(served(timed, 100 * n, 64, answer=2)) for n in range(3)]
-    await asyncio.sleep(1)
-    tasks[0].cancel()
-    tasks[1].cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert ([type(one) for one in results[:2]], results[2]) == (
-        [asyncio.CancelledError] * 2,
-        (5.75, CacheUsage(64, 0)),
-    )
-    assert not timed.has_work
-
-
-@virtual_time
 async def test_requests_that_the_engine_refuses_raise_and_leave_nothing_behind():
     timed, _ = engine(capacity_tokens=10)
     with pytest.raises(InvalidRequestError, match="larger than the cache"):
@@ -491,25 +440,6 @@ async def test_requests_that_the_engine_refuses_raise_and_leave_nothing_behind()
     assert await served(timed, 0, 8) == (0.125 + 1.25, CacheUsage(8, 0))
     assert timed.open_requests == 0
     assert not timed.has_work
-
-
-@pytest.mark.parametrize(
-    ("tokens", "answer"), [(["no", "tokens"], [1]), ([1, 2], ["no", "tokens"])]
-)
-@virtual_time
-async def test_token_ids_that_are_none_raise_instead_of_keeping_everybody_waiting(tokens, answer):
-    timed, cache = engine()
-    with pytest.raises(InvalidRequestError, match="token ids must be integers"):
-        await serve(timed, tokens, answer)
-    assert not timed.has_work
-    assert cache._users == {}
-    assert (await served(timed, 0, 64, at=now()))[1] == CacheUsage(64, 0)
-
-
-@pytest.mark.parametrize("speed", [0, -1, float("inf"), float("nan"), "fast"])
-def test_a_speed_that_is_no_number_above_0_is_refused(speed):
-    with pytest.raises(InvalidRequestError, match=r"speed must be .*0, not"):
-        engine(speed=speed)
 
 
 async def followed(timed, start, length, answer=1, at=0.0, chunk_tokens=2):
@@ -528,37 +458,6 @@ async def test_an_answer_is_followed_beside_one_that_is_waited_for():
     assert (
         await asyncio.gather(followed(timed, 0, 64, answer=5), served(timed, 500, 64, answer=3))
     ) == [[(5.0, 2), (7.75, 4), (9.0, 5)], (6.5, CacheUsage(64, 0))]
-
-
-@virtual_time
-async def test_there_is_no_task_but_those_that_wait():
-    timed, _ = engine()
-    asking = [
-        asyncio.create_task(served(timed, 0, 64, answer=9)),
-        asyncio.create_task(followed(timed, 100, 64, answer=9)),
-    ]
-    await asyncio.sleep(3)
-    assert (timed.open_requests, asyncio.all_tasks()) == (2, {asyncio.current_task(), *asking})
-    for task in asking:
-        task.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
-    assert (timed.open_requests, timed.has_work) == (0, False)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-@pytest.mark.parametrize(("after", "left_at"), [(1, 3.5), (2, 6.0)])
-@virtual_time
-async def test_who_stops_following_aborts_the_request(after, left_at):
-    timed, cache = engine()
-    counts = timed.stream(BatchedRequest(range(64), range(10), 2))
-    for _ in range(after):
-        await anext(counts)
-    assert timed.has_work
-    await counts.aclose()
-    assert (now(), timed.open_requests, timed.has_work) == (left_at, 0, False)
-    assert cache._users == {}
-    # the step that goes on ends first, 1.25 s later
-    assert await served(timed, 500, 64, at=now()) == (left_at + 1.25 + 2.25, CacheUsage(64, 0))
 
 
 @virtual_time

@@ -69,16 +69,3 @@ def test_openai_writes_the_latest_four_of_more_marks():
     assert sent(6).written == {"30m": 6}
     assert sent(2) == Usage(0, 0, {"30m": 2})  # the first two were not stored
     assert sent(3).read == 3
-
-
-def test_followers_hit_only_after_the_first_token_of_their_leader():
-    with caching_server("anthropic") as server:
-        content = [text(LONG, **EPHEMERAL)]
-
-        def ask_meanwhile() -> None:
-            server.before_first_token = lambda: None
-            assert ask_anthropic(server, content).cache_read_input_tokens == 0
-
-        server.before_first_token = ask_meanwhile
-        ask_anthropic(server, content)
-        assert ask_anthropic(server, content).cache_read_input_tokens == 1_100

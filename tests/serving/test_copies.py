@@ -5,6 +5,7 @@ import copy
 import copyreg
 import itertools
 import pickle
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
@@ -136,24 +137,6 @@ def test_a_copied_cache_goes_on_where_the_original_is():
     one = used_cache()
     for again in COPIES.values():
         assert again(one).serve([b"a", b"b"], [3, 4]).cached_tokens == 7
-
-
-@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
-@pytest.mark.parametrize(
-    "one",
-    [
-        EngineClient("http://a", "m"),
-        EnginePool("http://a", "m"),
-        EmulatedEngine(),
-        KVEventSync(ReusePlanner(), "tcp://127.0.0.1:1"),
-        WorkflowEngine(),
-    ],
-    ids=lambda one: type(one).__name__,
-)
-def test_what_holds_connections_or_threads_says_that_each_process_makes_its_own(again, one):
-    message = f"{type(one).__name__} cannot be copied or pickled, .*; make one in each process"
-    with pytest.raises(InvalidRequestError, match=message):
-        again(one)
 
 
 DEEP = {
@@ -450,27 +433,28 @@ def test_components_that_are_pickled_together_share_their_planner_again():
     assert llm.planner is postprocessor.planner is model.planner is not planner
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, DEEP["pickle"]], ids=["deepcopy", "pickle"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: WorkflowRetriever(engine=engine()),
-        lambda: WorkflowNodeRetriever(engine=engine()),
-        lambda: WorkflowRunnable(engine=engine(), graph=hyde()),
-    ],
-    ids=["LangChain retriever", "LlamaIndex retriever", "LangChain runnable"],
-)
-def test_what_runs_on_a_workflow_engine_says_that_each_process_makes_its_own(make, again):
-    with pytest.raises(InvalidRequestError, match=r"WorkflowEngine cannot be copied .* make one"):
-        again(make())
+HELD: dict[str, Any] = {
+    "EngineClient": lambda folder: EngineClient("http://a", "m"),
+    "EnginePool": lambda folder: EnginePool("http://a", "m"),
+    "EmulatedEngine": lambda folder: EmulatedEngine(),
+    "KVEventSync": lambda folder: KVEventSync(ReusePlanner(), "tcp://127.0.0.1:1"),
+    "WorkflowEngine": lambda folder: WorkflowEngine(),
+    "TraceRecorder": TraceRecorder,
+}
+ON_ENGINES = [WorkflowRetriever, WorkflowNodeRetriever, partial(WorkflowRunnable, graph=hyde())]
 
 
-def test_a_recorder_says_that_each_process_makes_its_own(tmp_path):
-    recorder = TraceRecorder(tmp_path)
-    for again in (copy.copy, copy.deepcopy, DEEP["pickle"]):
-        with pytest.raises(InvalidRequestError, match="open files; make one in each process"):
-            again(recorder)
-    recorder.close()
+@pytest.mark.parametrize("way", COPIES)
+def test_what_holds_connections_threads_or_files_says_that_each_process_makes_its_own(
+    way, tmp_path
+):
+    made = [(name, make(tmp_path)) for name, make in HELD.items()]
+    if way != "copy":  # which shares the engine
+        made += [("WorkflowEngine", make(engine=engine())) for make in ON_ENGINES]
+    for name, one in made:
+        message = f"{name} cannot be copied or pickled, .*; make one in each process"
+        with pytest.raises(InvalidRequestError, match=message):
+            COPIES[way](one)
 
 
 def test_calls_with_configured_fields_share_the_planner():

@@ -130,15 +130,6 @@ def test_an_answer_is_cached_for_the_next_turn_without_its_last_token():
     assert cached(engine, again) == answered - 1
 
 
-def test_usage_may_be_silent_about_the_cache_or_where_nothing_was_cached():
-    engine = EmulatedEngine(prompt_tokens_details=False)
-    assert send(engine, chat_body())["usage"]["prompt_tokens_details"] is None
-    engine = EmulatedEngine(block_size=4, prompt_tokens_details="if cached")
-    replies = [send(engine, chat_body())["usage"] for _ in range(2)]
-    details = [usage["prompt_tokens_details"] for usage in replies]
-    assert details == [None, {"cached_tokens": 12}]
-
-
 def test_tools_are_part_of_the_prompt_and_tool_calls_come_whole_and_streamed():
     call = ToolCall("search", '{"query": "Paris"}', id="call-1")
     engine = EmulatedEngine(answer=lambda body: call if body.get("tools") else "no tools")
@@ -192,12 +183,12 @@ def test_an_answer_stops_at_the_limit(limit):
 
 
 def test_the_other_routes():
-    engine = EmulatedEngine(block_size=4, capacity_tokens=40, model="m\\x", max_model_len=99)
+    engine = EmulatedEngine(block_size=4, capacity_tokens=40, model="m-x", max_model_len=99)
     client = client_of(engine)
     assert client.get("/health").status_code == 200
-    card = {"id": "m\\x", "object": "model", "created": 0, "owned_by": "ctxreuse"}
+    card = {"id": "m-x", "object": "model", "created": 0, "owned_by": "ctxreuse"}
     assert client.get("/v1/models").json()["data"] == [card | {"max_model_len": 99}]
-    body = chat_body() | {"model": "m\\x"}
+    body = chat_body() | {"model": "m-x"}
     tokens = engine.prompt_tokens(body["messages"])
     assert client.post("/tokenize", json=body).json() == {
         "count": 13,
@@ -260,15 +251,6 @@ def test_requests_fail_on_demand_in_order_of_arrival():
     assert client.post(CHAT, json=chat_body("5")).status_code == 200
     contents = [body["messages"][0]["content"] for body in engine.requests]
     assert contents == ["0", "1", "2", "3", "4", "5"]
-
-
-def test_a_function_decides_what_fails():
-    engine = EmulatedEngine(
-        fail=lambda number, body: 429 if body["messages"][0]["content"] == "b" and number else None
-    )
-    client = client_of(engine)
-    statuses = [client.post(CHAT, json=chat_body(word)).status_code for word in "babc"]
-    assert statuses == [200, 200, 429, 200]
 
 
 async def test_an_async_client_takes_awaitables_and_iterators_of_text():

@@ -113,28 +113,7 @@ async def test_an_engine_that_returns_no_tokens_is_named_once_and_no_request_is_
     assert len(events.told) == 1
     told = [record.getMessage() for record in caplog.records if record.name == "ctxreuse"]
     assert len(told) == 2  # by each client
-    assert all("returns no token ids, so KVEventSync follows none" in one for one in told)
-
-
-async def test_a_field_of_ours_that_an_engine_refuses_is_dropped_once_and_logged_once(caplog):
-    engine, refused = EmulatedEngine(), []
-
-    class Strict(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request):
-            if b"return_token_ids" in await request.aread():
-                refused.append(request)
-                message = "return_token_ids is not supported with streaming"
-                return httpx.Response(400, json={"error": {"message": message}})
-            return await engine.transport().handle_async_request(request)
-
-    async with connected(Strict(), model="emulated", events=Records()) as client:
-        for _ in range(3):
-            assert (await client.complete(planned(ReusePlanner()))).text == "OK."
-        pieces = [piece async for piece in client.stream(planned(ReusePlanner()))]
-    assert "".join(pieces) == "OK."
-    assert (len(refused), len(engine.requests)) == (1, 4)
-    told = [record.getMessage() for record in caplog.records if "refuses" in record.getMessage()]
-    assert told == ["engine refuses the field return_token_ids, which is not sent to it any more"]
+    assert all("because engine returns no token ids" in one for one in told)
 
 
 class SGLang(httpx.AsyncBaseTransport):
@@ -169,7 +148,7 @@ async def test_an_sglang_is_asked_for_tokens_behind_an_answer_or_named_once(tell
     async with connected(server, events=events) as client:
         for plan in plans:
             assert (await client.complete(plan, cache_salt="s")).text == "OK."
-            await asyncio.gather(*client._asking)
+            await asyncio.gather(*client._token_ids.running)
     told = [record.getMessage() for record in caplog.records if record.name == "ctxreuse"]
     if tells_ids:
         expected = [tuple(server.engine.prompt_tokens(plan.messages())) for plan in plans]

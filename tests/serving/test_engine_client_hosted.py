@@ -18,9 +18,7 @@ from hostile_servers import END, event
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EngineClient, dispatch
-from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
-from ctxreuse.serving.client.completion import ToolCall
-from ctxreuse.serving.client.reply import BrokenReplyError
+from ctxreuse.serving.client.reply import AnthropicReplyReader, BrokenReplyError, ToolCall
 
 
 @pytest.fixture(params=["openai", "anthropic"])

@@ -1,100 +1,40 @@
 """Whose request it is for the engine: model, cache salt, session, address."""
 
-import asyncio
-
 import httpx
 import pytest
 from client_helpers import NOTHING, completed, connected, overheard, planned
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse import ReusePlanner
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.pipeline.engine_options import conversation_session, is_cache_salt, tenant_salt
 from ctxreuse.serving import EmulatedEngine
-from ctxreuse.serving.client.connection import EngineFact
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
 
-class Models:
-    """A transport that counts look-ups of the model; each waits until it may go on."""
+async def test_the_engines_first_model_is_asked_for_until_it_is_known(planner):
+    answers = [
+        *(httpx.ConnectError("no") for _ in range(2)),
+        httpx.Response(200, json={"data": [{"id": "its-own"}]}),
+    ]
 
-    def __init__(self, *answers):
-        self.asked = 0
-        self.answers = list(answers)
-        self.go_on = asyncio.Event()
+    def answer(request):
+        if isinstance(answers[0], Exception):
+            raise answers.pop(0)
+        return answers.pop(0)
 
-    async def answer(self, request):
-        assert request.url.path == "/v1/models"
-        self.asked += 1
-        await self.go_on.wait()
-        answer = self.answers.pop(0)
-        if answer is None:
-            raise httpx.ConnectError("no", request=request)
-        return httpx.Response(200, json={"data": [{"id": answer}]})
-
-    async def begun(self):
-        while not self.asked:
-            await asyncio.sleep(0)
-
-
-async def test_those_who_wait_for_the_model_share_a_failed_look_up_and_later_ones_try_again():
-    models = Models(None, None, "its-own")
-    planner = ReusePlanner()
-    transport = httpx.MockTransport(models.answer)
+    transport = httpx.MockTransport(answer)
     async with connected(transport, planner=planner, retries=1) as client:
-        waiting_ones = [asyncio.create_task(client.complete(planned(planner))) for _ in range(8)]
-        await models.begun()
-        models.go_on.set()
-        errors = await asyncio.gather(*waiting_ones, return_exceptions=True)
-        assert [type(error) for error in errors] == [EngineError] * 8
-        assert {(error.attempts, str(error)) for error in errors} == {
-            (
-                2,
-                "the engine at engine did not answer: APIConnectionError, attempts: 2; the cause "
-                "says more, and so does the engine's log",
-            )
-        }
-        assert models.asked == 2
+        with pytest.raises(EngineError) as caught:
+            await client.complete(planned(planner))
+        assert (caught.value.attempts, str(caught.value)) == (
+            2,
+            "the engine at engine did not answer: APIConnectionError, attempts: 2; the cause "
+            "says more, and so does the engine's log",
+        )
         assert planner.statistics() == NOTHING
-        assert await asyncio.gather(client.model(), client.model()) == ["its-own", "its-own"]
-    assert models.asked == 3
-
-
-async def test_who_stops_waiting_for_the_model_does_not_stop_the_others():
-    models = Models("its-own")
-    async with connected(httpx.MockTransport(models.answer)) as client:
-        first, second = (asyncio.create_task(client.model()) for _ in range(2))
-        await models.begun()
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        models.go_on.set()
-        assert await second == "its-own"
-    assert models.asked == 1
-
-
-def test_a_look_up_that_an_event_loop_left_behind_is_begun_anew_in_the_next():
-    asked = []
-
-    async def look_up():
-        asked.append(asyncio.get_running_loop())
-        if len(asked) == 1:
-            await asyncio.Event().wait()
-        return "its-own"
-
-    name = EngineFact(None, look_up)
-
-    async def give_up():
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(name.get(), 0.001)
-
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(give_up())
-    loop.close()  # unlike asyncio.run it cancels nothing
-    assert asyncio.run(name.get()) == "its-own"
-    assert len(asked) == 2
+        assert [await client.model() for _ in range(3)] == ["its-own"] * 3
 
 
 async def test_a_given_model_is_not_asked_for():

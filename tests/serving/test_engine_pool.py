@@ -250,27 +250,12 @@ async def test_a_capacity_that_is_given_is_not_asked_for():
     assert "/metrics" not in network.paths("a")
 
 
-@pytest.mark.parametrize(
-    ("lengths", "window"), [((900, 700, None), 700), ((None, None), None), ((500,), 500)]
-)
-async def test_the_context_window_is_the_least_that_an_engine_tells(lengths, window):
-    network = Network(
-        **{f"e{n}": EmulatedEngine(max_model_len=length) for n, length in enumerate(lengths)}
-    )
-    async with pool_on(network) as pool:
-        assert [await pool.context_window() for _ in range(3)] == [window] * 3
-    assert len(network.sent) == len(lengths)
-
-
-async def test_the_context_window_counts_engines_that_were_down_or_came_later():
-    network = Network(
-        a=EmulatedEngine(max_model_len=900),
-        b=EmulatedEngine(max_model_len=800),
-        c=EmulatedEngine(max_model_len=700),
-    )
+async def test_the_context_window_is_the_least_of_all_that_tell_one_also_later():
+    lengths = {"a": None, "b": 800, "c": 700, "d": 900}
+    network = Network(**{name: EmulatedEngine(max_model_len=n) for name, n in lengths.items()})
     network.down.add("b")
     http = httpx.AsyncClient(transport=network)
-    async with EnginePool(["http://a", "http://b"], http_client=http) as pool:
+    async with EnginePool([f"http://{one}" for one in "abd"], http_client=http) as pool:
         windows = [await pool.context_window()]
         network.down.clear()
         windows.append(await pool.context_window())
@@ -279,6 +264,7 @@ async def test_the_context_window_counts_engines_that_were_down_or_came_later():
         await pool.remove("c")
         windows.append(await pool.context_window())
     assert windows == [900, 800, 700, 800]
+    assert [len(network.paths(name)) for name in "abcd"] == [1, 2, 1, 1]
 
 
 async def test_a_draining_replica_gets_nothing_new_until_it_is_resumed():
@@ -466,16 +452,8 @@ async def test_statistics_tell_how_each_replica_is():
     async with pool_on(engines()) as pool:
         await pool.complete(asking("x"), replica="b")
         pool.drain("a")
-        nothing = ReplicaStatus(
-            name="a",
-            state="draining",
-            running=0,
-            waiting=0,
-            queued_tokens=0,
-            answered=0,
-            failed=0,
-            cache_epoch=0,
-        )
+        counts = ("running", "waiting", "queued_tokens", "answered", "failed", "cache_epoch")
+        nothing = ReplicaStatus(name="a", state="draining", **dict.fromkeys(counts, 0))
         assert pool.statistics() == (nothing, replace(nothing, name="b", state="up", answered=1))
         assert (pool.faults, pool.cache_epoch("b"), nothing.cache_epoch) == (0, 0, 0)
 
@@ -560,7 +538,7 @@ async def test_parameters_that_cannot_be_are_refused_and_harm_nobody():
     assert network.sent == []
 
 
-@pytest.mark.parametrize("call", ["drain", "resume", "cache_epoch", "remove", "drained"])
+@pytest.mark.parametrize("call", ["drain", "resume", "cache_epoch", "remove"])
 async def test_a_replica_that_is_not_there_is_named(call):
     async with pool_on(engines()) as pool:
         message = r"there is no replica 'q' \(str\); there are a, b"

@@ -28,10 +28,7 @@ from workflow_engines import BLOCKS, WordEmbedder, corpus_index
 
 from chain_of_agents import ChainOfAgents
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.context.fork_safety import process_name
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.measure.traces.recording import TraceRecorder
-from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.workflow import WorkflowEngine, one_shot
@@ -174,28 +171,6 @@ def test_langchain_models_answer_in_children_forked_while_loops_and_threads_call
     assert in_children(CHILDREN, child, load) == [["Yes."] * 10] * CHILDREN
 
 
-def test_a_model_that_forks_in_its_own_call_answers_in_these_children():
-    class Forking(FakeListChatModel):
-        def _call(self, messages: Any, *args: Any, **kwargs: Any) -> str:
-            if "fork" in str(messages):
-                return ",".join(in_children(2, child))
-            return "Yes."
-
-    def child(number: int) -> str:
-        answers = [model.invoke("Which?"), *model.batch(["Which?", "What?"])]
-        return " ".join(answer.text for answer in [*answers, asyncio.run(model.ainvoke("Which?"))])
-
-    async def together() -> list[str]:
-        answers = await asyncio.gather(*(model.ainvoke(f"fork {n}") for n in range(2)))
-        return [answer.text for answer in answers]
-
-    model = ReuseChatModel(inner=Forking(responses=[]))
-    wanted = ",".join(["Yes. Yes. Yes. Yes."] * 2)
-    assert model.invoke("fork").text == wanted
-    assert [answer.text for answer in model.batch(["fork 1", "fork 2"])] == [wanted] * 2
-    assert asyncio.run(together()) == [wanted] * 2
-
-
 def test_llamaindex_models_answer_in_children_forked_while_loops_and_threads_call():
     model = ReuseLLM(inner=MockLLM(max_tokens=2), window_s=0.005)
     messages = [ChatMessage(role="user", content="Which?")]
@@ -315,18 +290,6 @@ def test_children_that_are_forked_while_threads_plan_plan_rightly_under_ids_of_t
     assert len(set(everyone)) == len(everyone)
 
 
-def test_shadow_mode_goes_on_in_children():
-    planner = ReusePlanner(mode="shadow")
-    randoms = [random.Random(number) for number in range(4)]
-
-    def child(number: int) -> bool:
-        before = planner.savings.requests
-        planner.plan_batch([some_request(random.Random(number)) for _ in range(3)])
-        return planner.savings.requests == before + 3
-
-    assert all(in_children(30, child, lambda number: planner.plan(some_request(randoms[number]))))
-
-
 class CountingServer(ThreadingHTTPServer):
     """An engine that notes which processes have spoken on which connection."""
 
@@ -416,25 +379,3 @@ def test_a_users_http_client_serves_the_process_that_has_sent_with_it_first(serv
     assert ask(0) == "Hi"
     assert all(len(processes) == 1 for processes in server.speakers.values())
     sync_bridge.run(http.aclose, lasting=True)
-
-
-def test_a_recorder_writes_what_each_child_sends_into_files_of_its_own(tmp_path):
-    recorder = TraceRecorder(tmp_path)
-
-    def child(number: int) -> str:
-        recorder.record(FACTS[:3], f"of child {number}", conversation_id="c")
-        recorder.close()
-        return process_name()
-
-    names = in_children(5, child, lambda number: recorder.record(FACTS[:4], "of the parent"))
-    recorder.close()
-    assert recorder.faults == 0
-    for number, name in enumerate(names):
-        folder = tmp_path / f"forked-{name.rstrip('.')}"
-        corpus = read_corpus(folder / "corpus.jsonl")
-        [request] = read_trace(folder / "trace.jsonl", corpus)
-        assert request.query == f"of child {number}"
-    corpus = read_corpus(tmp_path / "corpus.jsonl")
-    trace = read_trace(tmp_path / "trace.jsonl", corpus)
-    assert len(trace) == recorder.requests
-    assert {request.query for request in trace} == {"of the parent"}

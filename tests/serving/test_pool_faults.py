@@ -1,5 +1,4 @@
 import asyncio
-import gc
 from collections import Counter
 from itertools import product
 from typing import Any
@@ -228,18 +227,6 @@ async def test_where_all_take_too_long_the_error_says_so():
             await anext(pool.stream(asking("x"), limit_s=0.01))
         assert index_tokens(pool) == {"a": 0}
         assert queues(pool) == IDLE
-
-
-async def test_who_reads_slowly_is_not_cancelled_and_does_not_use_up_the_engines_time():
-    network = Network(a=EmulatedEngine(answer="one two three"))
-    async with pool_on(network) as pool:
-        pieces = []
-        async with pool.stream(asking("x"), limit_s=0.3) as stream:
-            async for piece in stream:
-                pieces.append(piece)
-                await asyncio.sleep(0.16)
-        assert pieces == ["one", " two", " three"]
-        assert pool.statistics()[0].answered == 1
 
 
 async def test_the_time_is_for_the_whole_answer():
@@ -490,21 +477,6 @@ async def test_a_request_that_is_cancelled_while_it_waits_to_be_tried_again_is_n
         await asyncio.wait([task])
         assert queues(pool) == IDLE
     assert arrivals(network) == {"a": 1}
-
-
-def test_what_a_closed_event_loop_leaves_behind_counts_no_more():
-    network = Network(a=EmulatedEngine(answer=lambda body: asyncio.Event().wait()))
-    pool = pool_on(network)
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(pool.complete(asking("x")))
-    while not network.engines["a"].requests:
-        loop.run_until_complete(asyncio.sleep(0.001))
-    assert queues(pool) == {(1, 0, 225)}
-    task.cancel()
-    loop.run_until_complete(asyncio.wait([task]))
-    loop.close()
-    gc.collect()
-    assert queues(pool) == IDLE
 
 
 @pytest.mark.parametrize("failure", ["refuse", "break", 503, 400])

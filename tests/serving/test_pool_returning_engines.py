@@ -1,13 +1,11 @@
 """Engines that die and come back: the index keeps what each engine has answered since."""
 
 import asyncio
-import random
 import threading
 from collections import defaultdict
 
 import httpx
 from example_counts import examples
-from http_servers import engine_script, listening
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pool_helpers import (
@@ -27,7 +25,7 @@ from pool_helpers import (
 
 from ctxreuse import ContextRequest
 from ctxreuse.errors import EngineError
-from ctxreuse.serving import EmulatedEngine, EnginePool
+from ctxreuse.serving import EmulatedEngine
 
 
 class Answered:
@@ -165,45 +163,6 @@ def test_what_an_engine_has_answered_since_it_failed_is_in_the_index(steps, fail
     asyncio.run(main())
 
 
-async def test_servers_that_die_and_come_back_leave_no_empty_index_where_requests_were_answered():
-    """Over sockets, with a watcher; every request is answered in the end."""
-    chance = random.Random(7)
-
-    async def answer(body):
-        await asyncio.sleep(chance.random() * 0.003)
-        return "OK."
-
-    engines = [EmulatedEngine(answer=answer) for _ in range(3)]
-    async with listening(*map(engine_script, engines)) as servers:
-        options = {"window_s": 0, "backoff_s": 0.002, "open_s": 0.02, "attempts": 20}
-        async with EnginePool([one.url for one in servers], "emulated", **options) as pool:
-            answered = Answered(pool)
-
-            async def turmoil():
-                while True:
-                    await asyncio.sleep(chance.random() * 0.02)
-                    victim = chance.randrange(3)
-                    await servers[victim].die()
-                    engines[victim].reset_prefix_cache()
-                    await asyncio.sleep(chance.random() * 0.02)
-                    await servers[victim].come_back()
-                    await answered.check()
-
-            task = asyncio.create_task(turmoil())
-            numbers = iter(range(10_000))
-
-            async def ask():
-                while answered.count < 50:
-                    await answered.ask(next(numbers))
-
-            await asyncio.gather(*(ask() for _ in range(8)))
-            task.cancel()
-            await asyncio.wait([task])
-            assert answered.missing() == {}
-            assert answered.count >= 50
-            assert pool.faults == 0
-
-
 async def test_what_was_on_its_way_when_a_circuit_opened_is_known_once_it_is_answered():
     gate = Gate()
     network = Network(a=EmulatedEngine(fail=[None, None, 500], answer=gate), b=EmulatedEngine())
@@ -279,7 +238,7 @@ async def test_an_index_that_follows_the_engines_events_is_not_emptied_by_guesse
     async with pool_on(network, failures=1, clock=Clock()) as pool:
         await pool.complete(asking("l"), replica="a")
         replica = pool._replicas["a"]
-        replica._events = type("Events", (), {"stop": lambda self: None})()
+        replica.events = type("Events", (), {"stop": lambda self: None})()
         network.statuses["a", "/v1/chat/completions"] = 500
         await pool.complete(asking("m"), replica="a")
         assert (state_of(pool, "a"), index_tokens(pool)["a"]) == ("resting", 80)

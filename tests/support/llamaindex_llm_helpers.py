@@ -14,8 +14,7 @@ from llamaindex_helpers import RecordingLLM, labelled, letter_nodes, ranked
 from openai_models import clients_of, openai_like
 
 from ctxreuse import ReusePlanner
-from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
-from ctxreuse.serving.emulation.openai_replies import ToolCall
+from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine, ToolCall
 from llamaindex_ctxreuse import ReuseLLM, format_context
 
 

@@ -22,7 +22,7 @@ from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.measure.options import BESIDE_TRACE, option
 from ctxreuse.serving.client.connection import SEE_CAUSE, EngineConnection, connection_fault
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.pool.replica_factory import host_of
+from ctxreuse.serving.pool.engine_pool import host_of
 
 MOST_TOKENS = 20_000  # the longest prompt that is sent
 PROMPTS = 4  # how many prompts are sent

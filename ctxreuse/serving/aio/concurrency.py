@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock, leave_to_parent, renew_after_fork
@@ -18,11 +18,8 @@ _CANCELLED_AGAIN_S = 3.0  # what closes in order has ended by then
 _Result = TypeVar("_Result")
 
 
-class Execute(Protocol):
-    """Runs blocking work in another thread."""
-
-    def __call__(self, work: Callable[[], _Result], /) -> Awaitable[_Result]:
-        """Return an awaitable of the work's result."""
+Execute: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs blocking work in another thread."""
 
 
 class Threads:
@@ -35,7 +32,6 @@ class Threads:
         renew_after_fork(self._start_anew)
 
     def _start_anew(self) -> None:
-        """Have no threads, as a child."""
         leave_to_parent(self._pool)
         self._pool = None
 

@@ -88,7 +88,6 @@ class _LastingLoop:
         renew_after_fork(self._start_anew)
 
     def _start_anew(self) -> None:
-        """Have no thread, as a child."""
         leave_to_parent(self._loop)
         self.thread = self._loop = None
 

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import math
 import os
-import time
+import sys
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from socket import gaierror
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 from ctxreuse.context.checks import checked_header, checked_integer, checked_number, reported_count
+from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import importing_late, leave_to_parent, renew_after_fork
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import EngineError, InvalidRequestError, MissingExtraError, describe, shown_url
 from ctxreuse.rules.answers import streams_token_ids
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import TimeLimit
-from ctxreuse.serving.client.completion import without
-from ctxreuse.serving.client.guarded_http import guarded, http_libraries
 from ctxreuse.serving.client.reply import BrokenReplyError, field_of, parsed_json
-from ctxreuse.serving.client.status_rules import status_rule
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -230,8 +227,8 @@ class EngineConnection:
             raise EngineError(f"the engine at {self.host} names no model; pass model=...")
         return name
 
-    async def salt_field(self) -> str:
-        """Return the field by which `/v1/messages` takes a salt, as the engine's docs name it."""
+    async def check_salts(self) -> None:
+        """Raise EngineError unless the engine's docs say that `/v1/messages` reads a salt."""
         try:
             page = await self.ask_json("GET", "/openapi.json")
         except EngineError as error:
@@ -244,7 +241,6 @@ class EngineConnection:
                 "cache_salt, so tenants would share its cache; use protocol='openai', or vLLM 0.32 "
                 "with its docs enabled"
             )
-        return _SALT_FIELD[-1]
 
     def error(self, error: BaseException, attempts: int) -> EngineError:
         """Return an EngineError without the message of the cause, which may hold the prompt."""
@@ -284,26 +280,34 @@ class EngineConnection:
             await self._openai.close()
 
 
-class EngineFact:
-    """A text such as a model's name: given, or looked up once for all; after a failure anew."""
+class TokenIdCalls:
+    """Asks behind answers which tokens prompts had; logs once where an engine tells none."""
 
-    def __init__(self, given: str | None, look_up: Callable[[], Coroutine[Any, Any, str]]) -> None:
-        self._known = given
-        self._look_up = look_up
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, fail_open: FailOpen) -> None:
+        self._fail_open = fail_open
+        self._tells_none = False
+        self.running = set[Any]()  # futures or tasks
 
-    async def get(self) -> str:
-        """Return the text, or raise what the look-up raises."""
-        while self._known is None:
-            task = self._task
-            # a task of an event loop that is gone never ends
-            if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-                task = self._task = asyncio.create_task(self._find())
-            await asyncio.shield(task)  # a cancelled caller does not cancel it for the others
-        return self._known
+    def start(self, ask: Callable[[], Awaitable[None]], begin: Callable[..., Any]) -> None:
+        """Begin to ask, unless the engine tells none, or many questions are open."""
+        if not self._tells_none and len(self.running) < _MOST_ASKED:
+            running = begin(lambda: self._asked(ask))
+            self.running.add(running)
+            running.add_done_callback(self.running.discard)
 
-    async def _find(self) -> None:
-        self._known = await self._look_up()  # also where no caller waits any more
+    async def _asked(self, ask: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await ask()
+        except EngineError as error:
+            self.note_none(error)
+        except Exception as error:
+            self._fail_open.note(error)
+
+    def note_none(self, why: object) -> None:
+        """Ask no more, because no tokens are told."""
+        if not self._tells_none:
+            self._tells_none = True
+            _log.warning(_NO_IDS, why)
 
 
 def _checked_address(base_url: object) -> SplitResult:
@@ -326,7 +330,6 @@ def _checked_address(base_url: object) -> SplitResult:
 
 
 def _basic(parts: SplitResult) -> dict[str, str]:
-    """Return the header that says the user and password of an address."""
     user, _, password = parts.netloc.rpartition("@")[0].partition(":")
     if not (user or password):
         return {}
@@ -335,13 +338,18 @@ def _basic(parts: SplitResult) -> dict[str, str]:
 
 
 _processes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # that send with users' clients
+_log = logging.getLogger("ctxreuse")
+_MOST_ASKED = 1_000
+_NO_IDS = (
+    "KVEventSync follows none of the requests of this model, because %s: tell it yourself with "
+    "KVEventSync.record(plan, token_ids)"
+)
 _LONGEST_BACKOFF_S = 60.0
 _SALT_FIELD = ("components", "schemas", "AnthropicMessagesRequest", "properties", "cache_salt")
 _ANTHROPIC_VERSION = "2023-06-01"
 _TAKEN = {"openai": "chat.completions.create takes", "anthropic": "Anthropic's messages take"}
 _LONGEST_WAIT_S = 600.0
 """What a request without a time limit waits at most, when a server asks for it."""
-_LONGEST_HEADER = 64
 _LONGEST_NAME = 64
 _MOST_CAUSES = 16
 SEE_CAUSE: Final = "; the cause says more, and so does the engine's log"
@@ -384,23 +392,106 @@ def status_of(error: BaseException) -> int | None:
 def retry_after_s(error: BaseException | None) -> float | None:
     """Return the seconds from 0 that a Retry-After header asks for; None without a usable one."""
     response = getattr(error, "response", None)
-    headers = {} if response is None else response.headers
-    header = headers.get("retry-after", "")
-    if not header or len(header) > _LONGEST_HEADER:
-        return None
     try:
-        seconds = float(header)
-    except ValueError:
-        if (until := _timestamp(header)) is None:
-            return None
-        now = _timestamp(headers.get("date", ""))  # the clock of this machine may be off
-        seconds = max(0.0, until - (time.time() if now is None else now))
+        seconds = float("" if response is None else response.headers.get("retry-after", ""))
+    except ValueError:  # a date, which no engine is known to send
+        return None
     return seconds if 0 <= seconds < math.inf else None
 
 
-def _timestamp(date: str) -> float | None:
-    """Return the seconds since 1970 of a header's date; None if it is none."""
-    try:
-        return parsedate_to_datetime(date[:_LONGEST_HEADER]).timestamp()
-    except (ValueError, TypeError, OverflowError, IndexError):
-        return None
+def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return fields or headers that have a value, but for some."""
+    return {name: one for name, one in fields.items() if one is not None and name not in names}
+
+
+class StatusRule(NamedTuple):
+    """What follows from the status of an answer."""
+
+    again: bool  # the same engine may answer it when it is sent again
+    elsewhere: bool  # another engine may answer it
+
+
+FAILS: Final = StatusRule(True, True)  # after several in a row
+BUSY: Final = StatusRule(True, True)  # and left alone for as long as it says
+REFUSES: Final = StatusRule(False, True)  # once another engine has answered
+WORKS: Final = StatusRule(False, False)  # the request is at fault
+
+_OF_STATUS: Final = {
+    **dict.fromkeys((408, 409, 425), FAILS),
+    **dict.fromkeys((429, 529), BUSY),
+    # the key, or the account; the model, or the path
+    **dict.fromkeys((401, 402, 403, 407, 404, 405, 410, 421), REFUSES),
+}
+_OF_HUNDRED: Final = {3: REFUSES, 4: WORKS}
+
+
+def status_rule(status: int | None, retry_after_s: float | None = None) -> StatusRule:
+    """Return what an HTTP status means; None is no answer, or a broken one."""
+    if status == 503 and retry_after_s is not None:
+        return BUSY
+    known = status or 0
+    return _OF_STATUS.get(known) or _OF_HUNDRED.get(known // 100, FAILS)
+
+
+def http_libraries() -> list[Any]:
+    """Return the HTTP libraries that are loaded; `openai` takes clients of either."""
+    return [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
+
+
+def guarded(http: Any, max_reply_bytes: int) -> Any:
+    """Return an HTTP client that sends as another one does, on the same connections.
+
+    What the engine's host answers is not trusted. A redirect would take the prompt and the key
+    elsewhere; a reply without an end would take the memory. So redirects are not followed, and a
+    reply that is too long, or compressed unasked, breaks.
+    """
+    library: Any = next(
+        (one for one in http_libraries() if isinstance(http, one.AsyncClient)), None
+    )
+    if library is None:
+        return http
+
+    class Bounded(library.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, stream: Any) -> None:
+            self._stream = stream
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            left = max_reply_bytes
+            async for part in self._stream:
+                left -= len(part)
+                if left < 0:
+                    raise BrokenReplyError(f"the reply has more than {max_reply_bytes:,} bytes")
+                yield part
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    class Guarded(library.AsyncClient):  # type: ignore[misc]
+        def __init__(self) -> None:
+            """Own nothing: settings, cookies and connections are those of the other client."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(http, name)
+
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            request.headers["accept-encoding"] = "identity"
+            options["follow_redirects"] = False
+            response = await http.send(request, stream=True, **options)
+            response.stream = Bounded(response.stream)
+            response.encoding = "utf-8"  # Python has codecs that decompress, or decode to bytes
+            try:
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise BrokenReplyError(
+                        "the reply is compressed although that was not asked for"
+                    )
+                if not stream:
+                    await response.aread()
+            except BaseException:
+                await response.aclose()
+                raise
+            return response
+
+        async def aclose(self) -> None:
+            await http.aclose()
+
+    return Guarded()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -24,7 +22,7 @@ from ctxreuse.context.checks import (
 from ctxreuse.context.copies import FixedSettings, OnePerProcess
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.engine_options import (
     REQUEST_HEADER,
     SESSION_HEADER,
@@ -38,16 +36,20 @@ from ctxreuse.planning.plan import Plan, shard_of
 from ctxreuse.rules.answers import id_fields, streams_token_ids
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
-from ctxreuse.serving.client.anthropic_reply import AnthropicReplyReader
-from ctxreuse.serving.client.completion import CachedTokenReports, Completion, Expectation, without
 from ctxreuse.serving.client.connection import (
     EngineConnection,
-    EngineFact,
+    TokenIdCalls,
     client_library_errors,
-    status_of,
+    without,
 )
 from ctxreuse.serving.client.priming import PrimeCall, Primer
-from ctxreuse.serving.client.reply import BrokenReplyError, ReplyReader, field_of
+from ctxreuse.serving.client.reply import (
+    AnthropicReplyReader,
+    BrokenReplyError,
+    Completion,
+    ReplyReader,
+    field_of,
+)
 from ctxreuse.serving.client.request import (
     CompletionStream,
     EngineCall,
@@ -62,15 +64,7 @@ if TYPE_CHECKING:
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
 
 
-_log = logging.getLogger("ctxreuse")
 _OWN_FIELDS = ("return_token_ids", "rid")
-_WORD = re.compile(r"\w+")
-_MOST_ASKED = 1_000
-_REFUSED = "%s refuses the field %s, which is not sent to it any more"
-_NO_IDS = (
-    "%s returns no token ids, so KVEventSync follows none of its requests: vLLM returns them since "
-    "0.11; without them tell the sync yourself, KVEventSync.record(plan, token_ids)"
-)
 
 
 class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
@@ -81,7 +75,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     Args:
         base_url: The engine's address, with or without `/v1`.
-        model: The model's name; None takes `lora` or asks the engine, once.
+        model: The model's name; None takes `lora` or asks the engine.
         api_key: Its key; vLLM takes any unless it was started with one.
         planner: Is told of failed requests, and of the usage of answers.
         events: Is told which tokens a prompt had, for engines that report evictions.
@@ -146,9 +140,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             base_url, api_key, http_client, retries, backoff_s, timeout_s, max_reply_bytes
         )
         self._primer = Primer(self._connection)
-        self._model = EngineFact(lora if model is None else model, self._connection.first_model)
-        always = "cache_salt" if protocol == "openai" else None
-        self._salt_field = EngineFact(always, self._connection.salt_field)
+        self._model = lora if model is None else model
+        self._reads_salts = protocol == "openai"  # else the engine is asked
         self._lora = lora
         self._planner = planner
         self._events = events
@@ -156,14 +149,12 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             events.expect()
         self._options = cache_salt is not None, session_id, self._session_header, salt_key
         self._clock = clock
-        self._reports = CachedTokenReports(self._connection.host)
-        self._tells_no_ids = False
-        self._asking: set[asyncio.Task[None]] = set()
-        self._refused: set[str] = set()
+        self._has_reported = False  # cached tokens
         self._in_flight = CallsInFlight()
         self._bookkeeping = FailOpen(
             "EngineClient", "the answer is returned all the same", work="bookkeeping"
         )
+        self._token_ids = TokenIdCalls(self._bookkeeping)
 
     @property
     def faults(self) -> int:
@@ -264,7 +255,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     async def model(self) -> str:
         """Return the model's name, given or the engine's first; EngineError if it is silent."""
-        return await self._model.get()
+        if self._model is None:
+            self._model = await self._connection.first_model()
+        return self._model
 
     async def check_health(self) -> None:
         """Raise EngineError unless the engine is ready (vLLM's `/health`)."""
@@ -300,7 +293,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     async def aclose(self) -> None:
         """Close the connections, unless an `http_client` of yours has them."""
-        for asking in [*self._asking]:
+        for asking in [*self._token_ids.running]:
             asking.cancel()
         await self._connection.aclose()
 
@@ -348,20 +341,18 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         return EngineCall(plan, arguments, on_first_token, reads, use)
 
     def _added(self, plan: Plan, *own: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what the body and the headers tell of a plan, without what the engine refuses."""
         rules = plan.cache if self._protocol == "openai" else DEFAULT_CACHE
         scope = RequestScope(plan.request.tenant, plan.request.conversation_id)
         options = EngineOptions(rules, *self._options)
         groups = [shard_of(plan)] if rules.is_routed or options.sessions == "group" else []
         told = options.added(groups, scope, *own)
         names = request_header(plan.request_id)
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = told.get("extra_body", {})
         if names:
             fields |= id_fields(plan.cache, *names.values())
         if self._events is not None and streams_token_ids(plan.cache):
             fields["return_token_ids"] = True
-        taken = {name: one for name, one in fields.items() if name not in self._refused}
-        return {**told.get("extra_body", {}), **taken}, {**told.get("extra_headers", {}), **names}
+        return fields, {**told.get("extra_headers", {}), **names}
 
     async def _wait_for_leader(self, call: EngineCall) -> None:
         """Wait until the call that this one follows has begun to be answered; let others wait."""
@@ -373,12 +364,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     async def _pieces(self, call: EngineCall, model: str) -> AsyncGenerator[str]:
         """Send the request once; yield the answer's pieces."""
         arguments = {"model": model, **call.arguments}
-        expectation = self._bookkeeping.attempt(
-            lambda: self._reports.expect(arguments), Expectation
-        )
-        call.begin(self._clock(), expectation)
+        call.begin(self._clock())
         reader = call.reader
-        async with aclosing(self._taken(arguments)) as reply:
+        async with aclosing(self._connection.reply(self._protocol, arguments)) as reply:
             async for received in reply:
                 for text in reader.take(received):
                     if reader.has_token and call.first_token_at is None:
@@ -393,34 +381,14 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                     break
         reader.end()
 
-    async def _taken(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
-        """Yield the reply; send again without the fields of ours that a refusal names, for good."""
-        has_begun, own = False, arguments["extra_body"]
-        while True:
-            try:
-                async with aclosing(self._connection.reply(self._protocol, arguments)) as reply:
-                    async for received in reply:
-                        has_begun = True
-                        yield received
-                return
-            except client_library_errors() as error:
-                words = set(_WORD.findall(str(error))) if status_of(error) == 400 else ()
-                named = [name for name in _OWN_FIELDS if name in own and name in words]
-                if has_begun or not named:
-                    raise
-                for name in named:
-                    del own[name]
-                    if name not in self._refused:
-                        self._refused.add(name)
-                        _log.warning(_REFUSED, self._connection.host, name)
-
     async def _sent(
         self, call: EngineCall, limit: TimeLimit, *, whole: bool
     ) -> tuple[AsyncGenerator[str], str | None]:
         """Send the request until it begins, or is answered as a whole; return where it stands."""
-        if "cache_salt" in call.arguments["extra_body"]:
-            await self._salt_field.get()  # raises where the engine would not read it
-        model = await self._model.get()
+        if "cache_salt" in call.arguments["extra_body"] and not self._reads_salts:
+            await self._connection.check_salts()
+            self._reads_salts = True
+        model = await self.model()
         async for attempt in self._connection.attempts(limit):
             with attempt:
                 pieces = self._pieces(call, model)
@@ -448,7 +416,11 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if reader.has_odd_counts:
             self._bookkeeping.note(BrokenReplyError("counts that cannot be right are unknown"))
         else:
-            cached = self._reports.read(call.expectation, usage.prompt_tokens, usage.cached_tokens)
+            cached = usage.cached_tokens
+            self._has_reported |= cached is not None
+            # many versions of vLLM leave the count out where no token was cached
+            if cached is None and self._has_reported and usage.prompt_tokens is not None:
+                cached = 0
         first_token = ended if call.first_token_at is None else call.first_token_at
         completion = Completion(
             text=reader.text,
@@ -466,7 +438,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         return completion
 
     def _note(self, call: EngineCall, completion: Completion) -> None:
-        """Tell what the engine has seen to those that follow its cache."""
         if self._planner is not None:
             usage = call.reader.usage._replace(cached_tokens=completion.cached_tokens)
             if call.reader.has_odd_counts:
@@ -486,11 +457,10 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if completion.prompt_token_ids is not None:
             record(completion.prompt_token_ids)
         elif self._protocol != "openai" or streams_token_ids(plan.cache):
-            self._note_no_ids()
-        elif not self._tells_no_ids and len(self._asking) < _MOST_ASKED:
-            asking = asyncio.create_task(self._tell_ids(call.arguments, plan.cache, record))
-            self._asking.add(asking)
-            asking.add_done_callback(self._asking.discard)
+            self._token_ids.note_none(f"{self._connection.host} returns no token ids")
+        else:
+            ask = partial(self._tell_ids, call.arguments, plan.cache, record)
+            self._token_ids.start(ask, lambda work: asyncio.create_task(work()))
 
     async def _tell_ids(
         self, sent: Mapping[str, Any], rules: CacheRules, record: Callable[[Sequence[int]], None]
@@ -499,17 +469,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         fields = without(sent["extra_body"], *_OWN_FIELDS)
         fields |= {name: sent.get(name) for name in ("model", "messages", "tools")}
         headers = without(sent["extra_headers"], REQUEST_HEADER)
-        try:
-            record(await self._connection.token_ids(fields, headers, rules))
-        except EngineError:
-            self._note_no_ids()
-        except Exception as error:
-            self._bookkeeping.note(error)
-
-    def _note_no_ids(self) -> None:
-        if not self._tells_no_ids:
-            self._tells_no_ids = True
-            _log.warning(_NO_IDS, self._connection.host)
+        record(await self._connection.token_ids(fields, headers, rules))
 
     @contextmanager
     def _reporting(self, call: EngineCall) -> Iterator[None]:
@@ -526,7 +486,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 call.in_flight.give_up()
 
     def _drop(self, call: EngineCall) -> None:
-        """Tell the planner that a call will not be answered."""
         plan = call.plan
         if plan is not None:
             self._bookkeeping.attempt(lambda: self.forget(plan))

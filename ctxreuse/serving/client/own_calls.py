@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any
 from weakref import finalize
@@ -11,23 +10,17 @@ from weakref import finalize
 from ctxreuse.cache.prompt_ends import ends_in_texts
 from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.engine_options import engine_address
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt, Wire
 from ctxreuse.planner import PromptFollower
 from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.serving.aio import sync_bridge
-from ctxreuse.serving.client.connection import EngineConnection
+from ctxreuse.serving.client.connection import EngineConnection, TokenIdCalls
 from ctxreuse.serving.client.priming import PrimeCall, Primer
 
-_log = logging.getLogger("ctxreuse")
 _TIMEOUT_S = 60.0
 _MOST_BYTES = 2**26
-_MOST_ASKED = 1_000
-_NO_IDS = (
-    "KVEventSync follows none of the requests of this model, because %s: tell it yourself with "
-    "KVEventSync.record(plan, token_ids)"
-)
 
 
 class OwnCalls:
@@ -38,8 +31,7 @@ class OwnCalls:
         self._rules = rules
         self._fail_open = FailOpen("calls beside a model", "the model is called all the same")
         self._primer: Primer | None = None
-        self._asked: set[Any] = set()
-        self._tells_ids = True
+        self._token_ids = TokenIdCalls(self._fail_open)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OwnCalls, self._made_with
@@ -96,24 +88,14 @@ class OwnCalls:
 
     def follow(self, planned: PlannedPrompt, follower: PromptFollower) -> None:
         """Find out in the background which tokens a prompt had, and tell a follower."""
-        if self._tells_ids and len(self._asked) < _MOST_ASKED:
-            asked = sync_bridge.started(lambda: self._follow(planned, follower))
-            self._asked.add(asked)
-            asked.add_done_callback(self._asked.discard)
+        self._token_ids.start(lambda: self._follow(planned, follower), sync_bridge.started)
 
     async def _follow(self, planned: PlannedPrompt, follower: PromptFollower) -> None:
-        try:
-            assert planned.wire is not None
-            sent = planned.wire(planned)
-            body = {**sent.fields, "messages": [*sent.messages]}
-            ids = await self._connected().connection.token_ids(body, sent.headers, self._rules)
-            for plan in planned.plans:
-                texts = [block.text for block in plan.blocks]
-                ends = ends_in_texts(texts, planned.texts, len(ids))
-                follower.record(plan, ids, ends, cache_salt=sent.fields.get("cache_salt"))
-        except EngineError as error:
-            if self._tells_ids:
-                self._tells_ids = False
-                _log.warning(_NO_IDS, error)
-        except Exception as error:
-            self._fail_open.note(error)
+        assert planned.wire is not None
+        sent = planned.wire(planned)
+        body = {**sent.fields, "messages": [*sent.messages]}
+        ids = await self._connected().connection.token_ids(body, sent.headers, self._rules)
+        for plan in planned.plans:
+            texts = [block.text for block in plan.blocks]
+            ends = ends_in_texts(texts, planned.texts, len(ids))
+            follower.record(plan, ids, ends, cache_salt=sent.fields.get("cache_salt"))

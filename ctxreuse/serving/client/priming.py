@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from ctxreuse.cache.simulator import CacheUsage
-from ctxreuse.context.reported_usage import usage_of
+from ctxreuse.context.reported_usage import ReportedTokens, usage_of
 from ctxreuse.errors import EngineError
 from ctxreuse.rules.cache_rules import CacheRules
-from ctxreuse.serving.client.connection import EngineConnection
+from ctxreuse.serving.client.connection import EngineConnection, without
 from ctxreuse.serving.client.reply import field_of
 
 _log = logging.getLogger("ctxreuse")
@@ -33,68 +33,46 @@ class PrimeCall(NamedTuple):
     headers: Mapping[str, str]
 
 
-_Way: TypeAlias = Callable[[PrimeCall], Awaitable[CacheUsage | None]]
-
-
 class Primer:
-    """Sends primes to one engine, in the way that it takes; a failed one costs itself only."""
+    """Sends primes to one engine, by token ids; a failed one costs itself only."""
 
     def __init__(self, connection: EngineConnection) -> None:
         self.connection = connection
-        # token ids are exact; a chat call whose last message stays open nearly is
-        self._ways: list[_Way] = [self._by_ids, self._by_chat]
-        self._works: set[_Way] = set()
-        self._has_failed = False
+        self._has_worked = self._is_refused = self._has_failed = False
 
     async def send_all(self, primes: Iterable[PrimeCall]) -> list[CacheUsage]:
         """Send a prompt's primes, one after the other; return the tokens of those answered."""
-        answers = [await self._send(prime) for prime in primes]
-        return [usage for usage in answers if usage is not None]
-
-    async def _send(self, prime: PrimeCall) -> CacheUsage | None:
-        """Send a prime; None if that failed, or where the fork is in the engine's first block."""
-        failure: EngineError | None = None
-        for way in list(self._ways):
+        answers = list[CacheUsage]()
+        for prime in primes:
+            if self._is_refused:  # the engine is not asked any more
+                break
             try:
-                usage = await way(prime)
+                answers += await self._send(prime)
+                self._has_worked = True
             except EngineError as error:
-                failure = error
-                is_refused, has_no_route = error.status in _REFUSED, error.status in _NO_ROUTE
-                if (has_no_route or (is_refused and way not in self._works)) and way in self._ways:
-                    self._ways.remove(way)  # it is not asked so any more
-                if not (is_refused or has_no_route):
-                    break
-            else:
-                self._works.add(way)
-                return usage
-        if failure is not None and not self._has_failed:
-            self._has_failed = True
-            _log.warning(_FAILED, failure)
-        return None
+                is_refused = error.status in _REFUSED and not self._has_worked
+                self._is_refused |= is_refused or error.status in _NO_ROUTE
+                if not self._has_failed:
+                    self._has_failed = True
+                    _log.warning(_FAILED, error)
+        return answers
 
-    async def _by_ids(self, prime: PrimeCall) -> CacheUsage | None:
+    async def _send(self, prime: PrimeCall) -> list[CacheUsage]:
+        """Send a prime; return its tokens, none where the fork is in the engine's first block."""
         ids = await self._ids(prime, prime.whole)
         begun = await self._ids(prime, prime.front, **_OPEN)
         pairs = enumerate(zip(ids, begun, strict=False))
         fork = next((n for n, (one, other) in pairs if one != other), min(len(ids), len(begun)))
         end = prime.rules.readable(fork)
         if not end:
-            return None
+            return []
         # one token more: of a prompt, an engine keeps the state before its last token
-        body = {name: one for name, one in prime.fields.items() if name != "tools"}
-        return await self._call(prime, "/v1/completions", {**body, "prompt": ids[: end + 1]})
+        own = {"prompt": ids[: end + 1], "max_tokens": 1, "request_id": f"prime-{uuid4().hex}"}
+        body = {**without(prime.fields, "tools"), **own}
+        reply = await self.connection.ask_json("POST", "/v1/completions", body, prime.headers)
+        usage = usage_of(field_of(reply, "usage")) or ReportedTokens()
+        return [CacheUsage(usage.prompt_tokens or 0, usage.cached_tokens or 0)]
 
     async def _ids(self, prime: PrimeCall, messages: Messages, **more: bool) -> list[int]:
         body = {**prime.fields, **more, "messages": [*messages]}
         return await self.connection.token_ids(body, prime.headers)
-
-    async def _by_chat(self, prime: PrimeCall) -> CacheUsage | None:
-        body = {**prime.fields, **_OPEN, "messages": [*prime.front]}
-        return await self._call(prime, "/v1/chat/completions", body)
-
-    async def _call(self, prime: PrimeCall, route: str, body: dict[str, Any]) -> CacheUsage:
-        own = {"max_tokens": 1, "request_id": f"prime-{uuid4().hex}"}
-        reply = await self.connection.ask_json("POST", route, {**body, **own}, prime.headers)
-        usage = usage_of(field_of(reply, "usage"))
-        tokens = 0 if usage is None else usage.prompt_tokens or 0
-        return CacheUsage(tokens, 0 if usage is None else usage.cached_tokens or 0)

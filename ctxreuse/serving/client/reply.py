@@ -9,12 +9,56 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ctxreuse.context.checks import reported_count
-from ctxreuse.context.reported_usage import ReportedMiss, ReportedTokens, usage_of
-from ctxreuse.serving.client.completion import ToolCall
+from ctxreuse.context.reported_usage import ReportedMiss, ReportedTokens, reported_miss, usage_of
 
 _MAX_TOOL_CALLS = 10_000
 _NAMES: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
 _Kind = TypeVar("_Kind", dict[str, Any], list[Any], str)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A model's tool call: `arguments` is its JSON text, and the tool's result refers to `id`."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """An answer, with what it cost.
+
+    Attributes:
+        text: The answer's text.
+        request_id: The plan's request id; for bare messages the engine's id of the reply.
+        finish_reason: Why the answer ends: "stop", "length", "tool_calls", ...
+        prompt_tokens: Tokens of the prompt; None if the server reports no usage.
+        cached_tokens: Those that came from the prefix cache; None is unknown, not 0.
+        completion_tokens: Tokens of the answer; None if the server reports no usage.
+        time_to_first_token_s: Seconds from sending the attempt that succeeded to its first token.
+        total_s: Seconds from sending the first attempt to the end of the answer.
+        attempts: How often the request was sent.
+        prompt_token_ids: The prompt's tokens, if they were asked for and came.
+        tool_calls: The tools that the model wants to be called.
+        written_tokens: Prompt tokens written into the cache, by time to live ("5m", "1h", ""); None
+            is unknown.
+        miss: Why the prompt was not read from the cache, as the provider says; None if not asked.
+    """
+
+    text: str
+    request_id: str | int
+    finish_reason: str
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+    time_to_first_token_s: float
+    total_s: float
+    attempts: int
+    prompt_token_ids: tuple[int, ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    written_tokens: Mapping[str, int] | None = None
+    miss: ReportedMiss | None = None
 
 
 class BrokenReplyError(Exception):
@@ -162,3 +206,77 @@ def checked(value: object, kind: type[_Kind], what: str, null: _Kind | None = No
     if not isinstance(value, kind):
         raise BrokenReplyError(f"{what} is not {_NAMES[kind]}")
     return value
+
+
+_FINISHED = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+"""Why an answer ends, in OpenAI's words; others stay as they are."""
+
+
+class AnthropicReplyReader(ReplyReader):
+    """Reads a streamed message as `ReplyReader` reads a chat completion."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: dict[str, Any] = {}
+        self._whole: int | None = None  # the prompt, as the beginning tells it without a cache
+
+    def _take_chunk(self, chunk: Mapping[str, Any]) -> str:
+        kind = chunk.get("type")
+        if kind == "message_start":
+            message = checked(chunk.get("message"), dict, "a message")
+            self.reply_id = checked(message.get("id"), str, "a message's id", "") or self.reply_id
+            self._take_usage(message.get("usage"))
+            self.miss = reported_miss(message) or self.miss
+        elif kind == "message_delta":
+            reason = checked(field_of(chunk, "delta", "stop_reason"), str, "stop_reason", "")
+            self._take_choice({"finish_reason": _FINISHED.get(reason, reason)})
+            self._take_usage(chunk.get("usage"))
+            self.miss = reported_miss(chunk) or reported_miss(chunk.get("delta")) or self.miss
+        elif kind == "content_block_start":
+            return self._take_choice({"delta": self._delta(chunk, "content_block")})
+        elif kind == "content_block_delta":
+            return self._take_choice({"delta": self._delta(chunk, "delta")})
+        self.has_ended |= kind == "message_stop"
+        return ""
+
+    def _delta(self, event: Mapping[str, Any], field: str) -> dict[str, Any]:
+        """Return a piece of a content block as OpenAI's protocol says it."""
+        piece = checked(event.get(field), dict, field)
+        call: dict[str, Any] = {"index": event.get("index", 0)}
+        match piece.get("type"):
+            case "text" | "text_delta":
+                return {"content": piece.get("text")}
+            case "thinking_delta":
+                return {"reasoning": True}
+            case "tool_use":
+                function = {"name": piece.get("name")}
+                return {"tool_calls": [{**call, "id": piece.get("id"), "function": function}]}
+            case "input_json_delta":
+                function = {"arguments": piece.get("partial_json")}
+                return {"tool_calls": [{**call, "function": function}]}
+        return {}
+
+    def _take_usage(self, usage: object) -> None:
+        """Read counts; `prompt_tokens` include what was read from the cache and written into it."""
+        if not isinstance(usage, dict):
+            return
+        # counts come at the beginning and again, some of them, at the end
+        names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        if not self._told and not any(name in usage for name in names[1:]):
+            self._whole = self._count(usage, "input_tokens")
+        self._told |= {name: count for name, count in usage.items() if count is not None}
+        told = usage_of(self._told)
+        for name in (*names, "output_tokens"):
+            self._count(self._told, name)
+        if told is None:
+            return
+        whole = self._whole
+        if whole is not None and self._told["input_tokens"] == whole >= (told.cached_tokens or 0):
+            told = told._replace(prompt_tokens=whole)  # what was read is among them
+        self.usage = told

@@ -14,8 +14,7 @@ from ctxreuse.pipeline.leader_first import CallInFlight, PrefixUse
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.prompt_forms import as_form
 from ctxreuse.serving.aio.concurrency import AsyncClosing
-from ctxreuse.serving.client.completion import Completion, Expectation
-from ctxreuse.serving.client.reply import ReplyReader
+from ctxreuse.serving.client.reply import Completion, ReplyReader
 
 Prompt: TypeAlias = Plan | Sequence[Message]
 """What is sent: a plan, or chat messages as they are."""
@@ -39,20 +38,18 @@ class EngineCall:
     use: PrefixUse | None = None  # what others may have to wait for
     in_flight: CallInFlight | None = None  # where they wait
     reader: ReplyReader = field(default_factory=ReplyReader)
-    expectation: Expectation = field(default_factory=Expectation)
     attempts: int = 0
     began_at: float = 0.0  # seconds of the client's clock, as below
     attempt_began_at: float = 0.0
     first_token_at: float | None = None
 
-    def begin(self, now: float, expectation: Expectation) -> None:
+    def begin(self, now: float) -> None:
         """Begin an attempt; drop what an earlier one has brought."""
         self.attempts += 1
         if self.attempts == 1:
             self.began_at = now
         self.attempt_began_at, self.first_token_at = now, None
         self.reader = self.reads()
-        self.expectation = expectation
 
 
 _ADDED_TO = ("extra_body", "extra_headers", "stream_options")

@@ -41,8 +41,7 @@ from ctxreuse.planning.affinity import keyed_digest
 from ctxreuse.planning.plan import Plan
 from ctxreuse.rules.answers import takes_salt
 from ctxreuse.serving.door import chat_bodies, forwarding
-from ctxreuse.serving.pool.engine_pool import EnginePool
-from ctxreuse.serving.pool.replica_factory import host_of
+from ctxreuse.serving.pool.engine_pool import EnginePool, host_of
 
 ENGINE_KEY, KEYS_SECRET = "CTXREUSE_ENGINE_KEY", "CTXREUSE_KEYS_SECRET"
 SETTINGS = "CTXREUSE_SERVE"  # in which worker processes find theirs, as JSON
@@ -281,7 +280,6 @@ class _Door:
         return _json({"known": plan is not None})
 
     def _taken(self, body: Mapping[str, Any], tenant: str) -> Plan | None:
-        """Return the plan that a body names, which is not kept any longer."""
         name = checked_kind("plan_id", body.get("plan_id"), str, "a plan's plan_id")
         return self._issued.pop(tenant, name)
 
@@ -367,7 +365,6 @@ def app_of_environment() -> ASGIApp:
 
 
 def _asked(body: Mapping[str, Any], tenant: str) -> ContextRequest:
-    """Return what a caller asks to be planned."""
     documents = chat_bodies.read_documents(body.get("documents"), body.get("template"))
     return ContextRequest(
         documents,

@@ -178,7 +178,6 @@ class ChatPlanner:
 def _sent(
     fields: Mapping[str, Any], places: _Places, planned: PlannedPrompt, rules: CacheRules
 ) -> dict[str, Any]:
-    """Return the fields of a body with its texts as planned, and marked."""
     messages = [dict(one) for one in _messages(fields)]
     for at, text in zip(places, planned.texts, strict=True):
         if at is None:

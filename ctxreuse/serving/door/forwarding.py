@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 from ctxreuse.context.reported_usage import ReportedTokens, reported_field, usage_in
 from ctxreuse.errors import EngineError
-from ctxreuse.serving.client.completion import Expectation
-from ctxreuse.serving.client.connection import retry_after_s
+from ctxreuse.serving.client.connection import guarded, retry_after_s
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.client.guarded_http import guarded
 from ctxreuse.serving.client.request import CompletionStream, EngineCall
 
 HOP_BY_HOP = frozenset(
@@ -74,7 +72,7 @@ class ForwardingClient(EngineClient):
     ) -> AsyncGenerator[AnswerPiece]:
         connection, usage, call = self._connection, ReportedTokens(), EngineCall(None, {})
         url, headers = connection.root + forward.path, {**connection.basic, **forward.headers}
-        call.begin(self._clock(), Expectation())
+        call.begin(self._clock())
         with self._reporting(call):
             request = self._http.build_request(
                 forward.method, url, content=forward.content, headers=headers

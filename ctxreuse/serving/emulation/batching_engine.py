@@ -129,10 +129,8 @@ class BatchingEngine:
             self._waiting.remove(request)
         if request is self._prefilling:
             self._prefilling = None
-        left = [entry for entry in self._decoding if entry[2] is not request]
-        if len(left) < len(self._decoding):
-            heapq.heapify(left)
-            self._decoding = left
+        self._decoding = [entry for entry in self._decoding if entry[2] is not request]
+        heapq.heapify(self._decoding)
         self._leave_cache(request, ())
 
     def step(self) -> BatchStep:
@@ -164,7 +162,6 @@ class BatchingEngine:
         return BatchStep(duration_s, tuple(finished), tuple(progressed))
 
     def _begin_next(self) -> BatchedRequest | None:
-        """Begin the first request of the queue; return None if none can begin."""
         if not self._waiting or len(self._decoding) >= self._max_running:
             return None
         request = self._waiting[0]

@@ -8,10 +8,11 @@ import json
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator
 from ctxreuse.context.checks import check_function
@@ -20,16 +21,11 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.pipeline.engine_options import is_cache_salt
 from ctxreuse.rules.cache_rules import States
-from ctxreuse.serving.client.completion import ToolCall
+from ctxreuse.serving.client.reply import ToolCall
 from ctxreuse.serving.client.request import messages_of
-from ctxreuse.serving.emulation.openai_replies import (
-    EmulatedReply,
-    HttpPage,
-    Json,
-    json_page,
-    refusal,
-)
 from ctxreuse.serving.emulation.word_tokenizer import CLOSING, ENGINE_TOKENIZER, chat_markup
+
+Json: TypeAlias = dict[str, Any]
 
 Answer: TypeAlias = str | ToolCall | Sequence[ToolCall]
 """What the model says: a text, or tools that it wants to be called."""
@@ -44,6 +40,7 @@ Failure: TypeAlias = int | Literal["refuse", "break"] | None
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _DETAILS = (True, False, "if cached")
+_ERROR_TYPES = {400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError"}
 _NO_PROMPT = "messages must be a list of objects, or prompt a string"
 
 
@@ -111,7 +108,8 @@ class EmulatedEngine(OnePerProcess):
         self._model = model
         self._tokenize = tokenize or ENGINE_TOKENIZER.ids
         self._details = prompt_tokens_details
-        self._fail = fail
+        failures = dict(enumerate(() if callable(fail) else fail))
+        self._fail = fail if callable(fail) else lambda number, body: failures.get(number)
         self._max_model_len = max_model_len
         self._lock = ForkSafeLock(self._forget)
         self._numbers = count()
@@ -127,8 +125,7 @@ class EmulatedEngine(OnePerProcess):
 
     def metrics(self) -> str:
         """Return what `/metrics` shows: the part of vLLM's that describes the prefix cache."""
-        name = self._model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        labels, (block_size, capacity) = f'engine="0",model_name="{name}"', self._sizes
+        labels, (block_size, capacity) = f'engine="0",model_name="{self._model}"', self._sizes
         num_blocks = None if capacity is None else capacity // block_size
         tokens = None if num_blocks is None else num_blocks * block_size
         config = (
@@ -160,8 +157,6 @@ vllm:cache_config_info{{{config}}} 1.0
         Raises:
             MissingExtraError: Neither is installed.
         """
-        if library is not None and getattr(library, "__name__", None) not in _HTTP_LIBRARIES:
-            raise InvalidRequestError(f"library must be httpx or httpx2, not {describe(library)}")
         return transport_of(self._receive, self._answer, library)
 
     def _receive(self, method: str, path: str, content: bytes) -> HttpPage | EmulatedReply:
@@ -188,7 +183,7 @@ vllm:cache_config_info{{{config}}} 1.0
         with self._lock:
             number = next(self._numbers)
             self.requests.append(body)
-        failure = self._failure(number, body)
+        failure = self._fail(number, body)
         if isinstance(failure, int):
             return refusal(failure, "failed on demand")
         if failure == "refuse":
@@ -211,15 +206,11 @@ vllm:cache_config_info{{{config}}} 1.0
     def _begin(
         self, path: str, number: int, body: Json, tokens: list[int], *, breaks: bool
     ) -> HttpPage | EmulatedReply:
-        """Check a completion request and look its prompt up in the cache."""
         salt = body.get("cache_salt")
         if body.get("model", self._model) != self._model:
             return refusal(404, "the model does not exist")
         if body.get("n", 1) not in (1, None):
             return refusal(400, "n must be 1")
-        limits = body.get("max_tokens"), body.get("max_completion_tokens")
-        if not all(isinstance(one, int | None) for one in limits):
-            return refusal(400, "max_tokens must be an integer")
         if salt is not None and not is_cache_salt(salt):
             return refusal(400, "cache_salt must be a non-empty string of 128 characters at most")
         if self._max_model_len is not None and len(tokens) > self._max_model_len:
@@ -231,26 +222,9 @@ vllm:cache_config_info{{{config}}} 1.0
         with self._lock:
             usage = self._cache.serve(tokens, salt or "")
             self.usage += usage
-        return EmulatedReply(
-            path == _CHAT,
-            number,
-            self._model,
-            body,
-            tokens,
-            usage,
-            shows_cached=self._details is True or (bool(self._details) and usage.cached_tokens > 0),
-            breaks=breaks,
-            tokenize=self._tokenize,
-            register=partial(self._register, tokens, salt or ""),
-        )
-
-    def _failure(self, number: int, body: Json) -> Failure:
-        if callable(self._fail):
-            return self._fail(number, body)
-        return self._fail[number] if number < len(self._fail) else None
+        return EmulatedReply(self, path == _CHAT, number, body, tokens, usage, breaks)
 
     def _prompt(self, body: Json) -> list[int] | None:
-        """Return a body's prompt as tokens; None if it has none."""
         messages, prompt = body.get("messages"), body.get("prompt")
         if isinstance(messages, list) and messages:
             if all(isinstance(message, dict) for message in messages):
@@ -361,3 +335,137 @@ async def _parts_async(answer: object) -> AsyncIterator[str | ToolCall]:
     for part in _parts(await answer if isinstance(answer, Awaitable) else answer):
         yield part
         await asyncio.sleep(0)  # other requests go on between two tokens, as on a server
+
+
+class HttpPage(NamedTuple):
+    """An HTTP response that is known at once; status 0 refuses the connection."""
+
+    status: int
+    content: bytes
+    media_type: str = "text/plain"
+
+
+def json_page(status: int, body: Json) -> HttpPage:
+    """Return a JSON object as a response."""
+    return HttpPage(status, json.dumps(body).encode(), "application/json")
+
+
+def refusal(status: int, message: str) -> HttpPage:
+    """Return an error object as a response."""
+    kind = _ERROR_TYPES.get(status, "InternalServerError")
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return json_page(status, {"error": error})
+
+
+@dataclass(eq=False)
+class EmulatedReply:
+    """One reply: takes the answer part by part, gives what goes over the wire."""
+
+    engine: EmulatedEngine
+    is_chat: bool
+    number: int  # the request's, for the reply's id
+    body: Json
+    prompt: list[int]
+    usage: CacheUsage
+    breaks: bool  # whether the connection breaks after the first part
+
+    def __post_init__(self) -> None:
+        body = self.body
+        self.streams = bool(body.get("stream"))
+        self.is_full = False
+        self._limit: int | None = body.get("max_completion_tokens") or body.get("max_tokens")
+        self._returns_tokens = bool(body.get("return_token_ids"))
+        self._has_begun = False
+        self._finish_reason = "stop"
+        self._text = ""
+        self._tokens: list[int] = []
+        self._calls: list[ToolCall] = []
+
+    def take(self, part: str | ToolCall) -> bytes:
+        """Take a part of the answer; return what a stream sends for it."""
+        begin = self._begin()
+        if isinstance(part, ToolCall):
+            self._calls.append(part)
+            return begin
+        self._text += part
+        tokens = len(self.engine._tokenize(self._text))
+        self.is_full = self._limit is not None and tokens >= self._limit
+        return begin + self._event(self._said(part))
+
+    def end(self) -> bytes:
+        """End the answer; return what a stream sends then."""
+        self._tokens = list(self.engine._tokenize(self._text))[: self._limit]
+        self.engine._register(self.prompt, self.body.get("cache_salt") or "", self._tokens)
+        self._finish_reason = "tool_calls" if self._calls else "length" if self.is_full else "stop"
+        sent = self._begin()
+        if self._calls:
+            numbered = [{"index": n} | _call_json(call) for n, call in enumerate(self._calls)]
+            sent += self._event({"delta": {"tool_calls": numbered}})
+        sent += self._event(self._said(""), self._finish_reason)
+        if (self.body.get("stream_options") or {}).get("include_usage"):
+            sent += self._event(None, fields=self._usage_json())
+        return sent + b"data: [DONE]\n\n"
+
+    def page(self) -> HttpPage:
+        """Return the complete answer as one response, after `end`."""
+        choice: Json = {"index": 0, "finish_reason": self._finish_reason, "logprobs": None}
+        if self.is_chat:
+            message: Json = {"role": "assistant", "content": self._text}
+            if self._calls:
+                message |= {"content": None, "tool_calls": list(map(_call_json, self._calls))}
+            choice["message"] = message
+        else:
+            choice["text"] = self._text
+        reply = self._envelope("chat.completion", [choice]) | self._usage_json()
+        if self._returns_tokens:
+            choice["token_ids"] = self._tokens
+            reply["prompt_token_ids"] = self.prompt
+        return json_page(200, reply)
+
+    def _begin(self) -> bytes:
+        """Return the first chunk of a chat's stream, which comes with the first token."""
+        if self._has_begun or not self.is_chat:
+            return b""
+        self._has_begun = True
+        opening = {"delta": {"role": "assistant", "content": ""}}
+        tokens: Json = {"prompt_token_ids": self.prompt} if self._returns_tokens else {}
+        return self._event(opening, fields=tokens)
+
+    def _said(self, text: str) -> Json:
+        return {"delta": {"content": text}} if self.is_chat else {"text": text}
+
+    def _event(
+        self, said: Json | None, finish_reason: str | None = None, fields: Json | None = None
+    ) -> bytes:
+        """Return a chunk of the stream as a server-sent event; None makes one without a choice."""
+        choice = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
+        choices = [] if said is None else [choice | said]
+        chunk = self._envelope("chat.completion.chunk", choices) | (fields or {})
+        return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
+    def _envelope(self, kind: str, choices: list[Json]) -> Json:
+        return {
+            "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.number}",
+            "object": kind if self.is_chat else "text_completion",
+            "created": 0,
+            "model": self.engine._model,
+            "choices": choices,
+        }
+
+    def _usage_json(self) -> Json:
+        prompt, answer = self.usage.prompt_tokens, len(self._tokens)
+        details, cached = self.engine._details, self.usage.cached_tokens
+        is_shown = details is True or (details and cached)
+        return {
+            "usage": {
+                "prompt_tokens": prompt,
+                "completion_tokens": answer,
+                "total_tokens": prompt + answer,
+                "prompt_tokens_details": {"cached_tokens": cached} if is_shown else None,
+            }
+        }
+
+
+def _call_json(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -13,7 +13,7 @@ from secrets import token_hex
 from typing import TypeAlias
 
 from ctxreuse.context.blocks import ContextRequest
-from ctxreuse.context.checks import checked_integer, checked_kind
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import renew_after_fork
 from ctxreuse.pipeline.engine_options import planning_time
@@ -48,7 +48,6 @@ class AdmissionQueue:
         window_s: float = DEFAULT_WINDOW_S,
         strategy: Strategy = "reuse",
     ) -> None:
-        checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
         checked_integer("concurrency", concurrency, 1)
         check_strategy(strategy)
         self._planner = planner
@@ -119,7 +118,6 @@ class AdmissionQueue:
             return slots
 
     def _planned(self, slots: list[_Slot]) -> list[_Slot]:
-        """Plan requests; return them in the order in which to go."""
         asked = [slot.item for slot in slots]
         planned = self._fail_open.attempt(
             lambda: self._planner.plan_batch(asked, self._strategy, **planning_time(self._planner)),
@@ -131,10 +129,7 @@ class AdmissionQueue:
                 slot.results = [plan]
             return line
         for slot in slots:
-            try:
-                slot.results = [self._planned_as_it_came(slot.item)]
-            except Exception as error:
-                slot.error = error
+            slot.results = [self._planned_as_it_came(slot.item)]
         return slots
 
     def _planned_as_it_came(self, request: Plannable) -> Plan:
@@ -148,7 +143,6 @@ class AdmissionQueue:
         )
 
     def _unrecorded(self, request: Plannable) -> Plan:
-        """Return a plan that the planner has not recorded."""
         if isinstance(request, Plan):
             plan, given_id = request, request.request.request_id
         else:

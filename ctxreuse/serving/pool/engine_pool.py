@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from types import NoneType
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 from ctxreuse.context.checks import (
     check_keywords,
@@ -21,17 +22,17 @@ from ctxreuse.context.checks import (
 )
 from ctxreuse.context.copies import FixedSettings, OnePerProcess
 from ctxreuse.context.lru_map import PartSize
-from ctxreuse.errors import EngineError, InvalidRequestError, describe
+from ctxreuse.errors import EngineError, InvalidRequestError, describe, shown_url
 from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.planner import ReusePlanner, Strategy
+from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import AsyncClosing
-from ctxreuse.serving.client.completion import Completion
+from ctxreuse.serving.client.connection import BUSY, REFUSES, status_rule
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.client.status_rules import BUSY, REFUSES, status_rule
+from ctxreuse.serving.client.reply import Completion
+from ctxreuse.serving.client.request import AnswerStream
 from ctxreuse.serving.pool.admission import Plannable
-from ctxreuse.serving.pool.pool_result import PoolResult, PoolStream
 from ctxreuse.serving.pool.replica import InFlightRequest, Replica, ReplicaStatus
-from ctxreuse.serving.pool.replica_factory import Engines, EngineSpec, ReplicaFactory
 from ctxreuse.serving.pool.routing import RequestRouter, candidates, request_of
 
 _SET_HERE = ("base_url", "events", "retries", "client")
@@ -39,6 +40,62 @@ _SET_HERE = ("base_url", "events", "retries", "client")
 _DRAINING_S = 0.02
 _PATIENCE_S = 600.0
 """How long a request without a time limit waits for busy engines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """An engine of a pool, if its address alone is not enough.
+
+    Attributes:
+        base_url: Its address, with or without `/v1`.
+        name: What it is called; None takes host and port.
+        capacity_tokens: What its cache holds; None asks the engine.
+        kv_events: Where it publishes its cache events, such as "tcp://127.0.0.1:5557".
+        kv_replay: Where it takes requests for replays of them.
+    """
+
+    base_url: str
+    name: str | None = None
+    capacity_tokens: int | None = None
+    kv_events: str | None = None
+    kv_replay: str | None = None
+
+    def __repr__(self) -> str:
+        shown = {one.name: getattr(self, one.name) for one in fields(self)}
+        shown["base_url"] = shown_url(self.base_url)
+        return f"EngineSpec({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+Engines: TypeAlias = (
+    str | EngineSpec | Iterable[str | EngineSpec] | Mapping[str, Callable[[], EngineClient]]
+)
+"""Addresses, or functions by name that make an `EngineClient`, or what has its methods."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolResult:
+    """An answer of a pool.
+
+    Attributes:
+        completion: The answer and what it cost.
+        plan: What was sent.
+        replica: The name of the replica that answered.
+        tried: The names of the replicas that failed before, in order.
+    """
+
+    completion: Completion
+    plan: Plan
+    replica: str
+    tried: tuple[str, ...] = ()
+
+
+class PoolStream(AnswerStream[PoolResult]):
+    """An answer of a pool in progress: an async iterator of its pieces."""
+
+    @property
+    def served(self) -> PoolResult:
+        """The whole answer; EngineError before it has ended."""
+        return self._whole()
 
 
 class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
@@ -103,7 +160,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         self._attempts = checked_integer("attempts", attempts, 1)
         self._patience_s: float = client.get("timeout_s") or _PATIENCE_S
         self._router = RequestRouter(queue_weight, strategy == "none")
-        make = partial(
+        self._make = partial(
             Replica,
             strategy=strategy,
             concurrency=concurrency,
@@ -113,12 +170,12 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             clock=clock,
         )
         planner = ReusePlanner() if planner is None else planner
-        checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
-        self._factory = ReplicaFactory(planner, {"model": model, **client}, make)
+        self._planner = checked_kind("planner", planner, ReusePlanner, "a ReusePlanner")
+        self._client_options = {"model": model, **client}
         # never changed, but replaced: another thread may be going through it
         self._replicas: Mapping[str, Replica] = {}
         try:
-            for replica in self._factory.replicas(engines):
+            for replica in self._replicas_of(engines):
                 self._enter(replica)
             if not self._replicas:
                 raise InvalidRequestError("a pool needs at least one engine's address")
@@ -172,13 +229,14 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
 
     def add(self, engine: str | EngineSpec) -> str:
         """Add an engine, whose name must be a new one; return its name."""
-        return self._enter(self._factory.replica_at(engine)).name
+        return self._enter(self._replica_at(engine)).name
 
     async def remove(self, name: str) -> None:
         """Wait until a replica has ended its requests, and take it out; no new ones go there."""
         replica = self._replica(name)
         self.drain(name)
-        await self.drained(name)
+        while not replica.is_idle:
+            await asyncio.sleep(_DRAINING_S)
         if self._replicas.get(name) is not replica:
             return  # another caller has removed it meanwhile
         self._replicas = {one.name: one for one in self._replicas.values() if one is not replica}
@@ -187,12 +245,6 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
     def drain(self, name: str) -> None:
         """Send no new requests to a replica; those that it has go on."""
         self._replica(name).is_draining = True
-
-    async def drained(self, name: str) -> None:
-        """Wait until a replica has ended its requests."""
-        replica = self._replica(name)
-        while not replica.is_idle:
-            await asyncio.sleep(_DRAINING_S)
 
     def resume(self, name: str) -> None:
         """Send requests to a draining replica again."""
@@ -306,13 +358,54 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         stream.pieces = self._pieces(going, stream)
         return stream
 
+    def _replicas_of(self, engines: Engines) -> Iterator[Replica]:
+        if isinstance(engines, (str, EngineSpec)):
+            engines = [engines]
+        if isinstance(engines, Mapping):
+            given = sorted(
+                name for name, value in self._client_options.items() if value is not None
+            )
+            if given:
+                raise InvalidRequestError(
+                    f"{', '.join(given)}: give these to the clients, which you make yourself"
+                )
+            for name, connect in engines.items():
+                if not isinstance(name, str) or not callable(connect):
+                    raise InvalidRequestError(
+                        "clients of your own are a mapping from names to functions that make one, "
+                        f"not from {describe(name)} to {describe(connect)}"
+                    )
+                planner = self._planner.sibling(name)
+                yield self._make(name, connect, planner, tells_planner=False)
+        else:
+            words = "addresses, such as 'http://127.0.0.1:8000'"
+            for engine in checked_list("engines", engines, words):
+                yield self._replica_at(engine)
+
+    def _replica_at(self, engine: str | EngineSpec) -> Replica:
+        if isinstance(engine, str):
+            engine = EngineSpec(base_url=engine)
+        checked_kind("an engine", engine, EngineSpec, "an address")
+        name = engine.name or host_of(engine.base_url)
+        options: dict[str, Any] = {"planner": self._planner.sibling(name), "events": None}
+        if engine.kv_events is not None:
+            from ctxreuse.cache.kv_events.event_sync import KVEventSync
+
+            options["events"] = KVEventSync(options["planner"], engine.kv_events, engine.kv_replay)
+        connect = partial(
+            EngineClient, engine.base_url, retries=0, **options, **self._client_options
+        )
+        connect()  # so that wrong arguments are refused here
+        return self._make(name, connect, capacity_tokens=engine.capacity_tokens, **options)
+
     def _enter(self, replica: Replica) -> Replica:
         if replica.name in self._replicas:
             raise InvalidRequestError(
                 f"there are two engines called {describe(replica.name)}; give EngineSpec(..., "
                 "name=...)"
             )
-        replica.follow()
+        if replica.events is not None:
+            replica.events.start()
         self._replicas = {**self._replicas, replica.name: replica}
         return replica
 
@@ -399,7 +492,6 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             await asyncio.sleep(self._backoff_s * 2 ** (rounds - 1))
 
     def _open_to(self, going: _Going) -> list[Replica]:
-        """Return the replicas that have not refused a request."""
         return [one for one in self._replicas.values() if one not in going.refused]
 
 
@@ -429,3 +521,11 @@ async def _prime(going: _Going, client: EngineClient, sending: InFlightRequest) 
     """Send the primes of a plan that was given with some, where it is about to be sent."""
     if sending.plan.primes:
         await sending.limit.wait_for(client.prime(sending.plan, **going.options))
+
+
+def host_of(base_url: str) -> str:
+    """Return host and port; "" for what is no address, which the client refuses."""
+    try:
+        return urlsplit(str(base_url)).netloc.rpartition("@")[2]
+    except ValueError:
+        return ""

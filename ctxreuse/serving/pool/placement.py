@@ -117,7 +117,6 @@ class _Loads:
             self._on[self.engine_of[agent]] += load
 
     def has_room(self, agent: Agent, tokens: int, slack: float) -> bool:
-        """Return whether an agent, and its engine, may take that many tokens more."""
         engine = self.engine_of[agent]
         sharing = self._agents_on[engine]
         mean = self.total / len(self.of)
@@ -129,7 +128,6 @@ class _Loads:
         ] + tokens <= max(shared_bound * shared, shared + slack)
 
     def add(self, agent: Agent, tokens: int) -> None:
-        """Note that an agent takes a document."""
         self.of[agent] += tokens
         self._on[self.engine_of[agent]] += tokens
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import responses
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
@@ -23,11 +23,10 @@ from ctxreuse.errors import EngineError
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.aio.concurrency import TimeLimit
-from ctxreuse.serving.client.completion import Completion
+from ctxreuse.serving.client.connection import BUSY, FAILS, WORKS, status_rule
 from ctxreuse.serving.client.engine_client import EngineClient
-from ctxreuse.serving.client.status_rules import BUSY, FAILS, WORKS, status_rule
+from ctxreuse.serving.client.reply import Completion
 from ctxreuse.serving.pool.admission import AdmissionQueue, AdmissionSlot, Plannable, recorded
-from ctxreuse.serving.pool.circuit_breaker import CLOSED, OPEN, CircuitBreaker
 from ctxreuse.sharing.exchange import SharingStatistics
 
 if TYPE_CHECKING:
@@ -44,6 +43,12 @@ _LONGEST_BUSY_S = 300.0
 """How long an engine that says it is busy is believed."""
 _QUESTIONS = 3
 """How often an engine is asked what its cache holds."""
+
+_LONGEST_OPEN_S = 300.0
+
+CLOSED: Final = "up"  # the engine answers
+OPEN: Final = "resting"  # it has failed too often in a row, and gets no requests
+HALF_OPEN: Final = "on trial"  # it rested long enough; one request tries it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +120,7 @@ class Replica:
         self._clock = clock
         self._connect = connect
         self._capacity: CapacityTracker | None = None
-        self._events = events
+        self.events = events
         self._tells_planner = tells_planner
         if capacity_tokens is not None and events is None:
             self._capacity = CapacityTracker(planner, capacity_tokens)
@@ -326,7 +331,7 @@ class Replica:
         # old one and is recorded anew once it is answered: nothing gets lost in between
         computed, self._misses = list(self._unconfirmed), 0
         self._unconfirmed.clear()
-        if self._events is not None:
+        if self.events is not None:
             self.cache_epoch += 1
             return  # its index follows the engine's own events, which tell what the cache holds
         if self._capacity is not None:
@@ -336,20 +341,15 @@ class Replica:
         for plan in computed:
             recorded(self.planner, plan)
 
-    def follow(self) -> None:
-        """Start following the engine's events, if it publishes any."""
-        if self._events is not None:
-            self._events.start()
-
     def stop_following(self) -> None:
         """Stop following the engine's events."""
-        events, self._events = self._events, None
+        events, self.events = self.events, None
         if events is not None:
             events.stop()
 
     async def aclose(self) -> None:
         """Stop following events, and close the running event loop's client."""
-        if self._events is not None:
+        if self.events is not None:
             await asyncio.to_thread(self.stop_following)
         await self.disconnect()
 
@@ -402,7 +402,7 @@ class Replica:
                 self._unconfirmed.append(plan)
             if self._misses >= _MAX_MISSES:  # the engine has lost its cache
                 self._reset()
-        elif self._events is None:
+        elif self.events is None:
             # The index was emptied while this was on its way. It is answered all the same, so
             # the engine lives, and has its prompt in the cache.
             self.planner.forget(plan)
@@ -433,3 +433,59 @@ class Replica:
             self._circuit.fail(self._clock(), at_once=True)
             reason = responses.get(error.status or 0, "")
             self._refusal = f"refuses: {error.status} {reason}".rstrip()
+
+
+class CircuitBreaker:
+    """Opens after failures in a row, for a time that doubles; who shares it holds a lock."""
+
+    def __init__(self, failures: int = 3, open_s: float = 10.0) -> None:
+        self._limit = failures
+        self._first_open_s = open_s
+        self._failures = 0
+        self._open_s = open_s
+        self._opened_at: float | None = None
+        self._has_trial = False
+
+    def state(self, now: float) -> str:
+        """Return the state at a time, in seconds of any clock that never goes back."""
+        if self._opened_at is None:
+            return CLOSED
+        if now - self._opened_at < self._open_s:
+            return OPEN
+        return HALF_OPEN
+
+    def admits(self, now: float) -> bool:
+        """Return whether a request may be sent now; while it is half-open, one at a time."""
+        state = self.state(now)
+        return state == CLOSED or (state == HALF_OPEN and not self._has_trial)
+
+    def begin(self, now: float) -> bool:
+        """Note that a request is sent; return whether it is the one that tries the engine."""
+        is_trial = self.state(now) == HALF_OPEN and not self._has_trial
+        self._has_trial |= is_trial
+        return is_trial
+
+    def succeed(self) -> None:
+        """Note that a request was answered."""
+        self._failures = 0
+        self._opened_at = None
+        self._open_s = self._first_open_s
+        self._has_trial = False
+
+    def fail(self, now: float, at_once: bool = False) -> bool:
+        """Note that a request was not answered; return whether that opened the circuit."""
+        self._failures += 1
+        if self._opened_at is not None:
+            if self.state(now) == HALF_OPEN:
+                self._open_s = max(self._open_s, min(2 * self._open_s, _LONGEST_OPEN_S))
+                self._opened_at = now
+                self._has_trial = False
+            return False
+        if self._failures < self._limit and not at_once:
+            return False
+        self._opened_at = now
+        return True
+
+    def abandon(self) -> None:
+        """Note that a request was cancelled, so that it does not tell whether the engine works."""
+        self._has_trial = False

@@ -38,7 +38,6 @@ class RequestRouter:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget which replicas have served which conversations."""
         self._served_by: TenantLRUMap[bytes, _ServedBy] = TenantLRUMap(_REMEMBERED_CONVERSATIONS)
 
     @property
@@ -117,7 +116,6 @@ def request_of(prompt: object) -> ContextRequest:
 
 
 def _history_tokens(request: ContextRequest) -> int:
-    """Return the tokens of what a later turn repeats, estimated."""
     messages = request.history or ()
     return sum(estimate_tokens(text) for message in messages for text in message_texts(message))
 

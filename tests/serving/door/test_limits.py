@@ -175,14 +175,6 @@ async def test_a_redirect_takes_no_prompt_elsewhere():
     assert "location" not in answer.headers
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", CHAT, 405), ("POST", "/no", 404)])
-async def test_unknown_routes_are_told_in_the_same_form(method, path, status):
-    async with served(EmulatedEngine()) as door:
-        answer = await door.request(method, path)
-    assert answer.status_code == status
-    assert error_of(answer)["message"]
-
-
 def nested(depth, inner="1"):
     return "[" * depth + inner + "]" * depth
 

@@ -98,16 +98,6 @@ async def test_usage_is_reported_by_the_plans_id_once(protocol):
     assert (reported.answers, reported.prompt_tokens, reported.cached_tokens) == (1, 400, 320)
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": "7"}, [], "x"])
-async def test_usage_that_says_nothing_of_the_prompt_is_refused(usage):
-    async with served(EmulatedEngine()) as door:
-        plan = await planned(door, "abc")
-        body = {"plan_id": plan["plan_id"], "usage": usage}
-        answer = await door.post("/v1/usage", json=body)
-        assert door.planner.savings.reported.answers == 0
-    assert (answer.status_code, "usage must be" in answer.text) == (400, True)
-
-
 async def test_plans_that_nobody_asks_about_again_are_forgotten(monkeypatch):
     monkeypatch.setattr("ctxreuse.serving.door.app._MOST_CHARACTERS", 20_000)
     async with served(EmulatedEngine()) as door:
@@ -143,6 +133,9 @@ async def test_what_the_server_says_of_itself():
     assert "says" not in metrics.text + str(savings)
 
 
+NO_USAGES = [None, {}, {"prompt_tokens": "7"}, [], "x"]
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param", "words"),
     [
@@ -163,6 +156,7 @@ async def test_what_the_server_says_of_itself():
         ("plans", {"requests": [{"documents": [], "qeury": ""}]}, "qeury", "'qeury'"),
         ("plans", {"query": "?"}, "query", "choose one of 'requests', 'template', 'primes'"),
         ("usage", {"plan": "x"}, "plan", "choose one of 'plan_id', 'usage'"),
+        *(("usage", {"usage": one}, "usage", "usage must be an answer's") for one in NO_USAGES),
         ("forget", {"plan_id": True}, "plan_id", "not true"),
         ("forget", {"id": "x"}, "id", "choose one of 'plan_id'"),
     ],
@@ -178,6 +172,7 @@ async def test_what_is_wrong_is_refused_in_the_words_of_json(path, fields, param
 
 async def test_another_path_is_answered_with_where_it_is_served():
     async with served(EmulatedEngine()) as door:
+        assert (await door.get("/v1/plan")).json()["type"] == "error"
         answer = await door.post("/v1/embeddings", json={"input": "a"})
     assert answer.status_code == 404
     assert "'/v1/embeddings' is not served here; send it to the engine" in answer.text
