@@ -34,7 +34,7 @@ from ctxreuse.measure.results.tables import (
     verdict_output,
 )
 from ctxreuse.measure.results.verdict import cache_words
-from ctxreuse.measure.table import Bad, Good, Shown, Table
+from ctxreuse.measure.table import Shown, Table
 from public_data.benchmark import Measured, Part
 from public_data.quality.scoring import exact_match, token_f1
 
@@ -219,7 +219,7 @@ def comparison(old: Results, new: Results) -> Iterator[Shown]:
 
 def _change(pair: tuple[RunResult, RunResult]) -> str:
     change = pair[0].total.hit_ratio - pair[1].total.hit_ratio
-    return (Good if change > 0 else Bad)(f"{change:+.3f}")
+    return f"{change:+.3f}"
 
 
 def _only_in(

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from ctxreuse.context.files import file_errors
 from ctxreuse.context.tokens import well_formed
 from ctxreuse.errors import InputFileError
-from ctxreuse.measure.table import Bad, Good, Shown, Table
+from ctxreuse.measure.table import Shown, Table
 from ctxreuse.measure.traces.json_lines import STANDARD_STREAM
 
 
@@ -139,15 +139,10 @@ def _laid_out(table: Table, most: int | None = None) -> rich_tables.Table:
             max_width=most if is_words else None,
         )
     for row in table.rows:
-        if len(row) == 1:
+        cells = [escape(well_formed(cell)) for cell in row]
+        if len(cells) == 1:
             shown.add_section()
-            shown.add_row(f"[italic]{_cell(row[0])}[/]")
+            shown.add_row(f"[italic]{cells[0]}[/]")
         else:
-            shown.add_row(*map(_cell, row))
+            shown.add_row(*cells)
     return shown
-
-
-def _cell(text: str) -> str:
-    shown = escape(well_formed(text))
-    colour = "green" if isinstance(text, Good) else "red" if isinstance(text, Bad) else ""
-    return f"[{colour}]{shown}[/]" if colour else shown

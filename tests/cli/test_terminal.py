@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ctxreuse.cli.terminal import progress, show
-from ctxreuse.measure.table import Good, Table
+from ctxreuse.measure.table import Table
 
 ARM = "annotated: before the documents: {order}"
 TABLE = Table(
@@ -13,7 +13,7 @@ TABLE = Table(
     ("", "questions", "F1", "F1, change", "exact, change"),
     (
         ("as retrieved", "1,200", "0.512", "", ""),
-        (ARM, "1,200", "0.498", Good("-0.014\n[-0.031, +0.003]"), "-0.010\n[-0.024, +0.004]"),
+        (ARM, "1,200", "0.498", "-0.014\n[-0.031, +0.003]", "-0.010\n[-0.024, +0.004]"),
     ),
 )
 NUMBERS = ("1,200", "0.512", "0.498", "-0.014", "[-0.031,", "+0.003]", "[-0.024,", "+0.004]")

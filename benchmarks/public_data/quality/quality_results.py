@@ -12,7 +12,7 @@ from typing import Any
 import ctxreuse
 from ctxreuse.context.files import write_text
 from ctxreuse.measure.results.tables import Interval, bootstrap_interval
-from ctxreuse.measure.table import Bad, Good, Shown, Table
+from ctxreuse.measure.table import Shown, Table
 from public_data.quality.question_sets import QuestionId
 from public_data.quality.scoring import (
     answer_contained,
@@ -305,22 +305,17 @@ def _calibration_table(result: SetResult) -> Table:
     by_arm = {arm.name: dict(calibration(arm, result.base)) for arm in result.arms[1:]}
     numbers = sorted({number for known in by_arm.values() for number in known})
     rows = tuple(
-        (name, *(_change_cell(known.get(number), is_coloured=False) for number in numbers))
+        (name, *(_change_cell(known.get(number)) for number in numbers))
         for name, known in by_arm.items()
     )
     title = "Change of F1 after the first questions: how far it wanders"
     return Table(title, ("", *(f"{number:,}" for number in numbers)), rows)
 
 
-def _change_cell(interval: Interval | None, *, is_coloured: bool = True) -> str:
+def _change_cell(interval: Interval | None) -> str:
     if interval is None:
         return ""
-    text = f"{interval.mean:+.3f}\n[{interval.low:+.3f}, {interval.high:+.3f}]"
-    if is_coloured and interval.high < 0:
-        return Bad(text)
-    if is_coloured and interval.low > 0:
-        return Good(text)
-    return text
+    return f"{interval.mean:+.3f}\n[{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
 def _odd_answers(result: SetResult) -> Iterator[str]:
