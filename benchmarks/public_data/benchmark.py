@@ -18,9 +18,7 @@ from ctxreuse.context.checks import checked_positive
 from ctxreuse.errors import BatchTooLargeError, InvalidRequestError, describe
 from ctxreuse.measure.bench.live_engine import LiveEngine
 from ctxreuse.measure.options import CACHES, PRICES, option
-from ctxreuse.measure.replay.estimate import TraceSummary, deduplications
-from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.plan_file import PlannedRequest, plan_under
 from ctxreuse.measure.replay.policies import (
     AS_SENT,
     OURS_BATCH,
@@ -36,6 +34,8 @@ from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import (
     Progress,
     Replay,
+    TraceSummary,
+    deduplications,
     load_tokenizer,
     no_progress,
 )

@@ -18,8 +18,13 @@ from ctxreuse.cli.command_options import PrintsJson, api_key
 from ctxreuse.cli.terminal import progress, put, say, show
 from ctxreuse.context.files import check_writable
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.measure.bench.judge import Judge, in_words
-from ctxreuse.measure.bench.recorded_bench import BenchConfig, answers_of, bench_recording
+from ctxreuse.measure.bench.recorded_bench import (
+    BenchConfig,
+    Judge,
+    answers_of,
+    bench_recording,
+    in_words,
+)
 from ctxreuse.measure.doctor.examination import examine
 from ctxreuse.measure.doctor.findings import finding_lines, findings_json, is_healthy, verdict
 from ctxreuse.measure.doctor.probe import DoctorConfig

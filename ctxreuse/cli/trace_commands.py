@@ -30,8 +30,7 @@ from ctxreuse.measure.replay.hashed_trace import (
     hashed_requests,
     simulate_hashed,
 )
-from ctxreuse.measure.replay.plan_file import planned_requests, read_plan
-from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.plan_file import plan_under, planned_requests, read_plan
 from ctxreuse.measure.replay.policies import MeasuredPolicy, TraceMode
 from ctxreuse.measure.results.tables import explanation_output, size_output
 from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines, write_lines

@@ -19,7 +19,7 @@ from served_engines import URL
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.plan_file import plan_under
 from ctxreuse.measure.replay.policies import POLICIES
 from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.replay.simulate import Replay

@@ -12,7 +12,7 @@ from planning_helpers import assistant, block, user
 from ctxreuse import ContextRequest
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.plan_file import plan_under
 from ctxreuse.measure.replay.policies import AS_SENT
 from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.replay.simulate import Replay, simulate_blocks

@@ -11,7 +11,7 @@ from planning_helpers import block, location_words, order_words, tokenizer_file,
 
 import ctxreuse
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.measure.replay import plan_file, plan_trace
+from ctxreuse.measure.replay import plan_file
 from ctxreuse.planner import ReusePlanner
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -295,7 +295,7 @@ def test_simulate_with_a_tokenizer_counts_whole_prompts(run, plan, tmp_path):
 
 def test_a_conversation_in_a_file_has_10_000_turns_at_most(run, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(plan_file, "MOST_TURNS", 2)
-    monkeypatch.setattr(plan_trace, "MOST_TURNS", 2)
+    monkeypatch.setattr(plan_file, "MOST_TURNS", 2)
     lines = [{"request_id": n, "blocks": [1], "after": n - 1 if n else None} for n in range(3)]
     plan = write_jsonl(tmp_path / "plan.jsonl", *lines)
     code, out, err = run("simulate", plan, "--json")

@@ -219,7 +219,7 @@ def test_a_small_cache_is_simulated_beside_the_engines_own(
     run, recording, served, monkeypatch, tmp_path
 ):
     served(answer="yes")
-    monkeypatch.setattr("ctxreuse.measure.replay.estimate._SIZES", (700, 2_000))
+    monkeypatch.setattr("ctxreuse.measure.replay.simulate._SIZES", (700, 2_000))
     code, out, err = run("bench", recording, "--base-url", URL, "--answers", tmp_path / "answers")
     assert code == 0, err
     shown = words(out)

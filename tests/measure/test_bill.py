@@ -15,7 +15,7 @@ from test_broken_results import VALUES, refused_or_shown
 
 from ctxreuse import ContextBlock, cache_profile
 from ctxreuse.errors import InputFileError, InvalidRequestError
-from ctxreuse.measure.replay.plan_trace import ANSWER, replayed
+from ctxreuse.measure.replay.plan_file import ANSWER, replayed
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, TODAY, tried_policies
 from ctxreuse.measure.replay.prompts import said_tokens
 from ctxreuse.measure.replay.run_result import Run
@@ -126,7 +126,6 @@ def test_a_conversation_reads_the_turn_before_as_it_is_sent_today():
     assert today.cached_tokens == (0, 24, 48)
     assert today.billed.written == {"30m": 72}
     assert today.bill.never_read == 24
-    assert today.bill.pays_from == 2
     unmarked = Replay(trace, BLOCKS, cache=anthropic).measure(Run(TODAY, trace, deduplicate=False))
     assert (unmarked.cached_tokens, unmarked.billed.written) == ((0, 0, 0), {})
     marked = Replay(trace, BLOCKS, cache=anthropic).measure(
@@ -292,10 +291,10 @@ def test_results_and_page_say_the_same(run, folder):
         ("cache", {"name": "x"}),
         ("cache", 7),
         ("cache", {"name": "x", "granularity": "steps", "times_to_live": [{"nom": 1}]}),
-        ("bill", {"written": {"2h": 1}, "never_read": 0, "pays_from": None}),
-        ("bill", {"written": {"30m": 10**9}, "never_read": 0, "pays_from": None}),
-        ("bill", {"written": 5, "never_read": 0, "pays_from": None}),
-        ("bill", {"written": {"30m": -1}, "never_read": 0, "pays_from": None}),
+        ("bill", {"written": {"2h": 1}, "never_read": 0}),
+        ("bill", {"written": {"30m": 10**9}, "never_read": 0}),
+        ("bill", {"written": 5, "never_read": 0}),
+        ("bill", {"written": {"30m": -1}, "never_read": 0}),
     ],
 )
 def test_broken_bills_are_one_error(folder, name, value):

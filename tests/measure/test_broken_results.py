@@ -11,7 +11,7 @@ from test_report import results
 
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.report import page, report_page
-from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.report.report_page import charts
 from ctxreuse.measure.results.tables import estimate_output, results_json, tables
 from public_data.stored_results import read_results, write_results
 

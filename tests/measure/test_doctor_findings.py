@@ -18,11 +18,11 @@ from ctxreuse.measure.doctor.findings import (
     findings_json,
     is_healthy,
 )
-from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.measure.doctor.probe import (
     MOST_TOKENS,
     NOT_ASKED,
     EngineReadings,
+    LogWatch,
     PromptReading,
     made_up_prompts,
 )

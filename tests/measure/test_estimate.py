@@ -15,9 +15,8 @@ from planning_helpers import block, tokenizer_file, write_jsonl
 from ctxreuse import ContextBlock
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.measure.replay.estimate import TraceSummary, estimate
 from ctxreuse.measure.replay.policies import AS_SENT, POLICIES
-from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.measure.replay.simulate import Replay, TraceSummary, estimate
 from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.measure.traces.trace_files import TraceRequest
 

@@ -16,10 +16,10 @@ from test_estimate import replay
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.measure.html_page import HtmlPage
-from ctxreuse.measure.replay.estimate import TraceSummary, estimate, shown
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE
+from ctxreuse.measure.replay.simulate import TraceSummary, estimate, shown
 from ctxreuse.measure.report import page, write_pictures, write_report
-from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.report.report_page import charts
 from ctxreuse.measure.results.results import results_of
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.trace_files import TraceRequest

@@ -8,8 +8,8 @@ from cli_helpers import words
 from planning_helpers import write_jsonl
 
 from ctxreuse.errors import InputFileError
-from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.run_result import RunResult
+from ctxreuse.measure.replay.simulate import TraceSummary
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results import FirstCause, results_of
@@ -95,7 +95,6 @@ SENTENCES = {
     "free": "times an uncached token, writing nothing extra.",
     "paid": "it pays if a written token is read 0.28 times on average; a single mark, if",
     "never_pays": "times an uncached token, reading 1: it never pays.",
-    "since": "Request from which all so far cost less than uncached: ",
     "no_time": "No request has a timestamp",
     "times": "2 of 5 requests have no timestamp: they count as sent",
     "no_answer": "no request says how long its answer is",

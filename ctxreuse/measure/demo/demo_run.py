@@ -18,10 +18,9 @@ from shlex import quote
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.files import make_folder
 from ctxreuse.errors import MissingExtraError
-from ctxreuse.measure.replay.estimate import TraceSummary, estimate
 from ctxreuse.measure.replay.policies import tried_policies
-from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
-from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.replay.simulate import Progress, Replay, TraceSummary, estimate, no_progress
+from ctxreuse.measure.report.report_page import charts
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results import results_of
 from ctxreuse.measure.results.tables import estimate_output

@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ctxreuse.measure.doctor.findings import Finding, Verdict
-from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, MOST_TOKENS, NOT_ASKED, EngineReadings
+from ctxreuse.measure.doctor.probe import (
+    DEFAULT_TOKENS,
+    MOST_TOKENS,
+    NOT_ASKED,
+    EngineReadings,
+    LogWatch,
+)
 
 _OK, _PROBLEM, _UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
 
@@ -243,7 +248,6 @@ def _common_half(readings: EngineReadings) -> Finding:
 
 
 def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
-    """Return what to do where no common beginning is read."""
     block = readings.metrics.block_size
     if block is not None and block > common:
         return (
@@ -261,7 +265,6 @@ def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
 
 
 def _for_states(readings: EngineReadings) -> str:
-    """Return what to do where a common beginning is read from its third sight on."""
     block = readings.metrics.block_size
     size = "" if block is None else f",block_tokens={block}"
     remedy = (

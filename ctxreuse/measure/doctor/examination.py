@@ -13,8 +13,7 @@ from ctxreuse.measure.doctor.engine_findings import (
     processes_finding,
 )
 from ctxreuse.measure.doctor.findings import Finding, Verdict
-from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import DoctorConfig, probe
+from ctxreuse.measure.doctor.probe import DoctorConfig, LogWatch, probe
 from ctxreuse.measure.traces.changing_documents import (
     IN_TEXTS,
     UNKNOWN,

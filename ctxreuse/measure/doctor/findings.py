@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -76,16 +76,7 @@ def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "verdict": verdict(findings),
         "healthy": is_healthy(findings),
-        "checks": [
-            {
-                "check": one.check,
-                "verdict": str(one.verdict),
-                "found": one.found,
-                "remedy": one.remedy or None,
-                "figures": dict(one.figures),
-            }
-            for one in findings
-        ],
+        "checks": [{**asdict(one), "remedy": one.remedy or None} for one in findings],
     }
 
 

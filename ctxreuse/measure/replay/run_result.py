@@ -49,19 +49,6 @@ class RunBill:
 
     written: Mapping[str, int] = field(default_factory=dict)
     never_read: int = 0
-    pays_from: int | None = None
-
-    @classmethod
-    def of(cls, prompts: Sequence[BilledTokens], never_read: int, profile: CacheRules) -> Self:
-        """Return the bill of prompts in the order in which they were sent."""
-        ahead, pays_from = 0.0, None
-        for number, one in enumerate(prompts, start=1):
-            ahead += one.prompt_tokens - one.bill(profile)
-            if ahead <= 1e-6:  # which may be rounding
-                pays_from = None
-            elif pays_from is None:
-                pays_from = number
-        return cls(sum(prompts, BilledTokens()).written, never_read, pays_from)
 
 
 @dataclass(frozen=True, slots=True)

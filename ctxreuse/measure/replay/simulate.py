@@ -1,18 +1,18 @@
-"""Simulates what a prefix cache would serve of a planned trace."""
+"""Simulates what a prefix cache would serve of a planned trace, and of one under every policy."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
-from ctxreuse.errors import InputFileError, MissingExtraError, describe
-from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import plan_under
-from ctxreuse.measure.replay.policies import MeasuredPolicy
+from ctxreuse.errors import BatchTooLargeError, InputFileError, MissingExtraError, describe
+from ctxreuse.measure.replay.plan_file import PlannedRequest, plan_under
+from ctxreuse.measure.replay.policies import OURS_ONLINE, POLICIES, MeasuredPolicy
 from ctxreuse.measure.replay.prompts import (
     Tokenizer,
     prime_ends,
@@ -21,7 +21,7 @@ from ctxreuse.measure.replay.prompts import (
     prompt_tokens,
 )
 from ctxreuse.measure.replay.run_result import Run, RunBill, RunResult
-from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
+from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest, block_tokens
 from ctxreuse.rules.answers import read_of_blocks
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
@@ -132,7 +132,7 @@ class Replay(NamedTuple):
             return RunResult.of_run(run, planned, usages, planning_s)
         billed, never_read = self.billed(planned, run.policy)
         usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed]
-        bill = RunBill.of(billed, never_read, self.cache)
+        bill = RunBill(sum(billed, BilledTokens()).written, never_read)
         return RunResult.of_run(run, planned, usages, planning_s, bill=bill)
 
     def served(
@@ -190,3 +190,81 @@ Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[], o
 def no_progress(task: str, steps: int) -> AbstractContextManager[Callable[[], object]]:
     """Show nothing."""
     return nullcontext(lambda: None)
+
+
+_SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+"""Tokens that the caches of usual engines hold, from a small GPU with a large model upwards."""
+
+_MOST_SIZES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What a trace holds."""
+
+    requests: int
+    conversations: int
+    turns: int
+    blocks: int
+    distinct_tokens: int
+    block_tokens: int
+    repeated_tokens: int
+
+    @classmethod
+    def of(cls, trace: Sequence[TraceRequest]) -> TraceSummary:
+        """Return the summary of a trace."""
+        seen: set[tuple[str, bytes]] = set()
+        distinct: dict[bytes, int] = {}
+        conversations = set()
+        turns = sent = repeated = 0
+        for request in trace:
+            if request.conversation_id is not None:
+                turns += 1
+                conversations.add((request.tenant, request.conversation_id))
+            for key, block in {block.key: block for block in request.blocks}.items():
+                tokens = block_tokens(block)
+                distinct[key] = tokens
+                sent += tokens
+                repeated += tokens * ((request.tenant, key) in seen)
+                seen.add((request.tenant, key))
+        talks, blocks, distinct_tokens = len(conversations), len(distinct), sum(distinct.values())
+        return cls(len(trace), talks, turns, blocks, distinct_tokens, sent, repeated)
+
+    @property
+    def reuse_bound(self) -> float:
+        """Share of the block tokens that had been sent before."""
+        return self.repeated_tokens / self.block_tokens if self.block_tokens else 0.0
+
+    def is_short(self, cache: CacheRules) -> bool:
+        """Return whether blocks have, on average, fewer tokens than a block of a cache."""
+        return self.distinct_tokens < cache.step_tokens * self.blocks
+
+    def cache_sizes(self) -> list[int | None]:
+        """Return cache sizes to try, in tokens: unlimited, and usual ones below `block_tokens`."""
+        less = [size for size in _SIZES if size < self.block_tokens]
+        return [None, *less[-_MOST_SIZES:]]
+
+
+def estimate(
+    replay: Replay, capacities: Sequence[int | None], policies: Sequence[MeasuredPolicy] = POLICIES
+) -> Iterator[RunResult]:
+    """Yield what each policy reaches, with and without de-duplication, with each cache."""
+    for policy in policies:
+        for deduplicate in deduplications(replay.trace) if policy.is_marked else (False,):
+            for capacity in capacities:
+                try:
+                    yield replay.measure(Run(policy, replay.trace, deduplicate, capacity))
+                except BatchTooLargeError:
+                    break
+
+
+def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:
+    """Return whether to de-duplicate: both where there are conversations, else not."""
+    has_turns = any(request.conversation_id is not None for request in trace)
+    return (False, True) if has_turns else (False,)
+
+
+def shown(results: Sequence[RunResult]) -> RunResult:
+    """Return the result whose prompts a report shows: this package's, online, no cache limit."""
+    ours = (one for one in reversed(results) if one.policy == OURS_ONLINE.name)
+    return next(one for one in ours if one.capacity_tokens is None)

@@ -146,13 +146,12 @@ class Bill(NamedTuple):
         """Whether most prompts are shorter than what is kept."""
         return 2 * self.long_enough < self.requests
 
-    def break_even(self) -> Iterator[str]:
-        """Yield in words when writing pays, and from which request on it did."""
-        least, cache = self.least_reads, self.cache
+    @property
+    def break_even(self) -> str:
+        """When writing pays, in words."""
+        least, cache, token = self.least_reads, self.cache, "times an uncached token"
         if cache.write_factor <= 1:
-            times = f"{cache.read_factor:g} times an uncached token"
-            yield f"Reading costs {times}, writing nothing extra."
-            return
+            return f"Reading costs {cache.read_factor:g} {token}, writing nothing extra."
         pays = "it never pays"
         if least is not None:
             reads = int(least + 1e-9) + 1
@@ -160,18 +159,9 @@ class Bill(NamedTuple):
                 f"it pays if a written token is read {least:.2f} times on average; a single mark, "
                 f"if it is read {_TIMES.get(reads, f'{reads} times')}"
             )
-        yield (
-            f"Writing costs {cache.write_factor:g} times an uncached token, reading "
-            f"{cache.read_factor:g}: {pays}."
+        return (
+            f"Writing costs {cache.write_factor:g} {token}, reading {cache.read_factor:g}: {pays}."
         )
-        from_when = [
-            f"{self.name(row)}{', de-duplicated' if row.run.deduplicated else ''}: "
-            + (f"{self.charged(row).pays_from:,}" if self.charged(row).pays_from else "never")
-            for row in self.rows
-            if row.after.written
-        ]
-        if from_when:
-            yield f"Request from which all so far cost less than uncached: {'; '.join(from_when)}."
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -194,7 +184,6 @@ class Bill(NamedTuple):
                     "written_tokens": dict(row.after.written),
                     "never_read_tokens": self.charged(row).never_read,
                     "bill_to_uncached": round(row.to_uncached, 6),
-                    "pays_from_request": self.charged(row).pays_from,
                     "money_per_1000_requests": self.prices and round(self.money(row) or 0.0, 6),
                 }
                 for row in self.rows

@@ -8,11 +8,11 @@ from typing import Any, Literal, TypeAlias
 
 import ctxreuse
 from ctxreuse.context.tokens import well_formed
-from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import TreeNode, block_label, explain_plan, sent_tree
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompt_ways import PromptWays
 from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
+from ctxreuse.measure.replay.simulate import TraceSummary
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.table import shortened
 from ctxreuse.measure.traces.trace_files import Corpus, Titles
@@ -134,7 +134,6 @@ def by_cause(
 def _miss(
     lost: Explanation, questions: Mapping[str | int, str], corpus: Corpus, titles: Titles
 ) -> Miss:
-    """Return a request that lost something, named as people know it, with its blocks."""
     ids = (lost.block, lost.other_block)
     blocks = (None if one is None else corpus.get(one) for one in ids)
     own, other = ("" if block is None else block_label(block, titles) for block in blocks)

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.run_result import RunResult
-from ctxreuse.measure.replay.simulate import SizeResult
+from ctxreuse.measure.replay.simulate import SizeResult, TraceSummary
 from ctxreuse.measure.results.bill import Bill, Saving, price_lines
 from ctxreuse.measure.results.results import Results, by_cause
 from ctxreuse.measure.results.verdict import amount, cache_words, verdict
@@ -185,7 +184,7 @@ def bill_lines(bill: Bill) -> Iterator[str]:
     """Yield what the numbers of a bill are from, and when writing pays."""
     cache = bill.cache
     yield "Input bill: as a multiple of the prompts as retrieved with nothing cached."
-    yield from bill.break_even()
+    yield bill.break_even
     yield from price_lines(bill)
     yield (
         f"Rules of {cache.name} ({cache.date or 'no date'}, {cache.source or 'no source'}): "

@@ -104,12 +104,10 @@ def _nothing(results: Results, step: str) -> tuple[str, str]:
 
 
 def _first(results: Results, step: str) -> str:
-    """Return what to change, behind what has to be changed first."""
     return "; then ".join([*(one.remedy for one in results.causes_first), step])
 
 
 def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
-    """Return what whole prompts come to, each way of changing the application replayed."""
     best, as_it_is = ways.best, ways.as_it_is.saved(ways.plain)
     framework = ways.framework if ways.framework in _MODEL else "langchain"
     cache = cache_words(results.cache_tokens)
@@ -185,7 +183,6 @@ def _of_order(results: Results) -> SavingsVerdict:
 
 
 def _figures(results: Results, saving: Saving) -> dict[str, Any]:
-    """Return what is measured of a saving, for programs."""
     rate, prices = results.prefill_tokens_per_s, results.prices
     figures: dict[str, Any] = {
         "policy": saving.run.policy,
@@ -233,7 +230,6 @@ def _best(savings: Sequence[Saving], results: Results) -> Saving | None:
 
 
 def _gain(results: Results, saving: Saving) -> tuple[str, str]:
-    """Return what an engine computes less, and what to do."""
     is_primed = saving.run.policy in [one.name for one in PRIMED]
     planner = _planner(results)
     is_default = planner == "ReusePlanner()"
@@ -269,7 +265,6 @@ def _ms(milliseconds: float) -> str:
 
 
 def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
-    """Return why a policy saves nothing, and what to do."""
     bound = results.trace.reuse_bound
     if results.trace.requests < 2:
         number, step = ("one", _NO_STEP) if results.trace.requests else ("no", _RECORD_STEP)
@@ -303,7 +298,6 @@ def _served(saving: Saving) -> float:
 
 
 def _planner(results: Results, *options: str) -> str:
-    """Return how to make a planner that orders as the measured one did."""
     given = [*planner_setting(results.cache), *options]
     if results.keep_best:
         given.append("keep_best=True")
@@ -361,7 +355,6 @@ def _better(ours: Saving, savings: Sequence[Saving]) -> Iterator[str]:
 
 
 def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterator[str]:
-    """Yield what a reader of a bill should know, too."""
     before = chosen.before.bill(bill.cache)
     unwritten = 1 - chosen.before.prompt_tokens / before if before else 0.0
     if bill.cache.marks_end and unwritten >= LEAST_SHARE:
@@ -379,7 +372,6 @@ def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterat
 
 
 def _of_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
-    """Return how much lower a hosted cache's bill is, or why it is not, and what to do."""
     step, profile = _NO_STEP, f"cache profile {profile_spec(bill.cache)}"
     if saving.is_worth_it:
         return (
@@ -412,7 +404,6 @@ def _instead(saving: Saving) -> str:
 def _also(
     chosen: Saving, together: Saving | None, bill: Bill | None, savings: Sequence[Saving] = ()
 ) -> Iterator[str]:
-    """Yield whether it is worth a change, what words cost, and what a batch gives."""
     if chosen.is_worth_it and (chosen.share < _SMALL_SHARE or bill is None):
         is_small = chosen.share < _SMALL_SHARE
         large = "Worth trying; it shows most where prompts are long and answers short."

@@ -145,9 +145,13 @@ class TraceRecorder(OnePerProcess):
     ) -> int | None:
         """Write a request; return its id in the trace, or None if it could not be written."""
         talk: Any = {"system": system, "conversation_id": conversation_id, "tenant": tenant}
-        return self._failing.attempt(
-            lambda: self._write(ContextRequest(blocks, query, **talk), titles, source, sent, marks)
-        )
+
+        def write() -> int:
+            request = ContextRequest(blocks, query, **talk)
+            with self._lock:
+                return self._write(request, titles, source, sent, marks)
+
+        return self._failing.attempt(write)
 
     def record_prompt(
         self,
@@ -164,36 +168,35 @@ class TraceRecorder(OnePerProcess):
         def write() -> None:
             tenant, talk = scope.tenant or "", scope.conversation_id
             tools = PromptPart("tools", beside, is_text=False)
-            told: dict[str, Any] = {
-                "after": self.requests,
-                "retrieved": list(retrieved),
-                "run": None if run is None else self._digest(str(run)).hex()[:_SHORT_DIGEST],
-                "framework": framework or None,
-                "tenant": self._name(tenant) if tenant else None,
-                "conversation_id": None if talk is None else self._name(talk),
-                "beside": self._text_number(tools, tenant) if beside else None,
-                "prompt": [self._text_number(one, tenant) for one in parts],
-            }
-            self._append_to(PROMPTS, {name: x for name, x in told.items() if x is not None})
+            name = None if run is None else self._digest(str(run)).hex()[:_SHORT_DIGEST]
+            with self._lock:
+                told: dict[str, Any] = {
+                    "after": self.requests,
+                    "retrieved": list(retrieved),
+                    "run": name,
+                    "framework": framework or None,
+                    "tenant": self._name(tenant) if tenant else None,
+                    "conversation_id": None if talk is None else self._name(talk),
+                    "beside": self._text_number(tools, tenant) if beside else None,
+                    "prompt": [self._text_number(one, tenant) for one in parts],
+                }
+                self._append(PROMPTS, {field: x for field, x in told.items() if x is not None})
 
         self._failing.attempt(write)
 
     def _text_number(self, part: PromptPart, tenant: str) -> int:
         """Return the number of a text, which the file has from now on."""
         digest = text_digest(f"{part.role} {part.is_text} {part.text}")
-        with self._lock:
-            number = self._texts.get(digest)
-            if number is not None:
-                return number
-            number = self._written_texts = self._written_texts + 1
+        if (known := self._texts.get(digest)) is not None:
+            return known
+        number = self._written_texts = self._written_texts + 1
         spans = (self._known.standing_at(tenant, part.text) or ()) if part.is_text else ()
         line = {"text": number, "role": part.role, "content": self._content(part.text, spans)}
         ours = (known_texts().standing_at(tenant, part.text) or ()) if spans else ()
         if any(one.known.is_ours for one in ours):
             line["is_rendered"] = True
-        self._append_to(PROMPTS, line if part.is_text else {**line, "is_text": False})
-        with self._lock:
-            self._texts.put(digest, number)
+        self._append(PROMPTS, line if part.is_text else {**line, "is_text": False})
+        self._texts.put(digest, number)
         return number
 
     def _content(self, text: str, spans: Sequence[KnownSpan]) -> list[object]:
@@ -258,7 +261,6 @@ class TraceRecorder(OnePerProcess):
         sent: SentCall | None,
         marks: Sequence[int] | None,
     ) -> int:
-        """Write a request and return its id; hashes and counts its texts first."""
         told: dict[str, Any] = {
             "timestamp": round(1_000 * max(0.0, self._clock() - self._begun_s), 3)
         }
@@ -270,30 +272,17 @@ class TraceRecorder(OnePerProcess):
             told["marks"] = checked_each("marks", marks, int, "an integer")
         named = zip(request.blocks, titles, strict=False)
         title_of = {block.key: title for block, title in named if title}
-        with self._lock:
-            new = [
-                block
-                for key, block in request.unique_blocks.items()
-                if self._names.get(request.tenant, key) is None
-            ]
-        measured = {block.key: self._measured(block) for block in new}
-        with self._lock:
-            ids = [
-                self._name_of(block, measured.get(key), request.tenant, title_of.get(key, ""))
-                for key, block in request.unique_blocks.items()
-            ]
-            self._append_request(request, ids, told)
-            self.sources[source] += 1
-            return self.requests
-
-    def _measured(self, block: ContextBlock) -> tuple[int, bytes]:
-        tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
-        return tokens, self._digest(block.text)
+        ids = [
+            self._name_of(block, request.tenant, title_of.get(key, ""))
+            for key, block in request.unique_blocks.items()
+        ]
+        self._append_request(request, ids, told)
+        self.sources[source] += 1
+        return self.requests
 
     def _append_request(
         self, request: ContextRequest, ids: Sequence[BlockId], told: Mapping[str, Any]
     ) -> None:
-        """Append a request whose blocks the corpus has; the lock is held."""
         line: dict[str, Any] = {"request_id": self.requests + 1}
         if not self._hash_only:
             line["query"] = request.query
@@ -308,7 +297,7 @@ class TraceRecorder(OnePerProcess):
             self._turns.put(request.tenant, key, turn + 1)
             self._talks += not turn
             self._requests_of_conversations += 1
-        _append(self._path(TRACE), {**line, **told, "blocks": ids})
+        self._append(TRACE, {**line, **told, "blocks": ids})
         self.requests += 1
         texts = [one.text for one in request.unique_blocks.values()]
         self._known.add(
@@ -316,19 +305,11 @@ class TraceRecorder(OnePerProcess):
             [Form(text, name=(name, len(text))) for text, name in zip(texts, ids, strict=True)],
         )
 
-    def _append_to(self, name: str, line: Mapping[str, Any]) -> None:
-        """Append to a file that is there only where something is known of requests later."""
-        with self._lock:
-            _append(self._path(name), line)
-
-    def _name_of(
-        self, block: ContextBlock, measured: tuple[int, bytes] | None, tenant: str, title: str
-    ) -> BlockId:
-        """Return a block's name, which the corpus has from now on; the lock is held."""
+    def _name_of(self, block: ContextBlock, tenant: str, title: str) -> BlockId:
+        """Return a block's name, which the corpus has from now on."""
         if (known := self._names.get(tenant, block.key)) is not None:
             return known
-        # it may have been forgotten since it was looked up
-        tokens, digest = measured or self._measured(block)
+        digest = self._digest(block.text)
         own = digest.hex()
         name: BlockId = own if self._hash_only else block.id
         key = text_digest(repr(name))
@@ -337,15 +318,29 @@ class TraceRecorder(OnePerProcess):
             name = f"{name}~{own}"
             key = text_digest(repr(name))
         if self._written.get(key) != digest:
+            tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
             line: dict[str, Any] = {"id": name, "tokens": tokens}
             if not self._hash_only:
                 line |= {"text": block.text} | ({"title": title} if title else {})
-            _append(self._path(CORPUS), line)
+            self._append(CORPUS, line)
             self._blocks += 1
             if may_be_new:
                 self._written[key] = digest
         self._names.put(tenant, block.key, name)
         return name
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        """Write a line, all of it or nothing: behind half a line, the next would be lost, too."""
+        file_number = os.open(self._path(name), os.O_WRONLY | os.O_APPEND)
+        with open(file_number, "wb", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            left = memoryview(json.dumps(line).encode() + b"\n")
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                file.truncate(before)
+                raise
 
     def _name(self, name: str | int) -> str | int:
         return self._digest(repr(name)).hex() if self._hash_only else name
@@ -353,19 +348,6 @@ class TraceRecorder(OnePerProcess):
     def _digest(self, text: str) -> bytes:
         encoded = text.encode("utf-8", "surrogatepass")
         return blake2b(encoded, digest_size=16, key=self._salt).digest()
-
-
-def _append(path: Path, line: Mapping[str, Any]) -> None:
-    """Write a line, all of it or nothing: behind half a line, the next one would be lost, too."""
-    with open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
-        left = memoryview(json.dumps(line).encode() + b"\n")
-        try:
-            while left:
-                left = left[file.write(left) :]
-        except OSError:
-            file.truncate(before)
-            raise
 
 
 def _is_there(path: Path) -> InputFileError:
