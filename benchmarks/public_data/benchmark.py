@@ -30,10 +30,11 @@ from ctxreuse.measure.replay.policies import (
     tried_policies,
 )
 from ctxreuse.measure.replay.prompts import Tokenizer
-from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import (
     Progress,
     Replay,
+    Run,
+    RunResult,
     TraceSummary,
     deduplications,
     load_tokenizer,

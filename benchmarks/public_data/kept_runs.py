@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ctxreuse.context.files import bounded_lines, file_errors
 from ctxreuse.errors import BatchTooLargeError, InputFileError
-from ctxreuse.measure.replay.run_result import Run, RunResult
+from ctxreuse.measure.replay.simulate import Run, RunResult
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from public_data.stored_results import run_json, run_result
 

@@ -16,7 +16,7 @@ from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.files import FilePath, read_whole, write_text
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
 from ctxreuse.measure.replay.explain_plan import TREE_DEPTH, TreeNode
-from ctxreuse.measure.replay.run_result import RunBill, RunResult
+from ctxreuse.measure.replay.simulate import RunBill, RunResult
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.traces.json_lines import LARGEST

@@ -34,10 +34,8 @@ class ProgramEnd(BaseException):
 
 
 def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> BaseException:
-    """Run a script, or a module as `python -m` does; return what it ended with.
-
-    Nothing is put back: what its threads, children and exit functions see is the program's.
-    """
+    """Run a script, or a module as `python -m` does; return what it ended with."""
+    # nothing is put back: what its threads, children and exit functions see is the program's
     sys.path.insert(0, str(Path.cwd() if is_module else Path(program).resolve().parent))
     main: Any = ModuleType("__main__")
     main.__file__, main.__builtins__ = str(Path(program).absolute()), builtins

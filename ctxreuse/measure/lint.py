@@ -39,7 +39,7 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 _OFTEN = 0.1  # share of the requests from which on other tools count as changing
 _NEARLY = 0.8  # share of the shortest prefix from which on a prompt is just under it
 _VOLATILE: Final = "volatile text in front"
-_BY_CAUSE: Final = {
+_BY_CAUSE: Final = {  # checks that are what `explain` says
     Cause.other_order: "documents in changing order",
     Cause.other_labels: "labels in some prompts only",
     Cause.other_system: "another system text",
@@ -47,7 +47,6 @@ _BY_CAUSE: Final = {
     Cause.other_model: "another model",
     Cause.expired: "sent too late",
 }
-"""Checks that are what `explain` says, by its causes."""
 
 _PLANNED: Final = (
     "Have them planned: do what `ctxreuse estimate` says comes next, such as wrapping the model; "

@@ -295,7 +295,6 @@ def test_simulate_with_a_tokenizer_counts_whole_prompts(run, plan, tmp_path):
 
 def test_a_conversation_in_a_file_has_10_000_turns_at_most(run, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(plan_file, "MOST_TURNS", 2)
-    monkeypatch.setattr(plan_file, "MOST_TURNS", 2)
     lines = [{"request_id": n, "blocks": [1], "after": n - 1 if n else None} for n in range(3)]
     plan = write_jsonl(tmp_path / "plan.jsonl", *lines)
     code, out, err = run("simulate", plan, "--json")

@@ -119,6 +119,7 @@ async def test_json_holds_every_check_with_its_numbers(examine_at):
         "found": "2,832 of 2,837 tokens cached of a prompt that came again",
         "remedy": None,
         "figures": {"prompt_tokens": 2837, "cached_tokens": 2832},
+        "is_open": False,
     }
 
 

@@ -261,6 +261,7 @@ def test_json_is_an_object_a_request_in_execution_order(explain_command, plan, c
         "They part at block 3, where the earlier prompt has 2. From there on blocks with 200 "
         "tokens stand in the earlier prompt, too, but in another order or place: "
         "they are computed again.",
+        "reason": "messages",
     }
     expected = [explanation_json(one) for one in explain_plan(read_plan(plan), CORPUS)]
     assert answers == expected

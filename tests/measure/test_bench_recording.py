@@ -16,7 +16,7 @@ from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.measure.bench import live_engine
 from ctxreuse.measure.bench.live_engine import TOO_LONG, LiveEngine
 from ctxreuse.measure.replay.policies import POLICIES, tried_policies
-from ctxreuse.measure.replay.run_result import Run
+from ctxreuse.measure.replay.simulate import Run
 from ctxreuse.measure.results.tables import first_token_ratio
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.rules.cache_rules import cache_profile

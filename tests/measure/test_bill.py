@@ -18,8 +18,7 @@ from ctxreuse.errors import InputFileError, InvalidRequestError
 from ctxreuse.measure.replay.plan_file import ANSWER, replayed
 from ctxreuse.measure.replay.policies import OURS_BATCH, OURS_ONLINE, TODAY, tried_policies
 from ctxreuse.measure.replay.prompts import said_tokens
-from ctxreuse.measure.replay.run_result import Run
-from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.measure.replay.simulate import Replay, Run
 from ctxreuse.measure.report import page, report_page
 from ctxreuse.measure.results.bill import Bill
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
@@ -373,7 +372,7 @@ def test_a_length_of_an_answer_that_is_none_is_named(run, folder):
         '{"request_id": 1, "query": "", "blocks": ["a"], "output_tokens": -1}'
     )
     code, _, err = run("estimate", folder / "trace.jsonl")
-    assert (code, "'output_tokens' must be an integer from 0" in err) == (2, True)
+    assert (code, "'output_tokens' is -1 (int); it must be an integer from 0" in err) == (2, True)
 
 
 def test_a_model_s_name_stands_for_its_published_prices(run, folder):

@@ -50,7 +50,11 @@ ARE_INTEGERS = "ids are integers from 0, of at most 100 digits"
     [
         ("input_length", "5", "is '5' (str); it must be int"),
         ("input_length", True, "is True (bool); it must be int"),
-        ("input_length", -5, "must be an integer from 0"),
+        (
+            "input_length",
+            -5,
+            "is -5 (int); it must be an integer from 0, with at most 100 digits",
+        ),
         ("hash_ids", "012", "is '012' (str); it must be list"),
         ("hash_ids", [0, "1", 2], f"holds '1' (str); {ARE_INTEGERS}"),
         ("hash_ids", [0, -1, 2], f"holds -1 (int); {ARE_INTEGERS}"),

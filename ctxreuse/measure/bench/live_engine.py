@@ -20,8 +20,7 @@ from uuid import uuid4
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError, shown_url
 from ctxreuse.measure.replay.plan_file import PlannedRequest, by_conversation, replayed
-from ctxreuse.measure.replay.run_result import Run, RunResult
-from ctxreuse.measure.replay.simulate import net_of_primes
+from ctxreuse.measure.replay.simulate import Run, RunResult, net_of_primes
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -32,8 +31,7 @@ TOO_LONG = "longer than the model's context"
 
 _A_TURN = 4  # requests of a run, for each conversation at a time
 
-_WARM_UP = [{"role": "user", "content": "Hello. " * 100}]
-"""Longer than a block of any engine's cache."""
+_WARM_UP = [{"role": "user", "content": "Hello. " * 100}]  # longer than a block of any cache
 
 
 @dataclass(slots=True)
@@ -46,10 +44,9 @@ class LiveEngine:
     answer_tokens: int
     advance: Callable[[], object]  # called twice a request and run
     cache: CacheRules = DEFAULT_CACHE
-    client: EngineClient = field(init=False)
-    """One for all runs, because it learns whether the server tells of 0 cached tokens."""
+    client: EngineClient = field(init=False)  # learns whether the server tells of 0 cached tokens
+    # the longest prompt with its answer; None if the server does not say how long prompts are
     context_tokens: int | None = field(init=False, default=None)
-    """The longest prompt with its answer; None if the server does not say how long prompts are."""
     _runner: asyncio.Runner = field(init=False, default_factory=asyncio.Runner)
 
     def __post_init__(self) -> None:
@@ -104,12 +101,12 @@ class _Sending:
     engine: LiveEngine
     run: Run
     planner: ReusePlanner
+    # as many as are asked at a time; each sends some requests a step, by conversation
     lines: list[AsyncIterator[bool]] = field(init=False)
-    """As many as are asked at a time; each sends some requests a step, by conversation."""
     salt: str = field(default_factory=lambda: uuid4().hex)
     planning_s: float = 0.0
+    # with usage, seconds to the first token, and answer
     answered: list[tuple[PlannedRequest, CacheUsage, float, str]] = field(default_factory=list)
-    """Each with its usage, the seconds to its first token, and its answer."""
     failures: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:

@@ -18,10 +18,10 @@ from ctxreuse.errors import EngineError, InputFileError, InvalidRequestError, sh
 from ctxreuse.measure.bench.live_engine import LiveEngine
 from ctxreuse.measure.options import BESIDE_TRACE, KEEP_BEST, option
 from ctxreuse.measure.replay.policies import AS_SENT, TraceMode, tried_policies
-from ctxreuse.measure.replay.run_result import Run
 from ctxreuse.measure.replay.simulate import (
     Progress,
     Replay,
+    Run,
     TraceSummary,
     deduplications,
     no_progress,
@@ -88,7 +88,14 @@ def bench_recording(
     trace = trace[: config.requests]
     if config.independent:
         trace = [replace(one, conversation_id=None, turn=0) for one in trace]
-    _check_texts(config.recording, trace)
+    if not trace:
+        raise InputFileError(f"{config.recording}: holds no requests; record some")
+    for one in trace:
+        if any(block.tokens and not block.text for block in one.blocks):
+            raise InputFileError(
+                f"{config.recording}: request {one.request_id!r} has blocks without texts; record "
+                "again without --hash-only"
+            )
     runs, summary = list(_runs(config, trace, rules)), TraceSummary.of(trace)
     small = summary.cache_sizes()[1:2]
     with (
@@ -112,17 +119,6 @@ def bench_recording(
         cache=rules,
     )
     return found, trace
-
-
-def _check_texts(recording: str, trace: Sequence[TraceRequest]) -> None:
-    if not trace:
-        raise InputFileError(f"{recording}: holds no requests; record some")
-    for one in trace:
-        if any(block.tokens and not block.text for block in one.blocks):
-            raise InputFileError(
-                f"{recording}: request {one.request_id!r} has blocks without texts; record again "
-                "without --hash-only"
-            )
 
 
 def _runs(config: BenchConfig, trace: Sequence[TraceRequest], rules: CacheRules) -> Iterator[Run]:

@@ -1,15 +1,13 @@
 """`ctxreuse demo`: the same questions in every order, through the prefix-cache simulator.
 
-CPython carries the language reference behind ``help("for")`` as plain strings, so a demo can
-retrieve from real documentation without a download. Questions and their order are written for the
-demo: several users ask about each theme in their own words, and follow-up questions of a
-conversation arrive between the questions of others.
+CPython carries the language reference as plain strings, so nothing is downloaded. The questions are
+written for the demo: several users ask about each theme, and conversations overlap.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -105,7 +103,9 @@ def python_reference_blocks(max_characters: int = 1200) -> list[ContextBlock]:
     blocks: dict[str, ContextBlock] = {}
     for topic in sorted(topics):
         whole = topics[topic]
-        spans = _join_small(_pack(_pieces(whole, max_characters), max_characters))
+        pieces = _pieces(whole, max_characters)
+        spans = _joined(pieces, lambda one, other: other[1] - one[0] <= max_characters)
+        spans = _joined(spans, lambda *two: min(b - a for a, b in two) < _MIN_CHARACTERS)
         for ordinal, (start, end) in enumerate(spans):
             text = whole[start:end]
             blocks.setdefault(text, ContextBlock(id=f"{topic}#{ordinal}", text=text))
@@ -120,28 +120,16 @@ def _pieces(text: str, max_characters: int) -> Iterator[_Span]:
             yield start, end
         else:
             lines = (line.span() for line in _LINE.finditer(text, start, end))
-            yield from _pack(lines, max_characters)
+            yield from _joined(lines, lambda one, other: other[1] - one[0] <= max_characters)
 
 
-def _pack(spans: Iterable[_Span], max_characters: int) -> list[_Span]:
-    """Join neighbouring spans, first to last, while the joined span is not too long."""
-    packed: list[_Span] = []
-    for start, end in spans:
-        if packed and end - packed[-1][0] <= max_characters:
-            packed[-1] = (packed[-1][0], end)
-        else:
-            packed.append((start, end))
-    return packed
-
-
-def _join_small(spans: list[_Span]) -> list[_Span]:
-    """Join each small span with the span before it, and a small first one with the next."""
+def _joined(spans: Iterable[_Span], belong: Callable[[_Span, _Span], bool]) -> list[_Span]:
+    """Join neighbouring spans that belong together, first to last."""
     joined: list[_Span] = []
-    for start, end in spans:
-        if joined and min(end - start, joined[-1][1] - joined[-1][0]) < _MIN_CHARACTERS:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((start, end))
+    for span in spans:
+        if joined and belong(joined[-1], span):
+            span = (joined.pop()[0], span[1])
+        joined.append(span)
     return joined
 
 

@@ -70,18 +70,14 @@ def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
 
 
 def _remedy_for(readings: EngineReadings) -> str:
-    status = readings.status
     if readings.is_unreachable:
         return "start it, or check --base-url: its host, its port, /v1"
-    if status in (401, 403):
-        return "give its key: OPENAI_API_KEY=... ctxreuse doctor ..."
-    if status in (400, 404):
-        return "name its address with /v1, and a model that it has: --base-url, --model"
-    if status == 429:
-        return "run this again when it has less to do"
-    if status is None:
-        return "start it, check --base-url and --model, or give it longer: --timeout 120"
-    return "look into the engine's log"
+    key = "give its key: OPENAI_API_KEY=... ctxreuse doctor ..."
+    address = "name its address with /v1, and a model that it has: --base-url, --model"
+    busy = "run this again when it has less to do"
+    slow = "start it, check --base-url and --model, or give it longer: --timeout 120"
+    remedies = {401: key, 403: key, 400: address, 404: address, 429: busy, None: slow}
+    return remedies.get(readings.status, "look into the engine's log")
 
 
 def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:

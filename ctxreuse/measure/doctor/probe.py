@@ -247,7 +247,15 @@ async def probe(
             readings.host = page[0].host
         client: EngineClient | None = None
         if config.base_url is not None:
-            client = await exits.enter_async_context(_client(config, config.base_url))
+            client = EngineClient(
+                config.base_url,
+                config.model,
+                api_key=config.api_key,
+                retries=0,
+                timeout_s=config.timeout_s,
+                max_reply_bytes=_MOST_REPLY_BYTES,
+            )
+            await exits.enter_async_context(client)
             readings.host = host_of(config.base_url)
         asking = _Asking(readings, page, log)
         readings.metrics = await asking.read_metrics()
@@ -357,17 +365,6 @@ async def _context_window(client: EngineClient, model: str | None) -> int | None
         if model is None or error.status is None:
             raise
         return None  # a server without this route answers to a model's name all the same
-
-
-def _client(config: DoctorConfig, base_url: str) -> EngineClient:
-    return EngineClient(
-        base_url,
-        config.model,
-        api_key=config.api_key,
-        retries=0,
-        timeout_s=config.timeout_s,
-        max_reply_bytes=_MOST_REPLY_BYTES,
-    )
 
 
 def _page(config: DoctorConfig) -> tuple[EngineConnection, str] | None:

@@ -20,7 +20,7 @@ from ctxreuse.measure.doctor.findings import printable
 from ctxreuse.measure.html_page import HtmlPage, legible
 from ctxreuse.measure.replay.explain_plan import REMEDIES, TREE_DEPTH, TreeNode
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
-from ctxreuse.measure.replay.run_result import RunResult
+from ctxreuse.measure.replay.simulate import RunResult
 from ctxreuse.measure.results.bill import Bill
 from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.results.tables import bill_lines, tables
@@ -37,7 +37,6 @@ _INK = "#123456"  # placeholder for the page's text colour
 _SIZE = (9.4, 3.6)  # inches
 _FONT_SIZE, _LABEL_SIZE = 10.0, 9.0
 _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-"""Settings of text and lines."""
 
 _DASHES = ("-", "--", "-.", ":")
 _BLUE = (0.25, 0.56, 0.82)
@@ -98,7 +97,24 @@ class Chart:
 def charts(results: Results) -> list[Chart]:
     """Return the charts that results have something for."""
     runs = [run for run in _shown(results) if run.capacity_tokens is None]
-    found = [_tree_chart(results.tree)] if results.tree.children else []
+    found, tree = list[Chart](), results.tree
+    if tree.children:
+        boxes = {f"box-{n}": one for n, one in enumerate(_boxes(tree, max(1, tree.sent_tokens)))}
+        shown = Chart(
+            "tree",
+            "What was sent, as a prefix tree",
+            "Each row is a block further into the prompt. The width is the share of all block "
+            "tokens whose prompts begin like this; the number says how many these are. The darker, "
+            "the more often served after it was computed once; pale boxes are many small ones.",
+            lambda axes: _draw_tree(axes, boxes),
+            hovers={
+                gid: f"{node.label or node.name} ({node.name}): {node.requests:,} requests, "
+                f"{node.sent_tokens:,} tokens"
+                for gid, (*_, node) in boxes.items()
+                if node is not None
+            },
+        )
+        found.append(shown)
     if runs and runs[0].bill is None:  # what a provider computes is not known
         computed = Chart(
             "prefilled",
@@ -108,24 +124,6 @@ def charts(results: Results) -> list[Chart]:
         )
         found.insert(0, computed)
     return found
-
-
-def _tree_chart(tree: TreeNode) -> Chart:
-    boxes = {f"box-{n}": one for n, one in enumerate(_boxes(tree, max(1, tree.sent_tokens)))}
-    return Chart(
-        "tree",
-        "What was sent, as a prefix tree",
-        "Each row is a block further into the prompt. The width is the share of all block tokens "
-        "whose prompts begin like this; the number says how many these are. The darker, the more "
-        "often served after it was computed once; pale boxes are many small ones.",
-        lambda axes: _draw_tree(axes, boxes),
-        hovers={
-            gid: f"{node.label or node.name} ({node.name}): {node.requests:,} requests, "
-            f"{node.sent_tokens:,} tokens"
-            for gid, (*_, node) in boxes.items()
-            if node is not None
-        },
-    )
 
 
 def _shown(results: Results) -> list[RunResult]:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple, Self
 
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
-from ctxreuse.measure.replay.run_result import RunBill, RunResult
+from ctxreuse.measure.replay.simulate import RunBill, RunResult
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results import Results
 from ctxreuse.rules.billed_tokens import BilledTokens
@@ -107,11 +107,9 @@ class Bill(NamedTuple):
         """Return what is charged for a run, besides the tokens that are served."""
         return row.run.bill or RunBill()
 
-    def money(self, row: Saving) -> float | None:
-        """Return what a thousand requests cost, with their answers; None without prices."""
-        if self.prices is None:
-            return None
-        return row.a_thousand(self.prices.money(row.after, self.output_tokens or 0))
+    def money(self, row: Saving, prices: Prices) -> float:
+        """Return what a thousand requests cost, with their answers."""
+        return row.a_thousand(prices.money(row.after, self.output_tokens or 0))
 
     @property
     def requests(self) -> int:
@@ -184,7 +182,8 @@ class Bill(NamedTuple):
                     "written_tokens": dict(row.after.written),
                     "never_read_tokens": self.charged(row).never_read,
                     "bill_to_uncached": round(row.to_uncached, 6),
-                    "money_per_1000_requests": self.prices and round(self.money(row) or 0.0, 6),
+                    "money_per_1000_requests": self.prices
+                    and round(self.money(row, self.prices), 6),
                 }
                 for row in self.rows
             ],
@@ -205,15 +204,13 @@ def price_lines(bill: Bill) -> Iterator[str]:
     named = {"input": prices.input, "cached_input": prices.cached_input}
     named |= {f"written_input {life}".rstrip(): prices.written_input[life] for life in bill.lives}
     words = [
-        f"{name} {price:g}{' (derived)' if name in prices.derived else ''}"
+        f"{name} {price:g}{' (from the profile)' if name in prices.derived else ''}"
         for name, price in named.items()
     ]
     words.append("output not said" if prices.output is None else f"output {prices.output:g}")
-    derived = "; derived: not said there, but from the cache profile's factors"
-    derived *= any(name in prices.derived for name in named)
     yield (
         f"Prices of {prices.date} from {prices.source}, in {prices.currency} for a million tokens: "
-        f"{', '.join(words)}{derived}."
+        f"{', '.join(words)}."
     )
     if prices.input:
         read = prices.cached_input / prices.input

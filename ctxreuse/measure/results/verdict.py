@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, PRIMED
 from ctxreuse.measure.replay.prompt_ways import LEAST_SAVED, PromptWays, Way
-from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
+from ctxreuse.measure.replay.simulate import POLICIES_PART, RunResult
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.traces.changing_documents import IN_TEXTS, UNKNOWN
 from ctxreuse.pipeline.context_finder import REMEDIES
-from ctxreuse.planning.plan import Strategy
 from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import planner_setting, profile_spec
 
@@ -175,7 +174,7 @@ def _of_order(results: Results) -> SavingsVerdict:
         nothing, step = _nothing(results, step)
         why = f"{nothing} here, because {reason} (one worker, {_cache(results, chosen)})."
         said = _gain(results, chosen) if chosen.is_worth_it else (why, step)
-        also = [*_by_cache(results, chosen, savings), *_also(chosen, together, bill, savings)]
+        also = [*_also(chosen, together, bill)]
     else:
         said = _of_bill(results, bill, chosen)
         also = [*_also_of_bill(bill, chosen, together)]
@@ -321,39 +320,6 @@ def _step_of_bill(results: Results, saving: Saving) -> str:
     )
 
 
-def _by_cache(results: Results, chosen: Saving, savings: Sequence[Saving]) -> Iterator[str]:
-    """Yield by what the verdict's cache and the smallest save, and what saves more there."""
-    ours = [one for one in savings if one.run.policy == chosen.run.policy]
-    sizes = [one.run.capacity_tokens for one in ours]
-    smallest = min((one for one in sizes if one is not None), default=None)
-    for size in dict.fromkeys((chosen.run.capacity_tokens, smallest)):
-        of_size = [one for one in ours if one.run.capacity_tokens == size]
-        best, order = max(of_size, key=attrgetter("share")), of_size[0].share
-        parts = [f"{_percent(best)}, {best.after.uncached:,} tokens for {best.before.uncached:,}"]
-        if best is not of_size[0]:  # that is not de-duplicated
-            parts.append(f"the order {-order:+.0%}, de-duplication {order - best.share:+.0%}")
-        parts += _better(best, savings)
-        if len(parts) > 1 or size != chosen.run.capacity_tokens:
-            yield f"With {_cache(results, best)}: {'; '.join(parts)}."
-
-
-def _better(ours: Saving, savings: Sequence[Saving]) -> Iterator[str]:
-    """Yield which other order computes less with the same cache, and how to have it."""
-    others = [
-        one
-        for one in savings
-        if one.run.capacity_tokens == ours.run.capacity_tokens
-        and one.run.strategy in {*get_args(Strategy)} - {ours.run.strategy}
-        and one.run.mode in ("online", ours.run.mode)
-    ]
-    best = max(others, key=attrgetter("share"), default=ours)
-    if best.share > ours.share:
-        yield (
-            f"better: {_policy(best)}, {_percent(best)}, {best.after.uncached:,} tokens "
-            f'(strategy="{best.run.strategy}")'
-        )
-
-
 def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterator[str]:
     before = chosen.before.bill(bill.cache)
     unwritten = 1 - chosen.before.prompt_tokens / before if before else 0.0
@@ -401,9 +367,7 @@ def _instead(saving: Saving) -> str:
     return f"{saving.to_uncached:.2f} instead of {before:.2f} of the uncached price"
 
 
-def _also(
-    chosen: Saving, together: Saving | None, bill: Bill | None, savings: Sequence[Saving] = ()
-) -> Iterator[str]:
+def _also(chosen: Saving, together: Saving | None, bill: Bill | None) -> Iterator[str]:
     if chosen.is_worth_it and (chosen.share < _SMALL_SHARE or bill is None):
         is_small = chosen.share < _SMALL_SHARE
         large = "Worth trying; it shows most where prompts are long and answers short."
@@ -413,12 +377,9 @@ def _also(
             f"Words that ctxreuse adds: about {chosen.run.word_tokens:,} tokens in "
             f"{chosen.requests:,} requests, counted."
         )
-    if together is None or together is chosen:
-        return
-    better = list(_better(together, [one for one in savings if one.run.mode == "offline"]))
-    if better or together.share >= max(0.0, chosen.share) + LEAST_SHARE:
+    if together is not None and together.share >= max(0.0, chosen.share) + LEAST_SHARE:
         price = "" if bill is None else f"{together.share:.0%} lower, {_instead(together)}"
-        change = "; ".join([price or _percent(together), *better])
+        change = price or _percent(together)
         yield f"Planned together, all requests as one batch: {change}."
 
 

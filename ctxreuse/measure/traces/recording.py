@@ -44,18 +44,13 @@ from ctxreuse.pipeline.known_texts import Form, KnownSpan, KnownTexts, known_tex
 from ctxreuse.pipeline.prompt_turn import PromptPart
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
-"""The files of a recording."""
-
-PROMPTS = "prompts.jsonl"
-"""The prompts that a framework has made, and the texts that stand in them."""
+PROMPTS = "prompts.jsonl"  # that a framework has made, and the texts that stand in them
 
 _SHORT_DIGEST = 16
 _SAID = re.compile(r"\w(?:.*\w)?")  # a line, but for what stands around its words
 _CONVERSATIONS = 10_000  # conversations that are remembered
 _TEXTS = 100_000  # texts of prompts that are remembered, to write each once
-_BLOCKS = 500_000
-"""Blocks of tenants that are remembered, about 400 bytes each; one with a long id counts once for
-every 64 characters."""
+_BLOCKS = 500_000  # that are remembered, about 400 bytes each, or 64 characters of a long id
 
 
 class TraceRecorder(OnePerProcess):
@@ -145,13 +140,9 @@ class TraceRecorder(OnePerProcess):
     ) -> int | None:
         """Write a request; return its id in the trace, or None if it could not be written."""
         talk: Any = {"system": system, "conversation_id": conversation_id, "tenant": tenant}
-
-        def write() -> int:
-            request = ContextRequest(blocks, query, **talk)
-            with self._lock:
-                return self._write(request, titles, source, sent, marks)
-
-        return self._failing.attempt(write)
+        return self._failing.attempt(
+            lambda: self._write(ContextRequest(blocks, query, **talk), titles, source, sent, marks)
+        )
 
     def record_prompt(
         self,
@@ -168,35 +159,36 @@ class TraceRecorder(OnePerProcess):
         def write() -> None:
             tenant, talk = scope.tenant or "", scope.conversation_id
             tools = PromptPart("tools", beside, is_text=False)
-            name = None if run is None else self._digest(str(run)).hex()[:_SHORT_DIGEST]
-            with self._lock:
-                told: dict[str, Any] = {
-                    "after": self.requests,
-                    "retrieved": list(retrieved),
-                    "run": name,
-                    "framework": framework or None,
-                    "tenant": self._name(tenant) if tenant else None,
-                    "conversation_id": None if talk is None else self._name(talk),
-                    "beside": self._text_number(tools, tenant) if beside else None,
-                    "prompt": [self._text_number(one, tenant) for one in parts],
-                }
-                self._append(PROMPTS, {field: x for field, x in told.items() if x is not None})
+            told: dict[str, Any] = {
+                "after": self.requests,
+                "retrieved": list(retrieved),
+                "run": None if run is None else self._digest(str(run)).hex()[:_SHORT_DIGEST],
+                "framework": framework or None,
+                "tenant": self._name(tenant) if tenant else None,
+                "conversation_id": None if talk is None else self._name(talk),
+                "beside": self._text_number(tools, tenant) if beside else None,
+                "prompt": [self._text_number(one, tenant) for one in parts],
+            }
+            self._append(PROMPTS, {name: x for name, x in told.items() if x is not None})
 
         self._failing.attempt(write)
 
     def _text_number(self, part: PromptPart, tenant: str) -> int:
         """Return the number of a text, which the file has from now on."""
         digest = text_digest(f"{part.role} {part.is_text} {part.text}")
-        if (known := self._texts.get(digest)) is not None:
-            return known
-        number = self._written_texts = self._written_texts + 1
+        with self._lock:
+            number = self._texts.get(digest)
+            if number is not None:
+                return number
+            number = self._written_texts = self._written_texts + 1
         spans = (self._known.standing_at(tenant, part.text) or ()) if part.is_text else ()
         line = {"text": number, "role": part.role, "content": self._content(part.text, spans)}
         ours = (known_texts().standing_at(tenant, part.text) or ()) if spans else ()
         if any(one.known.is_ours for one in ours):
             line["is_rendered"] = True
         self._append(PROMPTS, line if part.is_text else {**line, "is_text": False})
-        self._texts.put(digest, number)
+        with self._lock:
+            self._texts.put(digest, number)
         return number
 
     def _content(self, text: str, spans: Sequence[KnownSpan]) -> list[object]:
@@ -261,6 +253,7 @@ class TraceRecorder(OnePerProcess):
         sent: SentCall | None,
         marks: Sequence[int] | None,
     ) -> int:
+        """Write a request and return its id; hashes and counts its texts first."""
         told: dict[str, Any] = {
             "timestamp": round(1_000 * max(0.0, self._clock() - self._begun_s), 3)
         }
@@ -272,17 +265,30 @@ class TraceRecorder(OnePerProcess):
             told["marks"] = checked_each("marks", marks, int, "an integer")
         named = zip(request.blocks, titles, strict=False)
         title_of = {block.key: title for block, title in named if title}
-        ids = [
-            self._name_of(block, request.tenant, title_of.get(key, ""))
-            for key, block in request.unique_blocks.items()
-        ]
-        self._append_request(request, ids, told)
-        self.sources[source] += 1
-        return self.requests
+        with self._lock:
+            new = [
+                block
+                for key, block in request.unique_blocks.items()
+                if self._names.get(request.tenant, key) is None
+            ]
+        measured = {block.key: self._measured(block) for block in new}
+        with self._lock:
+            ids = [
+                self._name_of(block, measured.get(key), request.tenant, title_of.get(key, ""))
+                for key, block in request.unique_blocks.items()
+            ]
+            self._append_request(request, ids, told)
+            self.sources[source] += 1
+            return self.requests
+
+    def _measured(self, block: ContextBlock) -> tuple[int, bytes]:
+        tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
+        return tokens, self._digest(block.text)
 
     def _append_request(
         self, request: ContextRequest, ids: Sequence[BlockId], told: Mapping[str, Any]
     ) -> None:
+        """Append a request whose blocks the corpus has; the lock is held."""
         line: dict[str, Any] = {"request_id": self.requests + 1}
         if not self._hash_only:
             line["query"] = request.query
@@ -305,11 +311,29 @@ class TraceRecorder(OnePerProcess):
             [Form(text, name=(name, len(text))) for text, name in zip(texts, ids, strict=True)],
         )
 
-    def _name_of(self, block: ContextBlock, tenant: str, title: str) -> BlockId:
-        """Return a block's name, which the corpus has from now on."""
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        """Write a line, all of it or nothing: behind half a line, the next would be lost, too."""
+        with (
+            self._lock,
+            open(os.open(self._path(name), os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as file,
+        ):
+            before = file.seek(0, os.SEEK_END)
+            left = memoryview(json.dumps(line).encode() + b"\n")
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                file.truncate(before)
+                raise
+
+    def _name_of(
+        self, block: ContextBlock, measured: tuple[int, bytes] | None, tenant: str, title: str
+    ) -> BlockId:
+        """Return a block's name, which the corpus has from now on; the lock is held."""
         if (known := self._names.get(tenant, block.key)) is not None:
             return known
-        digest = self._digest(block.text)
+        # it may have been forgotten since it was looked up
+        tokens, digest = measured or self._measured(block)
         own = digest.hex()
         name: BlockId = own if self._hash_only else block.id
         key = text_digest(repr(name))
@@ -318,7 +342,6 @@ class TraceRecorder(OnePerProcess):
             name = f"{name}~{own}"
             key = text_digest(repr(name))
         if self._written.get(key) != digest:
-            tokens = self._count_tokens(block.text) if block.tokens is None else block.tokens
             line: dict[str, Any] = {"id": name, "tokens": tokens}
             if not self._hash_only:
                 line |= {"text": block.text} | ({"title": title} if title else {})
@@ -328,19 +351,6 @@ class TraceRecorder(OnePerProcess):
                 self._written[key] = digest
         self._names.put(tenant, block.key, name)
         return name
-
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        """Write a line, all of it or nothing: behind half a line, the next would be lost, too."""
-        file_number = os.open(self._path(name), os.O_WRONLY | os.O_APPEND)
-        with open(file_number, "wb", buffering=0) as file:
-            before = file.seek(0, os.SEEK_END)
-            left = memoryview(json.dumps(line).encode() + b"\n")
-            try:
-                while left:
-                    left = left[file.write(left) :]
-            except OSError:
-                file.truncate(before)
-                raise
 
     def _name(self, name: str | int) -> str | int:
         return self._digest(repr(name)).hex() if self._hash_only else name

@@ -28,8 +28,7 @@ from ctxreuse.measure.traces.sent_calls import SentCall, sent_call_of
 
 Corpus = Mapping[BlockId, ContextBlock]
 
-Titles = Mapping[BlockId, str]
-"""What people know blocks by, as far as they have a title."""
+Titles = Mapping[BlockId, str]  # what people know blocks by
 
 
 @dataclass(frozen=True, slots=True)
