@@ -135,8 +135,9 @@ OPEN = {
     "no input": ("<&-", ""),
 }
 TABLE = list(product(WAYS, ENDS, OPEN))
+# the frame of what notes the prompts of a client
 NOTING = re.compile(
-    r'.*File ".*/traces/recording\.py", line .*\n(?:(?!.*File ).*\n)*?(?=.*File |\S)'
+    r'^[ |]*File "[^"]*traces/recording[.]py".*\n(?:[ |]*(?:return create|\^).*\n)*', re.MULTILINE
 )
 FEW = [
     ("fork", "raises from a client", "a file where one was closed"),
