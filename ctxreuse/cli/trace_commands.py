@@ -141,8 +141,8 @@ def installed(entry: EntryPoint) -> Recording | None:
     return loaded
 
 
+# the sources that read blocks from what clients send; the others see what is retrieved
 PROMPTS: dict[str, Recording] = {"openai": record_openai, "anthropic": recording_anthropic}
-"""The sources that read blocks from what clients send; the others see what is retrieved."""
 
 
 def _recordings(sources: Sequence[str]) -> Iterator[Recording]:

@@ -61,6 +61,8 @@ ENDS = {
     ),
     "looks at handlers": f"""__builtins__.print(
     {HANDLERS}, sys.excepthook is sys.__excepthook__, sys.argv)""",
+    "changes its folder": "os.chdir('/'); Messages().create(messages=MESSAGES)",
+    "takes its arguments away": "sys.argv = []",
     "leaves a thread": "threading.Timer(0.1, lambda: print('thread', sys.argv)).start()",
 }
 FORKED = """

@@ -85,24 +85,6 @@ def test_progress_says_nothing_in_a_file(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_names_are_broken_before_intervals(monkeypatch, capsys):
-    text = shown(monkeypatch, capsys, 90)
-    assert "[-0.031, +0.003]" in text
-    assert ARM not in text
-
-
-def test_a_wide_terminal_breaks_nothing(monkeypatch, capsys):
-    text = shown(monkeypatch, capsys, 120)
-    assert f"│ {ARM} │" in text
-    assert "[-0.031, +0.003]" in text
-
-
-def test_a_table_without_a_frame_is_as_narrow(monkeypatch, capsys):
-    plain = Table("", TABLE.head, TABLE.rows)
-    text = shown(monkeypatch, capsys, 55, plain)
-    assert all(number in text for number in NUMBERS)
-
-
 @pytest.mark.parametrize("command", ["estimate", "bench", "plan"])
 def test_help_on_a_narrow_terminal_cuts_no_name(run, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "60")

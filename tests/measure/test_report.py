@@ -5,7 +5,9 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import reduce
 from html.parser import HTMLParser
+from operator import getitem
 
 import pytest
 from browsers import chromium
@@ -234,6 +236,28 @@ def test_other_files_are_no_results(tmp_path, content, problem):
     (tmp_path / "results.json").write_text(content)
     with pytest.raises(InputFileError, match=problem):
         read_results(tmp_path / "results.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        (("runs", 0, "prompt_tokens", 1), "7", "runs[0]: prompt_tokens[1] is '7' (str); it must"),
+        (("runs", 0, "cached_tokens"), [], "runs[0]: cached_tokens has 0 entries; it must have"),
+        (("runs", 1, "mode"), "often", "runs[1]: mode is 'often' (str); it must be one of onlin"),
+        (("trace", "turns"), -1, "trace: turns is -1 (int); it must be an integer from 0"),
+        (("tree", "children"), {"a": 1}, "tree: children is {'a': 1} (dict); it must be a list"),
+    ],
+)
+def test_an_error_names_file_place_value_and_what_is_right(
+    measured, tmp_path, path, value, problem
+):
+    file = tmp_path / "results.json"
+    write_results(measured, file)
+    stored = json.loads(file.read_text())
+    reduce(getitem, path[:-1], stored)[path[-1]] = value
+    file.write_text(json.dumps(stored))
+    with pytest.raises(InputFileError, match=re.escape(f"{file}: {problem}")):
+        read_results(file)
 
 
 @pytest.mark.slow

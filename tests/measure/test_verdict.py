@@ -138,13 +138,7 @@ def often(number):
         ("ad ca bc bd", 400, None, STATES, "online wrap planner prime large words together"),
         ("ae ed", 400, None, STATES, "batch collect_primed large words"),
         ("ac da", 100, None, STATES, "words apart stay"),
-        (
-            SHUFFLED,
-            900,
-            None,
-            "anthropic",
-            "words together bill blocks paid no_time no_answer",
-        ),
+        (SHUFFLED, 900, None, "anthropic", "words together bill blocks paid no_time no_answer"),
         (SHUFFLED, 900, always, "openai", "words together bill body unread_marks paid"),
         (SHUFFLED, 900, always, "deepseek", "words bill_unmarked no_body free"),
         (FORKED, 900, often, "openai", "words bill in_order unread_marks paid times answers"),
@@ -154,13 +148,7 @@ def often(number):
         ("ab", 900, always, NEVER_CHEAPER, "one_request stay never_pays"),
         ("", 900, always, "anthropic", "no_request record paid no_time"),
         ("ab ba ab", 100, always, "anthropic", "too_short longer paid"),
-        (
-            MIXED,
-            300,
-            always,
-            "anthropic(minimum=1024)",
-            "words together bill blocks long paid",
-        ),
+        (MIXED, 300, always, "anthropic(minimum=1024)", "words together bill blocks long paid"),
     ],
 )
 def test_each_sentence_is_said_only_of_traffic_it_is_true_of(

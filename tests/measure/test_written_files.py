@@ -320,13 +320,6 @@ def test_no_file_takes_the_place_of_a_closed_stream(command, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nobody", ["2>&-", "2> /dev/full"])
-@pytest.mark.parametrize("arguments", [("plan",), ("nothing",), ("--nothing",)])
-def test_a_usage_error_that_nobody_takes_ends_with_its_exit_code(command, arguments, nobody):
-    assert command(*arguments, after=nobody).returncode == command(*arguments).returncode == 2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [PLAN, ("estimate", "trace.jsonl"), ("--help",), ("plan", "--help")]
 )

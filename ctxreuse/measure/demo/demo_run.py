@@ -37,11 +37,6 @@ _LINE = re.compile(r"^.*\S.*", re.MULTILINE)
 
 _Span = tuple[int, int]
 
-_NEXT_STEP = (
-    "see what your own program would save: `ctxreuse record -o recording app.py`, then "
-    "`ctxreuse estimate recording{}`."
-)
-
 
 def run_demo(
     output: Path,
@@ -69,7 +64,11 @@ def run_demo(
         cache=cache,
     )
     asked = f" --cache {quote(profile_spec(cache))}" if cache.lives else ""
-    yield from estimate_output(results, _NEXT_STEP.format(asked))
+    yield from estimate_output(
+        results,
+        "see what your own program would save: `ctxreuse record -o recording app.py`, then "
+        f"`ctxreuse estimate recording{asked}`.",
+    )
     if not cache.lives:
         yield (
             "tokens to compute: of whole prompts (system text, documents, questions, history)\n"

@@ -33,11 +33,9 @@ _FIELDS = (
     *("request_id", "blocks", "references", "order_annotation", "parts", "is_labelled"),
     *(*_OF_REQUEST, "turn", "after", "expected_cached_tokens"),
 )
-MOST_TURNS = 10_000
-"""Turns of a conversation in a file. Each repeats what stands before it, as engines are sent it."""
+MOST_TURNS = 10_000  # of a conversation in a file; each repeats what stands before it
 
-PlannedPart = tuple[str, BlockId, str | None]
-"""A label, the block's id, and the location annotation if the block is left out."""
+PlannedPart = tuple[str, BlockId, str | None]  # label, id, location annotation if left out
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _BY_REQUEST = ("prompt_tokens", "cached_tokens", "request_ids", "first_token_s", "answers")
 
-POLICIES_PART = "policies"
-"""The part of what is measured that compares policies; benchmarks have others."""
+POLICIES_PART = "policies"  # of what is measured; benchmarks have others
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,8 +234,8 @@ def engine_table(
     return Table.of(title, groups, columns)
 
 
+# a run, and what it and another one have of the requests that both answered
 _Pair: TypeAlias = tuple[RunResult, RunResult, RunResult]
-"""A run, and what it and another one have of the requests that both answered."""
 
 
 def first_token_ratio(run: RunResult, base: RunResult) -> str:

@@ -57,8 +57,7 @@ _RENDERED = {
     "llamaindex": "format_context(nodes, text_template=...",
 }
 
-_SMALL_SHARE = 0.05
-"""Of the computed tokens; a smaller saving hardly shows in the time of a request."""
+_SMALL_SHARE = 0.05  # of the computed tokens; less hardly shows in the time of a request
 
 
 @dataclass(frozen=True, slots=True)

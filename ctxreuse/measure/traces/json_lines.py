@@ -15,8 +15,7 @@ from ctxreuse.errors import InputFileError, describe
 
 STANDARD_STREAM = "-"
 
-LARGEST = 10**100 - 1
-"""The largest count in a file: sums, quotients and pictures of such numbers stay finite."""
+LARGEST = 10**100 - 1  # in a file: sums, quotients and pictures of such numbers stay finite
 
 _BEGINNING = 500  # characters, in which a line of a run has its first two columns
 
