@@ -204,7 +204,8 @@ def test_a_bill_in_words_table_and_numbers(run, folder):
         "20% lower without planning: the provider's own mark at the end of each prompt writes",
         "Writing costs 1.25 times an uncached token, reading 0.1: it pays if a written token is "
         "read 0.28 times on average; a single mark, if it is read once.",
-        "input 4, cached_input 0.4 (derived), written_input 30m 5 (derived), output 20; derived:",
+        "input 4, cached_input 0.4 (from the profile), written_input 30m 5 (from the profile), "
+        "output 20.",
         "No request has a timestamp, so nothing expires.",
         "prefixes of 1,024 tokens and more are kept",
     ):

@@ -111,16 +111,6 @@ def test_readings_of_a_healthy_engine_are_well_and_one_named_process_needs_no_co
     )
 
 
-def test_a_cache_that_counts_nothing_because_it_is_off_is_not_taken_for_several_engines() -> None:
-    read = healthy()
-    for name in ("first", "again", "half", "later"):
-        setattr(read, name, PromptReading(2_800, 0, CacheUsage(0, 0)))
-    read.metrics = PrefixCacheMetrics(0, 0, prefix_caching=False)
-    assert processes_finding(read, None, None).verdict is Verdict.OK
-    read.metrics = PrefixCacheMetrics(0, 0, prefix_caching=True)  # these are another engine's
-    assert "less than were sent" in processes_finding(read, None, None).found
-
-
 @given(st.text("0123456789abcdef", min_size=8, max_size=32), st.integers(64, MOST_TOKENS))
 def test_made_up_prompts_share_their_first_half_and_no_more(name: str, tokens: int) -> None:
     one, other, third, shared_part = made_up_prompts(name, tokens)

@@ -222,23 +222,6 @@ def test_pictures_are_written(measured, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("", "no JSON"),
-        ("[]", "no results in format 1"),
-        ("[" * 100_000, "no JSON"),
-        ('{"format": 7}', "no results in format 1"),
-        ('{"format": 1, "trace": {}}', "title is missing"),
-        ('{"format": 1, "title": 7}', r"title is 7 \(int\); it must be a string"),
-    ],
-)
-def test_other_files_are_no_results(tmp_path, content, problem):
-    (tmp_path / "results.json").write_text(content)
-    with pytest.raises(InputFileError, match=problem):
-        read_results(tmp_path / "results.json")
-
-
-@pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
         (("runs", 0, "prompt_tokens", 1), "7", "runs[0]: prompt_tokens[1] is '7' (str); it must"),
