@@ -169,12 +169,6 @@ async def test_usage_that_tells_no_cached_tokens_is_a_problem(examine_at, has_me
     assert checks["common half"]["verdict"] == ("ok" if has_metrics else "not known")
 
 
-async def test_an_engine_that_tells_cached_tokens_only_where_there_are_some_is_well(examine_at):
-    engine = EmulatedEngine(prompt_tokens_details="if cached")
-    code, checks, _ = await examine_at(engine_script(engine))
-    assert (code, verdicts(checks)) == (0, {})
-
-
 async def test_an_engine_that_finds_whole_prompts_only_is_a_problem(examine_at):
     known: set[str] = set()
     most = 2_800
@@ -399,6 +393,7 @@ def engines(*turns: int) -> Script:
     ("script", "arguments", "wanted"),
     [
         (lambda: engine_script(EmulatedEngine()), (), "again"),
+        (lambda: engine_script(EmulatedEngine(prompt_tokens_details="if cached")), (), "again"),
         (lambda: engine_script(EmulatedEngine(capacity_tokens=0)), (), "unread switch_on"),
         (lambda: engine_script(EmulatedEngine(capacity_tokens=3_000)), (), "again pushed"),
         (lambda: engine_script(EmulatedEngine(states="junctions")), (), "again states"),

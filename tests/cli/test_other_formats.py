@@ -5,8 +5,6 @@ import json
 import pytest
 from planning_helpers import write_jsonl
 
-from ctxreuse.measure.traces.recording import PromptRecorder, TraceRecorder
-
 COMMANDS = ("estimate", "lint", "plan", "simulate", "explain")
 TEXTS = [{"id": name, "text": f"Text {name} says this. " * 30} for name in ("d1", "d2", "d3")]
 RUN = """\
@@ -97,17 +95,7 @@ def test_a_document_of_a_run_that_the_corpus_lacks_is_named_with_its_query(run, 
     )
 
 
-MESSAGES = [{"role": "user", "content": "The Seine.\n\nThe Loire.\n\nWhich?"}]
 HASHED = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [0]}
-
-
-def test_prompts_of_a_log_are_estimated_as_the_remedy_says(run, tmp_path):
-    with TraceRecorder(tmp_path / "recording") as recorder:
-        prompts = PromptRecorder(recorder)
-        for messages in (MESSAGES, MESSAGES):
-            prompts.note(messages)
-    code, _, err = run("estimate", tmp_path / "recording")
-    assert (code, err) == (0, "")
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one != "simulate"])

@@ -122,18 +122,6 @@ def test_a_policy_that_cannot_hold_the_trace_is_named(run, folder, monkeypatch):
     assert "Left out, for the trace is too large for it: papers' order, batch." in words(out)
 
 
-def test_missing_traces_are_named_and_without_requests_there_is_nothing_to_save(run, tmp_path):
-    code, _, err = run("estimate", "nowhere")
-    assert (code, err) == (2, "ctxreuse: nowhere: there is no such file or folder\n")
-
-    write_jsonl(tmp_path / "corpus.jsonl")
-    code, out, _ = run("estimate", write_jsonl(tmp_path / "trace.jsonl"))
-    assert code == 0
-    assert words(out).startswith("Nothing to gain here, because there is no request, and so")
-    assert "Next: record some: ctxreuse record -o FOLDER app.py." in words(out)
-    assert "0 requests with 0 different blocks" in words(out)
-
-
 def short_memories(requests=30):
     """Return requests for six of ten memories of 10 tokens each, in orders of their own."""
     orders = random.Random(1)

@@ -101,11 +101,6 @@ def test_a_session_whose_lines_hold_only_what_is_new_is_refused_with_the_remedy(
     assert run("simulate", path, "--block-size", 16) == (2, "", f"ctxreuse: {said}\n")
 
 
-def test_a_broken_name_of_a_session_is_named(tmp_path):
-    with pytest.raises(InputFileError, match=r"t.jsonl:1: field 'session_id' "):
-        sessions_of(tmp_path, {**turn("a", 20, 0, 1), "session_id": [1]})
-
-
 # simulation
 
 

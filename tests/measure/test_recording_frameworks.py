@@ -302,18 +302,21 @@ def test_what_the_synthesizer_is_given_counts(tmp_path):
     ]
 
 
+def chat_engine():
+    memory = Memory.from_defaults(chat_store=ListChatStore())
+    return CondensePlusContextChatEngine.from_defaults(
+        LetterRetriever(), llm=MockLLM(), memory=memory
+    )
+
+
 def test_chats_and_bare_retrievals_count_too(tmp_path):
     with TraceRecorder(tmp_path) as recorder:
         retriever = LetterRetriever()
         with recording_llamaindex(recorder) as handler:
             retriever.retrieve("ab")
             asyncio.run(retriever.aretrieve("bc"))
-            memory = Memory.from_defaults(chat_store=ListChatStore())
-            chat = CondensePlusContextChatEngine.from_defaults(
-                retriever, llm=MockLLM(), memory=memory
-            )
             with ctxreuse.request_context(conversation_id="c"):
-                chat.chat("cd")
+                chat_engine().chat("cd")
         retriever.retrieve("ef")
     _, trace = recorded(tmp_path)
     assert [(one.query, one.conversation_id) for one in trace] == [
@@ -346,13 +349,6 @@ def test_what_a_run_retrieves_is_recorded_before_the_prompts_that_show_it(tmp_pa
     assert asked(trace) == [("ab", ["id-a", "id-b"]), ("cd", ["id-c", "id-d"])]
     told = [(one.after, one.retrieved) for one in read_prompts(tmp_path / "trace.jsonl", corpus)]
     assert told == [(1, (1,)), (2, (1, 2)), (2, (1, 2))]
-
-
-def chat_engine(**options):
-    memory = Memory.from_defaults(chat_store=ListChatStore())
-    return CondensePlusContextChatEngine.from_defaults(
-        LetterRetriever(), llm=MockLLM(), memory=memory, **options
-    )
 
 
 def test_each_chat_engine_has_conversations_of_its_own(tmp_path):

@@ -235,10 +235,3 @@ def test_prices_that_are_none_are_named_before_the_work(run, tmp_path, content, 
         Prices.read(path)
     code, _, err = run("estimate", tmp_path / "nowhere", "--prices", path)
     assert (code, problem in err) == (2, True), err
-
-
-@pytest.mark.parametrize("command", ["estimate", "report", "plan"])
-def test_what_could_not_be_written_is_named_before_the_work(run, tmp_path, command):
-    path = tmp_path / "no" / "folder"
-    code, _, err = run(command, tmp_path / "nowhere", "-o", path)
-    assert (code, err.startswith(f"ctxreuse: {path}: cannot be written: ")) == (2, True)

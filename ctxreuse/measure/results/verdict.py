@@ -391,11 +391,9 @@ def _policy(saving: Saving) -> str:
 
 
 def _cache(results: Results, saving: Saving) -> str:
-    size = saving.run.capacity_tokens
-    words = cache_words(size)
     if results.level == "engine":
-        return "the engine's own cache" if size is None else f"{words}, simulated"
-    return words
+        return "the engine's own cache"
+    return cache_words(saving.run.capacity_tokens)
 
 
 def cache_words(tokens: int | None) -> str:
