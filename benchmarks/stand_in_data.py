@@ -66,7 +66,7 @@ def _write_independent(folder: Path) -> None:
     random, blocks = Random(1), _reference(900)
     asked = popular(random, blocks, 500)
     questions = [question_about(random, number, block) for number, block in enumerate(asked)]
-    theirs = enumerate(demo.questions())
+    theirs = enumerate(demo.QUESTIONS)
     questions += [{"id": f"demo-{n}", "question": one.query} for n, one in theirs]
     random.shuffle(questions)
     _write(folder, _rows(blocks), questions, (5, 15))

@@ -80,7 +80,7 @@ def run_demo(
 
 
 def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
-    tokenizer, asked = WordTokenizer(), list(questions())
+    tokenizer, asked = WordTokenizer(), QUESTIONS
     blocks = [
         replace(block, tokens=len(tokenizer.encode(block.text).ids))
         for block in python_reference_blocks()
@@ -132,7 +132,7 @@ def _joined(spans: Iterable[_Span], belong: Callable[[_Span, _Span], bool]) -> l
     return joined
 
 
-def questions() -> Iterator[TraceRequest]:
+def _questions() -> Iterator[TraceRequest]:
     """Yield every question in arrival order, each behind its label in a file; without blocks."""
     log = resources.files("ctxreuse.measure.demo").joinpath("questions.txt")
     entries = re.split(r"\n(?=\S)", log.read_text(encoding="utf-8").strip())
@@ -147,6 +147,9 @@ def questions() -> Iterator[TraceRequest]:
             turn=int(turn or 0),
             system="You answer questions about the Python language from the documents given.",
         )
+
+
+QUESTIONS = tuple(_questions())
 
 
 def retrieve(texts: Sequence[str], queries: Sequence[str], k: int) -> list[list[int]]:
