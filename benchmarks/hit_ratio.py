@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ctxreuse import ReusePlanner
 from ctxreuse.cache import BlockLevelCache, CacheUsage
-from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.plan_file import plan_under
 from ctxreuse.measure.replay.policies import MeasuredPolicy, TraceMode
 from ctxreuse.measure.replay.simulate import simulate_blocks
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest

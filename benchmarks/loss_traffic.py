@@ -19,9 +19,8 @@ from langchain_text_splitters import RecursiveCharacterTextSplitter
 from llama_index.core.utils import get_tokenizer
 
 from ctxreuse import ContextBlock
-from ctxreuse.measure.demo.corpus import ReferenceBlock
 from ctxreuse.workflow.retrievers import KeywordRetriever
-from stand_in_data import interleaved, popular, question_about
+from stand_in_data import Piece, interleaved, popular, question_about
 
 Traffic: TypeAlias = Literal["alone", "unique", "repeated", "conversations"]
 """Who asks: each about documents of their own; all about the same, each question once; the same
@@ -50,19 +49,19 @@ def tokenizer() -> Callable[[str], list[int]]:
 
 
 @cache
-def pieces(tokens: int) -> tuple[ReferenceBlock, ...]:
+def pieces(tokens: int) -> tuple[Piece, ...]:
     """Return the Python reference in pieces of at most some tokens, each text once."""
     from pydoc_data.topics import topics
 
     splitter = RecursiveCharacterTextSplitter(
         chunk_size=tokens, chunk_overlap=0, length_function=lambda text: len(tokenizer()(text))
     )
-    found: dict[str, ReferenceBlock] = {}
+    found: dict[str, Piece] = {}
     for topic in sorted(topics):
         for number, text in enumerate(splitter.split_text(topics[topic])):
             # at least about a quarter full, and something to ask about
             if len(text) >= tokens and _ASKED_ABOUT.search(text):
-                found.setdefault(text, ReferenceBlock(f"{topic}#{number}", topic, text))
+                found.setdefault(text, Piece(f"{topic}#{number}", topic, text))
     return tuple(found.values())
 
 
@@ -84,9 +83,7 @@ def traffic(kind: Traffic, tokens: int, k: int, number: int) -> tuple[Asked, ...
     return tuple(map(Asked, questions, found))
 
 
-def _alone(
-    random: Random, blocks: Sequence[ReferenceBlock], k: int, number: int
-) -> tuple[Asked, ...]:
+def _alone(random: Random, blocks: Sequence[Piece], k: int, number: int) -> tuple[Asked, ...]:
     """Each has k documents of their own and asks once; as many as there are documents for."""
     shuffled = random.sample(blocks, len(blocks))
     asked = []
@@ -98,7 +95,7 @@ def _alone(
 
 
 def _conversations(
-    random: Random, blocks: Sequence[ReferenceBlock], k: int, number: int
+    random: Random, blocks: Sequence[Piece], k: int, number: int
 ) -> tuple[Asked, ...]:
     """Conversations about a topic each, their turns between those of others."""
     topics = {name: list(some) for name, some in groupby(blocks, attrgetter("topic"))}
@@ -115,13 +112,13 @@ def _conversations(
     )
 
 
-def _about(random: Random, block: ReferenceBlock) -> str:
+def _about(random: Random, block: Piece) -> str:
     question: str = question_about(random, "", block)["question"]
     return question
 
 
 def _found(
-    blocks: Sequence[ReferenceBlock], questions: Sequence[str], k: int
+    blocks: Sequence[Piece], questions: Sequence[str], k: int
 ) -> list[tuple[ContextBlock, ...]]:
     retriever = KeywordRetriever([ContextBlock(id=one.id, text=one.text) for one in blocks])
 

@@ -21,11 +21,11 @@ from itertools import accumulate, groupby
 from operator import attrgetter
 from pathlib import Path
 from random import Random
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ctxreuse import ContextBlock
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.measure.demo.corpus import QUESTIONS, ReferenceBlock, python_reference_blocks
+from ctxreuse.measure.demo import demo_run as demo
 from ctxreuse.workflow.retrievers import KeywordRetriever
 
 _FORMAT = 1
@@ -43,24 +43,38 @@ def write_stand_in_data(folder: Path) -> Path:
         _write_independent(folder / "xquad")
         _write_conversations(folder / "mtrag")
         _write_memories(folder / "locomo")
-        _write_lines(folder / "2wiki" / "corpus.jsonl", _rows(python_reference_blocks(400)))
+        _write_lines(folder / "2wiki" / "corpus.jsonl", _rows(_reference(400)))
         done.touch()
     return folder
 
 
+class Piece(NamedTuple):
+    """A text about a topic."""
+
+    id: str
+    topic: str
+    text: str
+
+
+def _reference(max_characters: int) -> list[Piece]:
+    blocks = demo.python_reference_blocks(max_characters)
+    return [Piece(name := str(one.id), name.partition("#")[0], one.text) for one in blocks]
+
+
 def _write_independent(folder: Path) -> None:
     """Many users ask about the same topics."""
-    random, blocks = Random(1), python_reference_blocks(900)
+    random, blocks = Random(1), _reference(900)
     asked = popular(random, blocks, 500)
     questions = [question_about(random, number, block) for number, block in enumerate(asked)]
-    questions += [{"id": f"demo-{n}", "question": one.text} for n, one in enumerate(QUESTIONS)]
+    theirs = enumerate(demo.QUESTIONS)
+    questions += [{"id": f"demo-{n}", "question": one.query} for n, one in theirs]
     random.shuffle(questions)
     _write(folder, _rows(blocks), questions, (5, 15))
 
 
 def _write_conversations(folder: Path) -> None:
     """Conversations, each about one topic; their turns stand between those of others."""
-    random, blocks = Random(2), python_reference_blocks(2_000)
+    random, blocks = Random(2), _reference(2_000)
     topics = {name: list(some) for name, some in groupby(blocks, attrgetter("topic"))}
     firsts = popular(random, [some[0] for some in topics.values() if len(some) > 2], 110)
     waiting = []
@@ -84,7 +98,7 @@ def _write_memories(folder: Path) -> None:
     random = Random(3)
     sentences = [
         " ".join(sentence.split())
-        for block in python_reference_blocks()
+        for block in demo.python_reference_blocks()
         for sentence in _SENTENCE.split(block.text)
         if 60 < len(sentence) < 240
     ]
@@ -92,7 +106,7 @@ def _write_memories(folder: Path) -> None:
     for user in (f"user-{number}" for number in range(5)):
         names = [f"{user}/{number}" for number in range(500)]
         texts = random.sample(sentences, len(names))
-        own = [ReferenceBlock(name, user, text) for name, text in zip(names, texts, strict=True)]
+        own = [Piece(name, user, text) for name, text in zip(names, texts, strict=True)]
         rows += [{**row, "user": user} for row in _rows(own)]
         for number in range(150):
             asked = question_about(random, f"{user}-{number}", random.choice(own))
@@ -107,7 +121,7 @@ def popular(random: Random, things: Sequence[_T], number: int) -> list[_T]:
     return random.choices(shuffled, cum_weights=shares, k=number)
 
 
-def question_about(random: Random, number: int | str, block: ReferenceBlock) -> _Row:
+def question_about(random: Random, number: int | str, block: Piece) -> _Row:
     """Return a question about a sentence of a block, by some of its words."""
     sentence = random.choice([one for one in _SENTENCE.split(block.text) if _WORD.search(one)])
     words = _WORD.findall(sentence)
@@ -129,7 +143,7 @@ def interleaved(random: Random, waiting: list[list[_T]], at_once: int = 12) -> I
             waiting.remove(turns)
 
 
-def _rows(blocks: Sequence[ReferenceBlock]) -> list[_Row]:
+def _rows(blocks: Sequence[Piece]) -> list[_Row]:
     return [
         {"id": one.id, "title": one.topic, "text": one.text, "tokens": estimate_tokens(one.text)}
         for one in blocks

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctxreuse.measure.demo.corpus import QUESTIONS, ReferenceBlock, python_reference_blocks
+from ctxreuse import ContextBlock
+from ctxreuse.measure.demo.demo_run import QUESTIONS, python_reference_blocks
 from ctxreuse.workflow import WordLlamaEmbedder
 
 _CHAPTERS = {
@@ -15,9 +16,13 @@ _CHAPTERS = {
 _CHARACTERS = 800
 
 
-def manual() -> list[ReferenceBlock]:
+def manual() -> list[ContextBlock]:
     """Return the pieces of 15 chapters, of up to 800 characters each."""
-    return [block for block in python_reference_blocks(_CHARACTERS) if block.topic in _CHAPTERS]
+    return [block for block in python_reference_blocks(_CHARACTERS) if _chapter(block) in _CHAPTERS]
+
+
+def _chapter(block: ContextBlock) -> str:
+    return str(block.id).partition("#")[0]
 
 
 def embedder() -> WordLlamaEmbedder:
@@ -29,15 +34,15 @@ def questions() -> list[str]:
     """Return the demo's questions for which the whole reference has most in these chapters."""
     blocks = python_reference_blocks(_CHARACTERS)
     embed = embedder().embed
-    likeness = embed([question.text for question in QUESTIONS]) @ embed([b.text for b in blocks]).T
+    likeness = embed([question.query for question in QUESTIONS]) @ embed([b.text for b in blocks]).T
     best_three = np.argsort(-likeness, axis=1)[:, :3]
     return [
-        question.text
+        question.query
         for question, found in zip(QUESTIONS, best_three, strict=True)
-        if sum(blocks[place].topic in _CHAPTERS for place in found) >= 2
+        if sum(_chapter(blocks[place]) in _CHAPTERS for place in found) >= 2
     ]
 
 
 def conversation() -> list[str]:
     """Return the six questions of one user about exceptions."""
-    return [question.text for question in QUESTIONS if question.conversation == "chat-04"]
+    return [question.query for question in QUESTIONS if question.conversation_id == "chat-04"]

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from ctxreuse.context.files import write_text
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import well_formed
-from ctxreuse.measure.replay.run_result import RunResult
+from ctxreuse.measure.replay.simulate import RunResult
 from ctxreuse.measure.results.bill import Bill
 from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.results.tables import (

@@ -15,7 +15,6 @@ from ctxreuse.context.checks import checked_positive
 from ctxreuse.errors import BatchTooLargeError, InvalidRequestError, describe
 from ctxreuse.measure.bench.live_engine import LiveEngine
 from ctxreuse.measure.options import CACHES, PRICES, option
-from ctxreuse.measure.replay.estimate import TraceSummary, deduplications
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.policies import (
     AS_SENT,
@@ -28,10 +27,13 @@ from ctxreuse.measure.replay.policies import (
     tried_policies,
 )
 from ctxreuse.measure.replay.prompts import Tokenizer
-from ctxreuse.measure.replay.run_result import Run, RunResult
 from ctxreuse.measure.replay.simulate import (
     Progress,
     Replay,
+    Run,
+    RunResult,
+    TraceSummary,
+    deduplications,
     load_tokenizer,
     no_progress,
 )

@@ -11,9 +11,18 @@ from tempfile import TemporaryFile
 
 import typer
 
-from ctxreuse.cli.command_options import PrintsJson, api_key, command_of
 from ctxreuse.cli.measure_commands import stamped
-from ctxreuse.cli.terminal import Command, CommandGroup, progress, put, say, show
+from ctxreuse.cli.terminal import (
+    Command,
+    CommandGroup,
+    PrintsJson,
+    api_key,
+    command_of,
+    progress,
+    put,
+    say,
+    show,
+)
 from ctxreuse.context.files import check_writable, file_errors, make_folder, write_text
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.measure.options import option

@@ -8,8 +8,7 @@ import typer
 
 import ctxreuse
 from ctxreuse.cli import measure_commands, serve_command, trace_commands
-from ctxreuse.cli.command_options import Runs, command_of
-from ctxreuse.cli.terminal import Command, CommandGroup, put
+from ctxreuse.cli.terminal import Command, CommandGroup, Runs, command_of, put
 
 app = typer.Typer(
     cls=CommandGroup,

@@ -14,12 +14,16 @@ from typing import Any
 
 import typer
 
-from ctxreuse.cli.command_options import PrintsJson, api_key
-from ctxreuse.cli.terminal import progress, put, say, show
+from ctxreuse.cli.terminal import PrintsJson, api_key, progress, put, say, show
 from ctxreuse.context.files import check_writable
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.measure.bench.judge import Judge, in_words
-from ctxreuse.measure.bench.recorded_bench import BenchConfig, answers_of, bench_recording
+from ctxreuse.measure.bench.recorded_bench import (
+    BenchConfig,
+    Judge,
+    answers_of,
+    bench_recording,
+    in_words,
+)
 from ctxreuse.measure.doctor.examination import examine
 from ctxreuse.measure.doctor.findings import finding_lines, findings_json, is_healthy, verdict
 from ctxreuse.measure.doctor.probe import DoctorConfig
@@ -74,10 +78,7 @@ class EstimateCommand(PrintsJson, EstimateConfig):
 
     def run(self) -> None:
         """Show the estimate."""
-        check_writable(self.html)
-        measured = _measured(self, for_report=self.html is not None)
-        if self.html is not None:
-            write_page(measured, self.html)
+        measured = _measured(self, self.html)
         if self.as_json:
             put(json.dumps(results_json(measured)))
         else:
@@ -93,18 +94,21 @@ class ReportCommand(EstimateConfig):
 
     def run(self) -> None:
         """Write the page."""
-        check_writable(self.output)
-        measured = _measured(self, for_report=True)
-        write_page(measured, self.output)
+        measured = _measured(self, self.output)
         if self.pictures is not None:
             for path in write_pictures(measured, self.pictures):
                 say(f"wrote {path}")
 
 
-def _measured(asked: EstimateConfig, *, for_report: bool) -> Results:
-    if for_report:
+def _measured(asked: EstimateConfig, html: str | None) -> Results:
+    check_writable(html)
+    if html is not None:
         check_report()
-    return stamped(measure_savings(asked, for_report=for_report, progress=progress))
+    measured = stamped(measure_savings(asked, for_report=html is not None, progress=progress))
+    if html is not None:
+        write_report(measured, html)
+        say(f"wrote {html}")
+    return measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,9 +235,3 @@ def stamped(results: Results) -> Results:
     return replace(
         results, command=command, date=f"{date.today():%Y-%m-%d}", python=platform.python_version()
     )
-
-
-def write_page(results: Results, path: str) -> None:
-    """Write a report, and say so."""
-    write_report(results, path)
-    say(f"wrote {path}")

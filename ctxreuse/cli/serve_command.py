@@ -113,7 +113,6 @@ class ServeCommand:
 
 
 async def _states(engines: Sequence[str]) -> str:
-    """Return a line an engine that says whether it is ready."""
     from ctxreuse.serving import EnginePool
 
     async with EnginePool(engines, planner=as_given(ReusePlanner)) as pool:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ctxreuse.cache import CacheUsage
-from ctxreuse.cli.command_options import PrintsJson
 from ctxreuse.cli.recorded_program import ProgramEnd, run_program
-from ctxreuse.cli.terminal import only_one_from_standard_input, progress, put, say, show
+from ctxreuse.cli.terminal import PrintsJson, only_one_from_standard_input, progress, put, say, show
 from ctxreuse.context.checks import checked_choice
 from ctxreuse.context.files import check_writable, file_errors
 from ctxreuse.context.tokens import well_formed
@@ -30,8 +29,7 @@ from ctxreuse.measure.replay.hashed_trace import (
     hashed_requests,
     simulate_hashed,
 )
-from ctxreuse.measure.replay.plan_file import planned_requests, read_plan
-from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.plan_file import plan_under, planned_requests, read_plan
 from ctxreuse.measure.replay.policies import MeasuredPolicy, TraceMode
 from ctxreuse.measure.results.tables import explanation_output, size_output
 from ctxreuse.measure.traces.json_lines import STANDARD_STREAM, JsonLine, read_lines, write_lines
@@ -93,17 +91,15 @@ class RecordCommand:
         raise ProgramEnd(error)
 
     def _say_what_was_recorded(self, recorder: TraceRecorder, error: BaseException) -> None:
-        if recorder.requests:
-            say(f"recorded in {self.output}: {recorder.summary()}")
-            say(f"next: ctxreuse estimate {shlex.quote(str(self.output))}")
         if recorder.faults:
             say(f"{recorder.faults} lines could not be recorded; see the log")
         if recorder.requests:
-            return
+            say(f"recorded in {self.output}: {recorder.summary()}")
+            return say(f"next: ctxreuse estimate {shlex.quote(str(self.output))}")
         nothing = self._nothing_recorded(recorder, error)
         if isinstance(error, SystemExit) and not error.code:
             raise InputFileError(nothing)
-        say(nothing)
+        return say(nothing)
 
     def _nothing_recorded(self, recorder: TraceRecorder, error: BaseException) -> str:
         """Return what to do where nothing of a program was recorded, which may have ended early."""
@@ -145,8 +141,8 @@ def installed(entry: EntryPoint) -> Recording | None:
     return loaded
 
 
+# the sources that read blocks from what clients send; the others see what is retrieved
 PROMPTS: dict[str, Recording] = {"openai": record_openai, "anthropic": recording_anthropic}
-"""The sources that read blocks from what clients send; the others see what is retrieved."""
 
 
 def _recordings(sources: Sequence[str]) -> Iterator[Recording]:
@@ -265,20 +261,16 @@ class SimulateCommand(PrintsJson):
         results = (self._served_hashed if has_hashes else self._served)(lines)
         if not self.as_json:
             return show(size_output(results))
-        one, level = results[0], "block" if self.tokenizer is None else "token"
-        figures: dict[str, Any] = {"requests": len(one.usages), **_figures(one.total)}
-        figures |= {"capacity_tokens": one.capacity_tokens, "level": level}
-        if has_hashes or len(results) > 1:
-            sizes = [
-                {
-                    "capacity_tokens": each.capacity_tokens,
-                    **_figures(each.total),
-                    "second_half": _figures(each.second_half),
-                }
-                for each in results
-            ]
-            figures = {"requests": len(one.usages), "level": level, "sizes": sizes}
-        return put(json.dumps(figures))
+        sizes: list[dict[str, Any]] = [
+            {"capacity_tokens": one.capacity_tokens, **_figures(one.total)} for one in results
+        ]
+        level = "block" if self.tokenizer is None else "token"
+        told: dict[str, Any] = {"requests": len(results[0].usages), "level": level}
+        if not has_hashes and len(results) == 1:
+            return put(json.dumps(told | sizes[0]))
+        for size, one in zip(sizes, results, strict=True):
+            size["second_half"] = _figures(one.second_half)
+        return put(json.dumps(told | {"sizes": sizes}))
 
     def _served(self, lines: Iterator[JsonLine]) -> list[simulation.SizeResult]:
         planned = list(planned_requests(lines))
@@ -328,7 +320,7 @@ class ExplainCommand:
     Each request is compared with those before it: the closest earlier prompt, the block at which
     they part, the tokens that are computed again, and the cause.
 
-    With --cache each cause has a reason in the words that providers' diagnostics are told in, too:
+    With --json each cause has a reason in the words that providers' diagnostics are told in, too:
     model, key, tools, system, messages, compacted, expired, below the minimum, never written.
     """
 
@@ -342,13 +334,13 @@ class ExplainCommand:
     corpus: str | None = option(BESIDE_TRACE, None)
     request: str | None = option("Explain this request only, in words; its request_id.", None)
     worst: int = option("Number of requests to list, those that lost most.", 10, min=0)
-    cache: str | None = option(f"{CACHES} Default: vllm.", None)
+    cache: str = option(CACHES, "vllm")
     as_json: bool = option("Print a JSON object a request instead.", False, "--json")
 
     def run(self) -> None:
         """Show why."""
         only_one_from_standard_input(self.plan, self.corpus or "")
-        profile = cache_profile(self.cache or "vllm")
+        profile = cache_profile(self.cache)
         path = str(trace_path(self.plan))
         planned = read_plan(path)
         blocks = read_corpus(self.corpus or corpus_path(path))
@@ -362,11 +354,10 @@ class ExplainCommand:
             explained = list(simulation.counted(every, advance))
         if wanted is not None:
             explained = [one for one in explained if str(one.request_id) == wanted]
-        with_reason = self.cache is not None
         if wanted is None and not self.as_json:
-            return show(explanation_output(explained, self.worst, with_reason=with_reason))
+            return show(explanation_output(explained, self.worst))
         for one in explained:
             words = [f"{well_formed(str(one.request_id))}: {one.cause}", one.words]
-            told = json.dumps(explanation_json(one, with_reason=with_reason))
+            told = json.dumps(explanation_json(one))
             put(told if self.as_json else "\n".join(filter(None, words)))
         return None

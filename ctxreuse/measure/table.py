@@ -9,14 +9,6 @@ from typing import Self, TypeAlias, TypeVar
 _Row = TypeVar("_Row")
 
 
-class Good(str):
-    """A cell that is good news."""
-
-
-class Bad(str):
-    """A cell that is bad news."""
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table; a row of one cell is a heading, and columns of numbers are aligned to the right."""

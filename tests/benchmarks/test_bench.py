@@ -18,9 +18,9 @@ from served_engines import URL
 
 from ctxreuse import ContextBlock
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.plan_file import plan_under
 from ctxreuse.measure.replay.policies import POLICIES
-from ctxreuse.measure.replay.run_result import Run
+from ctxreuse.measure.replay.simulate import Run
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from public_data.benchmark import BenchConfig, Part, RunMatrix, cut
 from public_data.benchmark import run as run_bench

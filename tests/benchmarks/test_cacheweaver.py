@@ -12,10 +12,9 @@ from planning_helpers import assistant, block, user
 from ctxreuse import ContextRequest
 from ctxreuse.cache import BlockLevelCache, CacheUsage
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
-from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.plan_file import plan_under
 from ctxreuse.measure.replay.policies import AS_SENT
-from ctxreuse.measure.replay.run_result import Run
-from ctxreuse.measure.replay.simulate import Replay, simulate_blocks
+from ctxreuse.measure.replay.simulate import Replay, Run, simulate_blocks
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace
 from public_data.peers.cacheweaver import CACHEWEAVER, CacheWeaverPlanner
 

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ctxreuse.cli.command_options import PrintsJson, command_of
+from ctxreuse.cli.terminal import PrintsJson, command_of
 from ctxreuse.measure.options import option
 
 GIVEN = []

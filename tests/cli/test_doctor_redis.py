@@ -12,7 +12,7 @@ import redis
 from redis_servers import PASSWORD, RedisServer, free_port, redis_server
 from shared_logs import asked, caught_up, sharing
 
-from ctxreuse.measure.doctor.log_watch import LogWatch
+from ctxreuse.measure.doctor.probe import LogWatch
 from ctxreuse.sharing import RedisLog
 
 SECRET = "a secret of at least 16 bytes"

@@ -11,7 +11,6 @@ from planning_helpers import block, plan_trace, write_jsonl
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay import explain_plan as explaining
 from ctxreuse.measure.replay.explain_plan import explain_plan, explanation_json
 from ctxreuse.measure.replay.plan_file import PlannedRequest, read_plan
@@ -127,16 +126,6 @@ def test_what_was_left_out_or_is_not_counted_is_no_part_of_a_comparison():
 
 def fields_of(request):
     return {name: getattr(request, name) for name in PlannedRequest.__dataclass_fields__}
-
-
-def test_a_block_that_the_corpus_lacks_is_named():
-    explaining = explain_plan([planned("a", (1,)), planned("b", (77,), place="p:2")], CORPUS)
-    assert next(explaining).request_id == "a"
-    with pytest.raises(InputFileError) as caught:
-        next(explaining)
-    assert str(caught.value) == (
-        "p:2: block 77 (int) is not in the corpus; pass the corpus that the plan was made with"
-    )
 
 
 requests_of_plans = st.builds(
@@ -261,6 +250,7 @@ def test_json_is_an_object_a_request_in_execution_order(explain_command, plan, c
         "They part at block 3, where the earlier prompt has 2. From there on blocks with 200 "
         "tokens stand in the earlier prompt, too, but in another order or place: "
         "they are computed again.",
+        "reason": "messages",
     }
     expected = [explanation_json(one) for one in explain_plan(read_plan(plan), CORPUS)]
     assert answers == expected
@@ -326,10 +316,6 @@ def test_at_most_ten_requests_that_lost_something_are_listed(explain_command, tm
     _, out, _ = explain_command("--plan", plan, "--corpus", corpus)
     assert rows(out)[:2] == [["other system text", "12", "2,400"], ["new blocks", "2", "0"]]
     assert len(rows(out)) == 2 + 10
-    plan = write_jsonl(tmp_path / "plan.jsonl", *[{"request_id": n, "blocks": [1]} for n in "ab"])
-    _, out, _ = explain_command("--plan", plan, "--corpus", corpus)
-    assert rows(out) == [["hit", "1", "0"], ["new blocks", "1", "0"]]
-    assert "Requests that lost most" not in words(out)
 
 
 def test_names_are_shown_as_they_are_and_are_no_markup(explain_command, tmp_path, corpus):
@@ -391,12 +377,7 @@ def test_very_long_names_are_cut_in_the_words_only(explain_command, tmp_path):
     assert told["words"].startswith(f"It begins as request '{'x' * 58}… does, for 1 of its 1 ")
 
 
-def test_the_plan_may_come_from_standard_input_empty(explain_command, plan, corpus, tmp_path):
-    with open(plan) as file:
-        text = file.read()
-    for options in ((), ("--json",), ("--request", "b")):
-        expected = explain_command("--plan", plan, "--corpus", corpus, *options)
-        assert explain_command("--plan", "-", "--corpus", corpus, *options, stdin=text) == expected
+def test_an_empty_plan_is_explained(explain_command, corpus, tmp_path):
     empty = write_jsonl(tmp_path / "plan.jsonl")
     assert explain_command("--plan", empty, "--corpus", corpus, "--json") == (0, "", "")
     code, out, err = explain_command("--plan", empty, "--corpus", corpus)

@@ -3,31 +3,12 @@
 import json
 
 import pytest
-from caching_server import caching_server
 from cli_helpers import words
 
 from ctxreuse.measure.traces.recording import CORPUS, TRACE, PromptRecorder, TraceRecorder
 
 MARK = {"type": "ephemeral"}
 RIVERS = {name: f"{name} is a river of many towns. " * 90 for name in ("Seine", "Loire", "Tiber")}
-
-
-PROGRAM = """
-import anthropic
-
-rivers = {rivers!r}
-with anthropic.Anthropic(base_url={url!r}, api_key="x", max_retries=0) as client:
-    for minute in range(3):
-        documents = {{"type": "text", "text": rivers["Seine"] + rivers["Loire"] + "\\n\\n"}}
-        documents["cache_control"] = {{"type": "ephemeral"}}
-        question = {{"type": "text", "text": "Where?"}}
-        client.messages.create(
-            model="m",
-            max_tokens=9,
-            system=f"It is 10:0{{minute}}.",
-            messages=[{{"role": "user", "content": [documents, question]}}],
-        )
-"""
 
 
 def ask(recorder, minute, *, names=("Seine", "Loire"), **more):
@@ -59,13 +40,6 @@ def test_findings_are_told_and_the_exit_code_says_so(run, recording):
     assert "volatile text in front, request 2" in said
     assert "is followed by 10:00. and by 10:01." in said
     assert "-> Say it behind the documents, such as in the question." in said
-
-
-def test_a_trace_beside_its_corpus_is_as_good_as_its_folder(run, recording, tmp_path):
-    whole = run("lint", recording, "--json")
-    assert run("lint", recording / TRACE, "--json") == whole
-    moved = (recording / CORPUS).rename(tmp_path / "elsewhere.jsonl")
-    assert run("lint", recording / TRACE, "--corpus", moved, "--json") == whole
 
 
 def test_json_has_every_finding_with_its_numbers(run, recording, tmp_path):
@@ -110,7 +84,7 @@ def test_a_clean_trace_ends_with_0(run, tmp_path):
         ("{", "broken JSON"),
         ('{"request_id": 1, "blocks": ["ghost"]}', "block 'ghost' (str) is not in the corpus"),
         ('{"request_id": 1, "blocks": [], "sent": []}', "field 'sent' is"),
-        ('{"request_id": 1, "blocks": [], "marks": [1]}', "must not count more blocks"),
+        ('{"request_id": 1, "blocks": [], "marks": [1]}', "must hold integers from 0 to 0"),
     ],
 )
 def test_a_broken_trace_ends_with_2_and_names_the_line(run, tmp_path, line, problem):
@@ -122,45 +96,19 @@ def test_a_broken_trace_ends_with_2_and_names_the_line(run, tmp_path, line, prob
     assert problem in err
 
 
-def test_wrong_usage_ends_with_2(run, recording, tmp_path):
-    code, _, err = run("lint", tmp_path / "missing")
-    assert (code, err) == (
-        2,
-        f"ctxreuse: {tmp_path / 'missing'}: there is no such file or folder\n",
-    )
+def test_a_cache_that_is_none_ends_with_2(run, recording):
     code, _, err = run("lint", recording, "--cache", "antropic")
-    assert code == 2
-    assert "did you mean 'anthropic'?" in err
-
-    assert "ctxreuse lint recording --cache anthropic" in words(run("--help")[1])
-
-
-def test_a_program_is_recorded_linted_and_explained(run, tmp_path, monkeypatch):
-    pytest.importorskip("anthropic")
-    monkeypatch.chdir(tmp_path)
-    with caching_server("anthropic") as server:
-        (tmp_path / "app.py").write_text(PROGRAM.format(url=server.url, rivers=RIVERS))
-        code, _, err = run("record", "--source", "anthropic", "-o", "recording", "app.py")
-    assert (code, "3 from Anthropic clients" in err) == (0, True)
-    code, out, _ = run("lint", "recording", "--cache", "anthropic")
-    assert code == 1
-    assert "volatile text in front" in out
-    files = ("--plan", f"recording/{TRACE}", "--corpus", f"recording/{CORPUS}")
-    code, out, _ = run("explain", *files, "--cache", "anthropic")
-    assert code == 0
-    assert "│ other system text │ system" in out
+    assert (code, "did you mean 'anthropic'?" in err) == (2, True)
 
 
 # explain
 
 
-def test_json_has_reasons_where_they_were_asked_for_and_only_there(run, recording):
+def test_json_has_reasons(run, recording):
     files = ("--plan", recording / TRACE, "--corpus", recording / CORPUS)
     _, out, _ = run("explain", *files, "--cache", "anthropic", "--json")
     told = [json.loads(line)["reason"] for line in out.splitlines()]
     assert told == ["never written", "system", "system", "system"]
-    _, out, _ = run("explain", *files, "--json")
-    assert "reason" not in json.loads(out.splitlines()[0])
 
 
 def test_the_last_turn_of_a_conversation_is_compared_however_long_ago_it_was(run, tmp_path):

@@ -5,8 +5,6 @@ import json
 import pytest
 from planning_helpers import write_jsonl
 
-from ctxreuse.measure.traces.recording import PromptRecorder, TraceRecorder
-
 COMMANDS = ("estimate", "lint", "plan", "simulate", "explain")
 TEXTS = [{"id": name, "text": f"Text {name} says this. " * 30} for name in ("d1", "d2", "d3")]
 RUN = """\
@@ -97,55 +95,7 @@ def test_a_document_of_a_run_that_the_corpus_lacks_is_named_with_its_query(run, 
     )
 
 
-RECORD = (
-    "has prompts, not what was retrieved; run the application under `ctxreuse record`, or give "
-    "its prompts to PromptRecorder"
-)
-MESSAGES = [{"role": "user", "content": "The Seine.\n\nThe Loire.\n\nWhich?"}]
 HASHED = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [0]}
-OTHERS = {
-    "batch": (
-        "a batch file of OpenAI's",
-        {"custom_id": "1", "method": "POST", "url": "/v1", "body": {}},
-    ),
-    "spans": ("an export of OpenTelemetry's spans", {"resourceSpans": []}),
-    "runs": ("an export of LangSmith's runs", {"id": "1", "run_type": "llm", "inputs": {}}),
-    "calls": ("a log of LiteLLM's", {"litellm_call_id": "1", "messages": MESSAGES}),
-    "log": ("a log of LiteLLM's", {"id": "1", "call_type": "completion", "messages": MESSAGES}),
-    "chat log": ("a log of messages", {"messages": MESSAGES}),
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("form", [json.dumps, lambda line: json.dumps([line], indent=1)])
-@pytest.mark.parametrize(("name", "line"), OTHERS.values(), ids=OTHERS)
-def test_a_log_of_prompts_is_named_with_the_remedy(run, tmp_path, command, name, line, form):
-    path = write_jsonl(tmp_path / "log", form(line))  # without a corpus beside it
-    code, out, err = run(command, path)
-    assert (code, out) == (2, "")
-    assert err in {f"ctxreuse: {path}:1{item}: {name} {RECORD}\n" for item in ("", "[0]")}
-    trace = write_jsonl(tmp_path / "trace.jsonl", *BY_RANK)
-    assert f"{path}:1" in run("estimate", trace, "--corpus", path)[2]
-
-
-def test_prompts_of_a_log_are_estimated_as_the_remedy_says(run, tmp_path):
-    with TraceRecorder(tmp_path / "recording") as recorder:
-        prompts = PromptRecorder(recorder)
-        for messages in (MESSAGES, MESSAGES):
-            prompts.note(messages)
-    code, _, err = run("estimate", tmp_path / "recording")
-    assert (code, err) == (0, "")
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_queries_of_a_beir_data_set_are_no_trace(run, tmp_path, command):
-    path = write_jsonl(tmp_path / "queries.jsonl", {"_id": "q1", "text": "Which?", "metadata": {}})
-    code, out, err = run(command, path)
-    assert (code, out) == (2, "")
-    assert err == (
-        f"ctxreuse: {path}:1: a file of BEIR's queries or texts has no retrievals; give the "
-        "retriever's TREC run, with the corpus beside it or as --corpus\n"
-    )
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one != "simulate"])

@@ -18,11 +18,11 @@ from ctxreuse.measure.doctor.findings import (
     findings_json,
     is_healthy,
 )
-from ctxreuse.measure.doctor.log_watch import LogWatch
 from ctxreuse.measure.doctor.probe import (
     MOST_TOKENS,
     NOT_ASKED,
     EngineReadings,
+    LogWatch,
     PromptReading,
     made_up_prompts,
 )
@@ -109,16 +109,6 @@ def test_readings_of_a_healthy_engine_are_well_and_one_named_process_needs_no_co
     assert processes_finding(silent, None, 1).found == (
         "1 process uses the engine, as --workers says"
     )
-
-
-def test_a_cache_that_counts_nothing_because_it_is_off_is_not_taken_for_several_engines() -> None:
-    read = healthy()
-    for name in ("first", "again", "half", "later"):
-        setattr(read, name, PromptReading(2_800, 0, CacheUsage(0, 0)))
-    read.metrics = PrefixCacheMetrics(0, 0, prefix_caching=False)
-    assert processes_finding(read, None, None).verdict is Verdict.OK
-    read.metrics = PrefixCacheMetrics(0, 0, prefix_caching=True)  # these are another engine's
-    assert "less than were sent" in processes_finding(read, None, None).found
 
 
 @given(st.text("0123456789abcdef", min_size=8, max_size=32), st.integers(64, MOST_TOKENS))

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 from dataclasses import replace
 
 import pytest
@@ -15,9 +14,8 @@ from planning_helpers import block, tokenizer_file, write_jsonl
 from ctxreuse import ContextBlock
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.measure.replay.estimate import TraceSummary, estimate
 from ctxreuse.measure.replay.policies import AS_SENT, POLICIES
-from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.measure.replay.simulate import Replay, TraceSummary, estimate
 from ctxreuse.measure.traces.recording import TraceRecorder
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
@@ -124,18 +122,6 @@ def test_a_policy_that_cannot_hold_the_trace_is_named(run, folder, monkeypatch):
     assert "Left out, for the trace is too large for it: papers' order, batch." in words(out)
 
 
-def test_missing_traces_are_named_and_without_requests_there_is_nothing_to_save(run, tmp_path):
-    code, _, err = run("estimate", "nowhere")
-    assert (code, err) == (2, "ctxreuse: nowhere: there is no such file or folder\n")
-
-    write_jsonl(tmp_path / "corpus.jsonl")
-    code, out, _ = run("estimate", write_jsonl(tmp_path / "trace.jsonl"))
-    assert code == 0
-    assert words(out).startswith("Nothing to gain here, because there is no request, and so")
-    assert "Next: record some: ctxreuse record -o FOLDER app.py." in words(out)
-    assert "0 requests with 0 different blocks" in words(out)
-
-
 def short_memories(requests=30):
     """Return requests for six of ten memories of 10 tokens each, in orders of their own."""
     orders = random.Random(1)
@@ -172,19 +158,6 @@ def test_labels_are_words_too_and_those_of_cached_blocks_are_cached():
     assert shown.word_tokens == 3 * label + see_also
 
 
-def test_an_estimate_says_how_many_words_it_counts(run, tmp_path):
-    with TraceRecorder(tmp_path / "recording", hash_only=True) as recorder:
-        for one in short_memories():
-            recorder.record(list(one.blocks), "Why?")
-    _, out, _ = run("estimate", tmp_path / "recording", "--json")
-    result = json.loads(out)
-    tokens = {one["policy"]: one["word_tokens"] for one in result["runs"]}["ctxreuse, online"]
-    said = f"Words that ctxreuse adds: about {tokens} tokens in 30 requests, counted."
-    assert said in result["verdict"]["also"]
-    _, out, _ = run("estimate", tmp_path / "recording")
-    assert said in words(out)
-
-
 def test_an_estimate_says_what_is_left_where_the_best_block_stays_in_front(run, tmp_path):
     names = "abcd"
     write_jsonl(
@@ -206,25 +179,3 @@ def test_an_estimate_says_what_is_left_where_the_best_block_stays_in_front(run, 
         assert bool(more) == ("ReusePlanner(keep_best=True)" in shown) == ("keep_best" in result)
         assert bool(more) == ("keep_best=True" in result["verdict"]["next_step"])
     assert served == [[800, 800], [400, 400]]
-
-
-@pytest.mark.parametrize("columns", [60, 80])
-def test_a_narrow_terminal_shows_one_table_with_heads(run, folder, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    _, out, _ = run("estimate", folder, "--capacity-tokens", "300")
-    assert max(map(len, out.splitlines())) <= columns
-    assert "(continued)" not in out
-    heads = [line.split("┃")[2:5] for line in out.splitlines() if line.startswith("┃")]
-    names = [
-        " ".join("".join(f"{one} " for one in name).split()) for name in zip(*heads, strict=True)
-    ]
-    assert names == ["tokens to compute", "to as retrieved", "hit ratio"]
-    sizes = words(re.sub("[│├┤─┼]", " ", out))
-    assert "an unlimited cache as retrieved 900 1.00 0.000" in sizes
-    assert "a cache of 300 tokens as retrieved 900 1.00 0.000" in sizes
-
-
-def test_a_report_is_written_where_o_says(run, folder, tmp_path):
-    code, _, err = run("estimate", folder, "-o", tmp_path / "page.html")
-    assert code == 0, err
-    assert (tmp_path / "page.html").read_text().startswith("<!")

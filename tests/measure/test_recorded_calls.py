@@ -245,9 +245,12 @@ def test_history_is_counted_without_the_system_text_and_the_last_question(tmp_pa
         (7, "field 'sent' is 7 (int); it must be dict"),
         ({"tools": "search"}, "in 'sent': field 'tools' is 'search' (str); it must be list"),
         ({"tools": [1]}, "in 'sent': field 'tools' must hold strings"),
-        ({"history": -1}, "in 'sent': field 'history' must be an integer from 0"),
+        ({"history": -1}, "in 'sent': field 'history' is -1 (int); it must be an integer from 0"),
         ({"marks": {"turn": "1"}}, "in 'sent', in 'marks': field 'turn' is '1' (str)"),
-        ({"marks": {"turn": -1}}, "in 'sent', in 'marks': field 'turn' must be an integer from 0"),
+        (
+            {"marks": {"turn": -1}},
+            "in 'sent', in 'marks': field 'turn' is -1 (int); it must be an integer",
+        ),
     ],
 )
 def test_a_broken_line_is_named(tmp_path, sent, problem):

@@ -1,7 +1,6 @@
 """What LangChain and LlamaIndex applications retrieve, and OpenAI clients send, written down."""
 
 import asyncio
-import signal
 import subprocess
 import sys
 import tomllib
@@ -196,17 +195,6 @@ def test_the_thread_is_the_conversation(tmp_path):
     ]
 
 
-def test_everything_is_recorded_until_it_ends(tmp_path):
-    with TraceRecorder(tmp_path) as recorder:
-        with recording_langchain(recorder):
-            assert len(Fixed().batch(["one", "two"])) == 2
-        Fixed().invoke("three")
-    assert sorted(asked(recorded(tmp_path)[1])) == [
-        ("one", ["r", "g", "b"]),
-        ("two", ["r", "g", "b"]),
-    ]
-
-
 class Store(VectorStore):
     """A vector store whose searches call each other, as those of databases do."""
 
@@ -314,18 +302,21 @@ def test_what_the_synthesizer_is_given_counts(tmp_path):
     ]
 
 
+def chat_engine():
+    memory = Memory.from_defaults(chat_store=ListChatStore())
+    return CondensePlusContextChatEngine.from_defaults(
+        LetterRetriever(), llm=MockLLM(), memory=memory
+    )
+
+
 def test_chats_and_bare_retrievals_count_too(tmp_path):
     with TraceRecorder(tmp_path) as recorder:
         retriever = LetterRetriever()
         with recording_llamaindex(recorder) as handler:
             retriever.retrieve("ab")
             asyncio.run(retriever.aretrieve("bc"))
-            memory = Memory.from_defaults(chat_store=ListChatStore())
-            chat = CondensePlusContextChatEngine.from_defaults(
-                retriever, llm=MockLLM(), memory=memory
-            )
             with ctxreuse.request_context(conversation_id="c"):
-                chat.chat("cd")
+                chat_engine().chat("cd")
         retriever.retrieve("ef")
     _, trace = recorded(tmp_path)
     assert [(one.query, one.conversation_id) for one in trace] == [
@@ -358,13 +349,6 @@ def test_what_a_run_retrieves_is_recorded_before_the_prompts_that_show_it(tmp_pa
     assert asked(trace) == [("ab", ["id-a", "id-b"]), ("cd", ["id-c", "id-d"])]
     told = [(one.after, one.retrieved) for one in read_prompts(tmp_path / "trace.jsonl", corpus)]
     assert told == [(1, (1,)), (2, (1, 2)), (2, (1, 2))]
-
-
-def chat_engine(**options):
-    memory = Memory.from_defaults(chat_store=ListChatStore())
-    return CondensePlusContextChatEngine.from_defaults(
-        LetterRetriever(), llm=MockLLM(), memory=memory, **options
-    )
 
 
 def test_each_chat_engine_has_conversations_of_its_own(tmp_path):
@@ -490,68 +474,6 @@ def test_a_program_that_retrieves_nothing_leaves_no_recording(tmp_path: Path):
         remedy = "what its child processes do is not seen, so have it run one worker; --source"
         assert (crash if code == 1 else remedy) in done.stderr
         assert list((tmp_path / "out").iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("retrieves", [True, False])
-def test_a_program_may_change_its_folder(tmp_path: Path, retrieves: bool):
-    away = "import os\nos.makedirs('away')\nos.chdir('away')\n"
-    (tmp_path / "app.py").write_text(away + (PROGRAM if retrieves else ""))
-    done = record(tmp_path, "app.py", "why")
-    assert done.returncode == (3 if retrieves else 2)
-    assert ("recorded in out: 1 request with 1 block" in done.stderr) == retrieves
-    written = {one.name for one in (tmp_path / "out").iterdir()}
-    assert written == ({"corpus.jsonl", "trace.jsonl"} if retrieves else set())
-    assert list((tmp_path / "away").iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("emptied", ["sys.argv.clear()", "sys.argv = []"])
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_program_may_take_its_arguments_away(tmp_path: Path, emptied: str, code: int):
-    program = f"{PROGRAM.replace('sys.exit(3)', emptied)}\nsys.exit({code})"
-    (tmp_path / "app.py").write_text(program)
-    done = record(tmp_path, "app.py", "why")
-    assert (done.returncode, done.stdout) == (code, "red apples\n")
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", [[], ["--module"]])
-def test_a_crash_is_shown_as_python_shows_it(tmp_path: Path, module: list[str]):
-    program = f"{PROGRAM.replace('sys.exit(3)', '')}\ndef check():\n    raise ValueError('no')\n"
-    (tmp_path / "app.py").write_text(f"{program}\ntry:\n    1 / 0\nexcept Exception:\n    check()")
-    alone = subprocess.run(
-        [sys.executable, *(["-m", "app"] if module else [str(tmp_path / "app.py")])],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    for questions, said in (([], "ended with ValueError before it"), (["why"], "recorded in out")):
-        done = record(tmp_path, *module, "app" if module else str(tmp_path / "app.py"), *questions)
-        assert done.returncode == 1
-        assert said in done.stderr
-        first = alone.stderr.splitlines()[0]
-        shown = done.stderr[done.stderr.index(first) :].splitlines()
-        frames = [line for line in alone.stderr.splitlines() if "<frozen runpy>" not in line]
-        assert [line for line in shown if line.startswith("  File")] == [
-            line for line in frames if line.startswith("  File")
-        ]
-        assert shown[-1] == "ValueError: no"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("questions", [[], ["why"]])
-def test_a_recording_that_sigterm_ends_is_whole_if_it_is_any(tmp_path: Path, questions: list[str]):
-    killed = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)"
-    (tmp_path / "app.py").write_text(PROGRAM.replace("sys.exit(3)", killed))
-    assert record(tmp_path, "app.py", *questions).returncode == -signal.SIGTERM
-    if questions:
-        assert len(recorded(tmp_path / "out")[1]) == 1
-    else:
-        (tmp_path / "app.py").write_text(PROGRAM)
-        assert record(tmp_path, "app.py", "why").returncode == 3
 
 
 @pytest.mark.slow

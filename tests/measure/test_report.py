@@ -16,10 +16,10 @@ from test_estimate import replay
 from ctxreuse import ContextBlock
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.html_page import HtmlPage
-from ctxreuse.measure.replay.estimate import TraceSummary, estimate, shown
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE
-from ctxreuse.measure.report import page, write_pictures, write_report
-from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.replay.simulate import TraceSummary, estimate, shown
+from ctxreuse.measure.report import page, write_report
+from ctxreuse.measure.report.report_page import charts
 from ctxreuse.measure.results.results import results_of
 from ctxreuse.measure.results.verdict import verdict
 from ctxreuse.measure.traces.trace_files import TraceRequest
@@ -208,12 +208,6 @@ def test_a_page_says_what_to_install_for_it(monkeypatch):
     shown = HtmlPage("ctxreuse", "one.html.j2", feature="a picture", extra="agents")
     with pytest.raises(MissingExtraError, match=r"a picture .*\[agents\]'"):
         shown.render()
-
-
-def test_pictures_are_written(measured, tmp_path):
-    paths = write_pictures(measured, tmp_path / "pictures")
-    assert len(paths) == len(CHARTS)
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
 @pytest.mark.slow

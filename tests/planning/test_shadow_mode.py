@@ -20,8 +20,7 @@ from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, cache_profile
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE
-from ctxreuse.measure.replay.run_result import Run
-from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.measure.replay.simulate import Replay, Run
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
 strategies = st.sampled_from(STRATEGIES)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.context.blocks import BlockId
-from ctxreuse.measure.replay.plan_trace import plan_under
+from ctxreuse.measure.replay.plan_file import plan_under
 from ctxreuse.measure.replay.policies import MeasuredPolicy
 
 STRATEGIES = ("reuse", "paper", "none")

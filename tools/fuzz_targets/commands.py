@@ -23,11 +23,10 @@ from ctxreuse.cli.recorded_program import ProgramEnd
 from ctxreuse.cli.terminal import show
 from ctxreuse.errors import CtxreuseError, InvalidRequestError
 from ctxreuse.measure.demo import demo_run
-from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import TreeNode
-from ctxreuse.measure.replay.run_result import RunResult
+from ctxreuse.measure.replay.simulate import RunResult, TraceSummary
 from ctxreuse.measure.report import page
-from ctxreuse.measure.report.charts import charts
+from ctxreuse.measure.report.report_page import charts
 from ctxreuse.measure.results.results import Miss, Results
 from ctxreuse.measure.results.tables import estimate_output, tables
 from ctxreuse.measure.traces.trace_files import TraceRequest, read_corpus, read_trace

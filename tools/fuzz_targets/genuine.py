@@ -47,8 +47,7 @@ from ctxreuse.context.blocks import BlockId
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.context.reported_usage import ReportedMiss, reported_miss
 from ctxreuse.measure.replay.policies import OURS_ONLINE
-from ctxreuse.measure.replay.run_result import Run, RunResult
-from ctxreuse.measure.replay.simulate import Replay
+from ctxreuse.measure.replay.simulate import Replay, Run, RunResult
 from ctxreuse.measure.results.measured_savings import EstimateConfig
 from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.traces.recording import PromptRecorder, TraceRecorder

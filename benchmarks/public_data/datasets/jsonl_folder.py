@@ -125,14 +125,14 @@ def _scope(line: JsonLine) -> str:
 
 
 def _tokens(line: JsonLine) -> int | None:
-    tokens: int | None = line.count("tokens", None)
+    tokens: int | None = line.natural("tokens", None)
     if tokens is not None and tokens < 0:
         line.fail(f"field 'tokens' is {describe(tokens)}; it must be an integer from 0")
     return tokens
 
 
 def _turn(line: JsonLine) -> int:
-    turn: int = line.count("turn", 0)
+    turn: int = line.natural("turn", 0)
     if turn < 0:
         line.fail(f"field 'turn' is {describe(turn)}; turns count from 0")
     return turn

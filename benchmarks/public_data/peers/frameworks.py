@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.measure.replay.policies import MeasuredPolicy
-from ctxreuse.measure.replay.run_result import Run
+from ctxreuse.measure.replay.simulate import Run
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
 Order: TypeAlias = Callable[[Sequence[ContextBlock]], list[ContextBlock]]

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.measure.replay.policies import MeasuredPolicy
-from ctxreuse.measure.replay.run_result import Run
+from ctxreuse.measure.replay.simulate import Run
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan

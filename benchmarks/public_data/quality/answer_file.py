@@ -109,8 +109,8 @@ class AnswerFile:
 def _read(line: JsonLine) -> KeptAnswer:
     return KeptAnswer(
         text=line.get("text", (str,)),
-        prompt_tokens=line.count("prompt_tokens", None),
-        cached_tokens=line.count("cached_tokens", None),
+        prompt_tokens=line.natural("prompt_tokens", None),
+        cached_tokens=line.natural("cached_tokens", None),
         seconds=_seconds(line),
         is_cut_off=line.get("is_cut_off", (bool,), None),
     )

@@ -12,7 +12,7 @@ from typing import Any
 import ctxreuse
 from ctxreuse.context.files import write_text
 from ctxreuse.measure.results.tables import Interval, bootstrap_interval
-from ctxreuse.measure.table import Bad, Good, Shown, Table
+from ctxreuse.measure.table import Shown, Table
 from public_data.quality.question_sets import QuestionId
 from public_data.quality.scoring import (
     answer_contained,
@@ -277,12 +277,7 @@ def _token_cells(
 def _change_cell(interval: Interval | None) -> str:
     if interval is None:
         return ""
-    text = f"{interval.mean:+.3f}\n[{interval.low:+.3f}, {interval.high:+.3f}]"
-    if interval.high < 0:
-        return Bad(text)
-    if interval.low > 0:
-        return Good(text)
-    return text
+    return f"{interval.mean:+.3f}\n[{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
 def _odd_answers(result: SetResult) -> Iterator[str]:

@@ -9,7 +9,7 @@ from random import Random
 from typing import TypeAlias
 
 from ctxreuse.errors import InputFileError, InvalidRequestError, describe
-from ctxreuse.measure.demo.corpus import python_reference_blocks
+from ctxreuse.measure.demo.demo_run import python_reference_blocks
 from ctxreuse.measure.replay.simulate import Progress, no_progress
 from ctxreuse.measure.traces.json_lines import read_lines
 from ctxreuse.measure.traces.trace_files import (
@@ -193,7 +193,7 @@ _EMBEDDED_K = 5
 
 def _python_reference() -> QuestionSet:
     """Return questions about the Python reference that every Python carries."""
-    passages = tuple(Passage(one.id, one.text) for one in python_reference_blocks())
+    passages = tuple(Passage(str(one.id), one.text) for one in python_reference_blocks())
     questions = tuple(_read_questions())
     dataset = Dataset(EMBEDDED, passages, questions)
     found = retrieve(dataset, "bm25", _EMBEDDED_K, lambda: None)

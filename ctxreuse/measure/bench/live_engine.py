@@ -19,10 +19,8 @@ from uuid import uuid4
 
 from ctxreuse.cache import CacheUsage
 from ctxreuse.errors import EngineError, InvalidRequestError, shown_url
-from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import by_conversation, replayed
-from ctxreuse.measure.replay.run_result import Run, RunResult
-from ctxreuse.measure.replay.simulate import net_of_primes
+from ctxreuse.measure.replay.plan_file import PlannedRequest, by_conversation, replayed
+from ctxreuse.measure.replay.simulate import Run, RunResult, net_of_primes
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
@@ -33,8 +31,7 @@ TOO_LONG = "longer than the model's context"
 
 _A_TURN = 4  # requests of a run, for each conversation at a time
 
-_WARM_UP = [{"role": "user", "content": "Hello. " * 100}]
-"""Longer than a block of any engine's cache."""
+_WARM_UP = [{"role": "user", "content": "Hello. " * 100}]  # longer than a block of any cache
 
 
 @dataclass(slots=True)
@@ -47,10 +44,9 @@ class LiveEngine:
     answer_tokens: int
     advance: Callable[[], object]  # called twice a request and run
     cache: CacheRules = DEFAULT_CACHE
-    client: EngineClient = field(init=False)
-    """One for all runs, because it learns whether the server tells of 0 cached tokens."""
+    client: EngineClient = field(init=False)  # learns whether the server tells of 0 cached tokens
+    # the longest prompt with its answer; None if the server does not say how long prompts are
     context_tokens: int | None = field(init=False, default=None)
-    """The longest prompt with its answer; None if the server does not say how long prompts are."""
     _runner: asyncio.Runner = field(init=False, default_factory=asyncio.Runner)
 
     def __post_init__(self) -> None:
@@ -102,18 +98,15 @@ class LiveEngine:
 
 @dataclass(slots=True)
 class _Sending:
-    """Sends a run's requests, and collects what the engine says of them."""
-
     engine: LiveEngine
     run: Run
     planner: ReusePlanner
+    # as many as are asked at a time; each sends some requests a step, by conversation
     lines: list[AsyncIterator[bool]] = field(init=False)
-    """As many as are asked at a time; each sends some requests a step, by conversation."""
     salt: str = field(default_factory=lambda: uuid4().hex)
-    sent: int = 0
     planning_s: float = 0.0
+    # with usage, seconds to the first token, and answer
     answered: list[tuple[PlannedRequest, CacheUsage, float, str]] = field(default_factory=list)
-    """Each with its usage, the seconds to its first token, and its answer."""
     failures: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -126,9 +119,6 @@ class _Sending:
         """Send some requests, and plan the next ones; return whether there are any."""
         goes_on = await asyncio.gather(*(anext(one, False) for one in self.lines))
         self.lines = list(compress(self.lines, goes_on))
-        if not self.lines:
-            for _ in range(2 * (len(self.run.trace) - self.sent)):
-                self.engine.advance()
         return bool(self.lines)
 
     async def _send(self, waiting: Iterator[Sequence[TraceRequest]]) -> AsyncIterator[bool]:
@@ -143,14 +133,12 @@ class _Sending:
                 if step is None:
                     break
                 step.answer = await self._answer(step.planned, step.plan)
-                self.sent += 1
                 self.engine.advance()
                 self.engine.advance()
                 if not next(sent) % _A_TURN:
                     yield True
 
     def result(self) -> RunResult:
-        """Return what was measured."""
         columns = zip(*self.answered, strict=True) if self.answered else ((),) * 4
         planned, usages, first_token_s, answers = columns
         return RunResult.of_run(
@@ -169,7 +157,6 @@ class _Sending:
         )
 
     async def _answer(self, planned: PlannedRequest, plan: Plan) -> str | None:
-        """Return the model's answer; None if there is none."""
         client, longest = self.engine.client, self.engine.context_tokens
         most = self.engine.answer_tokens
         try:

@@ -1,38 +1,41 @@
-"""`ctxreuse demo`: the same questions in every order, through the prefix-cache simulator."""
+"""`ctxreuse demo`: the same questions in every order, through the prefix-cache simulator.
+
+CPython carries the language reference as plain strings, so nothing is downloaded. The questions are
+written for the demo: several users ask about each theme, and conversations overlap.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from shlex import quote
 
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.files import make_folder
-from ctxreuse.measure.demo.corpus import QUESTIONS, python_reference_blocks, retrieve
-from ctxreuse.measure.replay.estimate import TraceSummary, estimate
-from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.policies import AS_SENT, OURS_ONLINE, tried_policies
-from ctxreuse.measure.replay.run_result import RunResult
-from ctxreuse.measure.replay.simulate import Progress, Replay, no_progress
-from ctxreuse.measure.report.charts import charts
+from ctxreuse.errors import MissingExtraError
+from ctxreuse.measure.replay.policies import tried_policies
+from ctxreuse.measure.replay.simulate import Progress, Replay, TraceSummary, estimate, no_progress
+from ctxreuse.measure.report.report_page import charts
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results import results_of
 from ctxreuse.measure.results.tables import estimate_output
-from ctxreuse.measure.table import Good, Shown, Table
+from ctxreuse.measure.table import Shown
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, profile_spec
 from ctxreuse.serving.emulation.batching_engine import COMMON_RATES
 from ctxreuse.serving.emulation.word_tokenizer import WordTokenizer
+from ctxreuse.workflow.models.embedders import WordLlamaEmbedder
 
 BLOCKS_PER_QUESTION = 10
 SMALL_CACHE_TOKENS = 20_000
-SYSTEM = "You answer questions about the Python language from the documents given."
+_MIN_CHARACTERS = 80
+_PARAGRAPH = re.compile(r"^.*\S.*(?:\n.*\S.*)*", re.MULTILINE)
+_LINE = re.compile(r"^.*\S.*", re.MULTILINE)
 
-_NEXT_STEP = (
-    "see what your own program would save: `ctxreuse record -o recording app.py`, then "
-    "`ctxreuse estimate recording{}`."
-)
+_Span = tuple[int, int]
 
 
 def run_demo(
@@ -61,81 +64,103 @@ def run_demo(
         cache=cache,
     )
     asked = f" --cache {quote(profile_spec(cache))}" if cache.lives else ""
-    yield from estimate_output(results, _NEXT_STEP.format(asked))
+    yield from estimate_output(
+        results,
+        "see what your own program would save: `ctxreuse record -o recording app.py`, then "
+        f"`ctxreuse estimate recording{asked}`.",
+    )
     if not cache.lives:
         yield (
             "tokens to compute: of whole prompts (system text, documents, questions, history)\n"
             "hit ratio: prompt tokens served from the cache / prompt tokens"
         )
-    yield from _example(corpus, runs)
-    if cache.lives:
-        return
-    plot = output / "computed_tokens.png"
-    charts(results)[0].write(plot)
-    yield f"\nplot: {plot}"
+        plot = output / "computed_tokens.png"
+        charts(results)[0].write(plot)
+        yield f"\nplot: {plot}"
 
 
 def _retrieve_all() -> tuple[Corpus, list[TraceRequest]]:
-    tokenizer = WordTokenizer()
+    tokenizer, asked = WordTokenizer(), QUESTIONS
     blocks = [
-        ContextBlock(id=block.id, text=block.text, tokens=len(tokenizer.encode(block.text).ids))
+        replace(block, tokens=len(tokenizer.encode(block.text).ids))
         for block in python_reference_blocks()
     ]
-    texts, queries = ([one.text for one in some] for some in (blocks, QUESTIONS))
+    texts, queries = [one.text for one in blocks], [one.query for one in asked]
     found = retrieve(texts, queries, BLOCKS_PER_QUESTION)
     trace = [
-        TraceRequest(
-            request_id=f"question-{number}",
-            query=question.text,
-            blocks=tuple(blocks[position] for position in positions),
-            conversation_id=question.conversation,
-            turn=question.turn,
-            system=SYSTEM,
-        )
-        for number, (question, positions) in enumerate(zip(QUESTIONS, found, strict=True), start=1)
+        replace(one, blocks=tuple(blocks[position] for position in positions))
+        for one, positions in zip(asked, found, strict=True)
     ]
     return {block.id: block for block in blocks}, trace
 
 
-def _example(corpus: Corpus, runs: Sequence[RunResult]) -> Iterator[Shown]:
-    """Yield one request as retrieved and as planned online: the one that gains most."""
-    retrieved, planned = (
-        next(run for run in runs if run.policy == policy.name) for policy in (AS_SENT, OURS_ONLINE)
-    )
-    gains = [
-        ours - theirs if plan.order_annotation else -1
-        for theirs, ours, plan in zip(
-            retrieved.cached_tokens, planned.cached_tokens, planned.planned, strict=True
+def python_reference_blocks(max_characters: int = 1200) -> list[ContextBlock]:
+    """Split the Python language reference into blocks of whole paragraphs, named `topic#number`."""
+    # Imported here because the module is half a megabyte that only this demo needs.
+    from pydoc_data.topics import topics
+
+    blocks: dict[str, ContextBlock] = {}
+    for topic in sorted(topics):
+        whole = topics[topic]
+        pieces = _pieces(whole, max_characters)
+        spans = _joined(pieces, lambda one, other: other[1] - one[0] <= max_characters)
+        spans = _joined(spans, lambda *two: min(b - a for a, b in two) < _MIN_CHARACTERS)
+        for ordinal, (start, end) in enumerate(spans):
+            text = whole[start:end]
+            blocks.setdefault(text, ContextBlock(id=f"{topic}#{ordinal}", text=text))
+    return list(blocks.values())
+
+
+def _pieces(text: str, max_characters: int) -> Iterator[_Span]:
+    """Yield the span of each paragraph, or spans of whole lines where one is too long."""
+    for paragraph in _PARAGRAPH.finditer(text):
+        start, end = paragraph.span()
+        if end - start <= max_characters:
+            yield start, end
+        else:
+            lines = (line.span() for line in _LINE.finditer(text, start, end))
+            yield from _joined(lines, lambda one, other: other[1] - one[0] <= max_characters)
+
+
+def _joined(spans: Iterable[_Span], belong: Callable[[_Span, _Span], bool]) -> list[_Span]:
+    """Join neighbouring spans that belong together, first to last."""
+    joined: list[_Span] = []
+    for span in spans:
+        if joined and belong(joined[-1], span):
+            span = (joined.pop()[0], span[1])
+        joined.append(span)
+    return joined
+
+
+def _questions() -> Iterator[TraceRequest]:
+    """Yield every question in arrival order, each behind its label in a file; without blocks."""
+    log = resources.files("ctxreuse.measure.demo").joinpath("questions.txt")
+    entries = re.split(r"\n(?=\S)", log.read_text(encoding="utf-8").strip())
+    for number, entry in enumerate(entries, start=1):
+        label, text = entry.split(maxsplit=1)
+        conversation, _, turn = label.partition("/")
+        yield TraceRequest(
+            request_id=f"question-{number}",
+            query=" ".join(text.split()),
+            blocks=(),
+            conversation_id=conversation if turn else None,
+            turn=int(turn or 0),
+            system="You answer questions about the Python language from the documents given.",
         )
-    ]
-    position = gains.index(max(gains))
-    before, after = retrieved.planned[position], planned.planned[position]
-    yield f"\nOne request before and after: “{after.query}”\n"
-    cached_before, cached_after = (_cached_blocks(plan, corpus) for plan in (before, after))
-    yield Table(
-        "",
-        tuple(
-            f"{run.policy}\n{run.cached_tokens[position]:,} of "
-            f"{run.prompt_tokens[position]:,} tokens cached"
-            for run in (retrieved, planned)
-        ),
-        tuple(
-            (
-                _marked(f"{old}", rank < cached_before),
-                _marked(f"{new}  (was {before.blocks.index(new) + 1})", rank < cached_after),
-            )
-            for rank, (old, new) in enumerate(zip(before.blocks, after.blocks, strict=True))
-        ),
-        is_text=True,
-    )
-    yield f"● served from the prefix cache\nannotation: {after.order_annotation}"
 
 
-def _cached_blocks(plan: PlannedRequest, corpus: Corpus) -> int:
-    """Return how many of the first blocks an earlier prompt had in front in the same order."""
-    tokens = accumulate(corpus[block_id].tokens or 0 for block_id in plan.blocks)
-    return sum(total <= (plan.expected_cached_tokens or 0) for total in tokens)
+QUESTIONS = tuple(_questions())
 
 
-def _marked(text: str, cached: bool) -> str:
-    return Good(f"● {text}") if cached else f"○ {text}"
+def retrieve(texts: Sequence[str], queries: Sequence[str], k: int) -> list[list[int]]:
+    """Return for each query the positions of the k nearest texts, best first."""
+    try:
+        import faiss
+
+        embedder = WordLlamaEmbedder()
+    except ImportError as error:
+        raise MissingExtraError("the demo's retrieval", "demo") from error
+    index = faiss.IndexFlatIP(embedder.dimension)
+    index.add(embedder.embed(texts))
+    found: list[list[int]] = index.search(embedder.embed(queries), k)[1].tolist()
+    return found

@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ctxreuse.measure.doctor.findings import Finding, Verdict
-from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import DEFAULT_TOKENS, MOST_TOKENS, NOT_ASKED, EngineReadings
+from ctxreuse.measure.doctor.probe import (
+    DEFAULT_TOKENS,
+    MOST_TOKENS,
+    NOT_ASKED,
+    EngineReadings,
+    LogWatch,
+)
 
 _OK, _PROBLEM, _UNKNOWN = Verdict.OK, Verdict.PROBLEM, Verdict.UNKNOWN
 
@@ -65,18 +70,14 @@ def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
 
 
 def _remedy_for(readings: EngineReadings) -> str:
-    status = readings.status
     if readings.is_unreachable:
         return "start it, or check --base-url: its host, its port, /v1"
-    if status in (401, 403):
-        return "give its key: OPENAI_API_KEY=... ctxreuse doctor ..."
-    if status in (400, 404):
-        return "name its address with /v1, and a model that it has: --base-url, --model"
-    if status == 429:
-        return "run this again when it has less to do"
-    if status is None:
-        return "start it, check --base-url and --model, or give it longer: --timeout 120"
-    return "look into the engine's log"
+    key = "give its key: OPENAI_API_KEY=... ctxreuse doctor ..."
+    address = "name its address with /v1, and a model that it has: --base-url, --model"
+    busy = "run this again when it has less to do"
+    slow = "start it, check --base-url and --model, or give it longer: --timeout 120"
+    remedies = {401: key, 403: key, 400: address, 404: address, 429: busy, None: slow}
+    return remedies.get(readings.status, "look into the engine's log")
 
 
 def metrics_finding(readings: EngineReadings, is_asked_for: bool) -> Finding:
@@ -243,7 +244,6 @@ def _common_half(readings: EngineReadings) -> Finding:
 
 
 def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
-    """Return what to do where no common beginning is read."""
     block = readings.metrics.block_size
     if block is not None and block > common:
         return (
@@ -261,7 +261,6 @@ def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
 
 
 def _for_states(readings: EngineReadings) -> str:
-    """Return what to do where a common beginning is read from its third sight on."""
     block = readings.metrics.block_size
     size = "" if block is None else f",block_tokens={block}"
     remedy = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.doctor.engine_findings import (
@@ -13,8 +12,7 @@ from ctxreuse.measure.doctor.engine_findings import (
     processes_finding,
 )
 from ctxreuse.measure.doctor.findings import Finding, Verdict
-from ctxreuse.measure.doctor.log_watch import LogWatch
-from ctxreuse.measure.doctor.probe import DoctorConfig, probe
+from ctxreuse.measure.doctor.probe import DoctorConfig, LogWatch, probe
 from ctxreuse.measure.traces.changing_documents import (
     IN_TEXTS,
     UNKNOWN,
@@ -45,8 +43,6 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
     if config.base_url is not None or config.metrics_url is not None:
         findings.append(metrics_finding(readings, is_asked_for=config.metrics_url is not None))
     findings.append(processes_finding(readings, log, config.workers))
-    if readings.error is not None and not readings.sent:
-        findings = [replace(one, is_open=one.verdict is Verdict.UNKNOWN) for one in findings]
     return findings + recorded
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -29,23 +29,14 @@ class Finding:
     found: str
     remedy: str = ""
     figures: Mapping[str, Figure] = field(default_factory=dict)
-    is_open: bool = False  # until an engine answers
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield what a terminal shows of all checks: those that lack the same in one line."""
+    """Yield what a terminal shows of all checks."""
     for one in findings:
-        if not one.is_open:
-            yield f"{one.verdict:<9}  {one.check}: {printable(one.found)}"
-            if one.remedy:
-                yield f"{_INDENT}{printable(one.remedy)}"
-    if need := _need(findings):
-        yield f"{Verdict.UNKNOWN:<9}  {need}"
-
-
-def _need(findings: Sequence[Finding]) -> str:
-    number = sum(one.is_open for one in findings)
-    return f"{number} checks need an engine that answers" if number else ""
+        yield f"{one.verdict:<9}  {one.check}: {printable(one.found)}"
+        if one.remedy:
+            yield f"{_INDENT}{printable(one.remedy)}"
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
@@ -57,9 +48,8 @@ def verdict(findings: Sequence[Finding]) -> str:
     """Return what all checks come to, in one sentence, and what to do first."""
     problems = [one for one in findings if one.verdict is Verdict.PROBLEM]
     unknown = [one for one in findings if one.verdict is Verdict.UNKNOWN]
-    names = ", ".join(one.check for one in unknown if not one.is_open)
+    names = ", ".join(one.check for one in unknown)
     open_ = f"; not known from outside: {names}" if names else ""
-    open_ += f"; {need}" if (need := _need(findings)) else ""
     checks = counted(len(findings), "check")
     if problems or len(unknown) == len(findings):
         words = f"No verdict, since {checks} found nothing to judge"
@@ -76,16 +66,7 @@ def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "verdict": verdict(findings),
         "healthy": is_healthy(findings),
-        "checks": [
-            {
-                "check": one.check,
-                "verdict": str(one.verdict),
-                "found": one.found,
-                "remedy": one.remedy or None,
-                "figures": dict(one.figures),
-            }
-            for one in findings
-        ],
+        "checks": [{**asdict(one), "remedy": one.remedy or None} for one in findings],
     }
 
 

@@ -1,15 +1,19 @@
 """Asks an engine: a made-up prompt twice, one that shares its first half, and the first again.
 
-Where the half was not found, another one asks whether it is from its third sight on.
+Where the half was not found, another one asks whether it is from its third sight on. Who writes to
+a shared log is read meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -17,12 +21,86 @@ from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.cache.simulator import CacheUsage
 from ctxreuse.context.checks import checked_number
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.errors import EngineError, InvalidRequestError
-from ctxreuse.measure.doctor.log_watch import LogWatch
+from ctxreuse.errors import CtxreuseError, EngineError, InputFileError, InvalidRequestError
 from ctxreuse.measure.options import BESIDE_TRACE, option
 from ctxreuse.serving.client.connection import SEE_CAUSE, EngineConnection, connection_fault
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.pool.engine_pool import host_of
+from ctxreuse.sharing import SharedLog, SQLiteLog
+from ctxreuse.sharing.entries import UnreadableEntryError, decode
+from ctxreuse.sharing.redis_log import DEFAULT_STREAM, FIELD_MARK, RedisLog, is_redis_url
+
+_LATEST = 2_000
+_READ_AT_ONCE = 5_000
+
+
+class LogWatch:
+    """Reads a shared log before and after a while; what cannot be read is said in `error`."""
+
+    def __init__(self, log: str, stream: str | None = None, timeout_s: float = 5.0) -> None:
+        self.is_in_redis = is_redis_url(log)
+        if stream is not None and not self.is_in_redis:
+            raise InvalidRequestError(
+                "--stream names a stream of a server; leave it out, because the log is a file"
+            )
+        self._path = Path(log)
+        self._stream = _Stream(log, stream, timeout_s) if self.is_in_redis else None
+        self.entries = self.writers = self.appended = self.unreadable = self.secrets = 0
+        self.error: str | None = None
+        self._position = ""
+        self._latest: deque[bytes] = deque(maxlen=_LATEST)
+
+    def end(self) -> None:
+        """Read what has come since."""
+        self.appended = self.read()
+        writers = list[bytes]()
+        for one in self._latest:
+            with suppress(UnreadableEntryError):
+                writers.append(decode(one)[0])
+        self.writers = len(set(writers))
+        self.unreadable = len(self._latest) - len(writers)
+        if self._stream is not None:
+            self.secrets = len(set(self._stream.fields) - {b""})
+            if not self.entries and self.error is None:
+                self.error = f"{self._stream!r} holds no entries: no process has written to it"
+
+    def read(self) -> int:
+        """Read on; return how many entries there were."""
+        before, path = self.entries, self._path
+        log: SharedLog | None = self._stream
+        try:
+            if log is None:
+                if not (path.is_file() and path.with_name(f"{path.name}.key").is_file()):
+                    raise InputFileError(
+                        f"{path}: there is no such log, or not its key: no process has opened it"
+                    )
+                log = SQLiteLog(path)
+            more = True
+            while more:
+                read = log.read(self._position, _READ_AT_ONCE)
+                self._position = read.position
+                self._latest.extend(read.entries)
+                self.entries += len(read.entries)
+                more = len(read.entries) == _READ_AT_ONCE
+        except (sqlite3.Error, OSError, CtxreuseError) as error:
+            self.error = str(error)
+        return self.entries - before
+
+
+class _Stream(RedisLog):
+    """A stream of which all entries are read, whatever the secret that they were written with."""
+
+    def __init__(self, url: str, stream: str | None, timeout_s: float) -> None:
+        super().__init__(
+            url, secret=secrets.token_bytes(), stream=stream or DEFAULT_STREAM, timeout_s=timeout_s
+        )
+        self.fields: deque[bytes] = deque(maxlen=_LATEST)
+
+    def _entry(self, fields: Mapping[bytes, bytes]) -> bytes:
+        name = next((one for one in fields if one.startswith(FIELD_MARK)), b"")
+        self.fields.append(name)
+        return fields[name] if name else b""
+
 
 MOST_TOKENS = 20_000  # the longest prompt that is sent
 PROMPTS = 4  # how many prompts are sent
@@ -169,7 +247,15 @@ async def probe(
             readings.host = page[0].host
         client: EngineClient | None = None
         if config.base_url is not None:
-            client = await exits.enter_async_context(_client(config, config.base_url))
+            client = EngineClient(
+                config.base_url,
+                config.model,
+                api_key=config.api_key,
+                retries=0,
+                timeout_s=config.timeout_s,
+                max_reply_bytes=_MOST_REPLY_BYTES,
+            )
+            await exits.enter_async_context(client)
             readings.host = host_of(config.base_url)
         asking = _Asking(readings, page, log)
         readings.metrics = await asking.read_metrics()
@@ -187,8 +273,6 @@ async def probe(
 
 @dataclass(slots=True)
 class _Asking:
-    """Fills readings, step by step."""
-
     readings: EngineReadings
     page: tuple[EngineConnection, str] | None  # where metrics are: at a server, and a path
     log: LogWatch | None
@@ -197,7 +281,6 @@ class _Asking:
     async def send_all(
         self, client: EngineClient, config: DoctorConfig, announce: Callable[[str], object]
     ) -> None:
-        """Send the prompts, and be quiet before the last one."""
         readings = self.readings
         window = await _context_window(client, config.model)
         # some of the engine's blocks, but less than its window
@@ -221,7 +304,6 @@ class _Asking:
         readings.later = await self._send(client, one)
 
     async def be_quiet(self, quiet_s: float) -> None:
-        """Send nothing for a while; read what is counted and logged meanwhile."""
         await asyncio.sleep(min(_SETTLE_S, quiet_s))  # the page has our own prompts by then
         before = await self.read_metrics()
         if self.log is not None:
@@ -283,17 +365,6 @@ async def _context_window(client: EngineClient, model: str | None) -> int | None
         if model is None or error.status is None:
             raise
         return None  # a server without this route answers to a model's name all the same
-
-
-def _client(config: DoctorConfig, base_url: str) -> EngineClient:
-    return EngineClient(
-        base_url,
-        config.model,
-        api_key=config.api_key,
-        retries=0,
-        timeout_s=config.timeout_s,
-        max_reply_bytes=_MOST_REPLY_BYTES,
-    )
 
 
 def _page(config: DoctorConfig) -> tuple[EngineConnection, str] | None:

@@ -49,8 +49,7 @@ def explain_plan(
             latest |= dict.fromkeys(beginnings, number)
 
 
-_FRONTS = ("tenant", "model", "key", "tools", "system", "is_labelled")
-"""What stands in front of blocks."""
+_FRONTS = ("tenant", "model", "key", "tools", "system", "is_labelled")  # what is before blocks
 
 
 def _beginnings(prompt: SentEntry) -> Iterator[Hashable]:
@@ -92,11 +91,11 @@ def _sent_prompt(request: PlannedRequest, corpus: Corpus) -> SentEntry:
     )
 
 
-def explanation_json(explanation: Explanation, *, with_reason: bool = False) -> dict[str, Any]:
+def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """Return the explanation of one request as a JSON object."""
     told = asdict(explanation)
     del told["reported"], told["why"]
-    return told | {"reason": explanation.reason} if with_reason else told
+    return told | {"reason": explanation.reason}
 
 
 def block_label(block: ContextBlock, titles: Titles) -> str:
@@ -105,7 +104,7 @@ def block_label(block: ContextBlock, titles: Titles) -> str:
     return well_formed(shortened(words or str(block.id)))
 
 
-REMEDIES = {
+REMEDIES = {  # of what is computed again
     Cause.other_order: "Plan such requests together (plan_batch, or a model's window_s). "
     "One by one, later requests keep the order of the first.",
     Cause.other_labels: "Show labels in all prompts or in none: ReusePlanner(labels=True).",
@@ -134,7 +133,6 @@ REMEDIES = {
     "(ReusePlanner(cache=...)), together what waits together, and send plan.body(); where an "
     "engine keeps states, with primes=True, and send plan.primes.",
 }
-"""What to do about what is computed again, by cause."""
 
 
 TREE_DEPTH = 5  # blocks of a prompt that the prefix tree shows

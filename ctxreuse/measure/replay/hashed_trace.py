@@ -4,9 +4,6 @@ A line is a request, in the order in which they run: `timestamp` (of its arrival
 `input_length` and `output_length` (tokens), `hash_ids` (an integer for each block of 512 tokens of
 the prompt, the last and shorter one included). An id stands for a block and everything before it;
 ids count prefixes by their first appearance. Qin et al., "Mooncake" (FAST 2025).
-
-The format tells all that a prefix cache depends on, and nothing of what was asked, so production
-traces are published in it.
 """
 
 from __future__ import annotations

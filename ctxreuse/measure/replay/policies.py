@@ -65,7 +65,6 @@ PRIMED = (
 )
 TODAY = MeasuredPolicy("as sent today", "none", "online", is_marked=False)
 POLICIES = (AS_SENT, PAPERS_ONLINE, PAPERS_BATCH, OURS_ONLINE, OURS_BATCH)
-"""As it is, as the papers (RAGBoost and ContextPilot) and as this package have it."""
 
 
 def own_policies(named: Sequence[str]) -> tuple[MeasuredPolicy, ...]:

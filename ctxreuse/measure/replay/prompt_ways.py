@@ -158,8 +158,6 @@ def measured_ways(
 
 @dataclass(frozen=True, slots=True)
 class _ReplayedPrompts:
-    """Sends a recording's prompts to a simulated engine."""
-
     seen: Sequence[SeenPrompt]
     named: Mapping[str | int, TraceRequest]
     capacity_tokens: int | None
@@ -169,7 +167,6 @@ class _ReplayedPrompts:
     def cost(
         self, prompts: Iterable[Sequence[PromptPart]], advance: Callable[[], object]
     ) -> CacheUsage:
-        """Return what prompts cost, the recorded tools in front of each."""
         rules, usage = self.new_planner().cache, CacheUsage()
         cache = PrefixCacheSimulator(self.capacity_tokens, rules.step_tokens, states=rules.states)
         for one, parts in zip(self.seen, prompts, strict=True):
@@ -294,7 +291,6 @@ def _movable(text: str, at: Sequence[DocumentPiece], *, is_bare: bool) -> Sequen
 
 
 def _settled(seen: Sequence[SeenPrompt], changing: ChangingDocuments) -> Iterator[RecordedPrompt]:
-    """Yield prompts whose documents are shown without what changes."""
     for prompt, shown, _ in seen:
         texts = [one.text for one in prompt.parts]
         for number, at in shown.items():

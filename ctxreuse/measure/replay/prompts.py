@@ -20,8 +20,7 @@ from ctxreuse.context.rendering import (
 )
 from ctxreuse.context.tokens import estimate_tokens, well_formed
 from ctxreuse.errors import InputFileError, describe
-from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import ANSWER
+from ctxreuse.measure.replay.plan_file import ANSWER, PlannedRequest
 from ctxreuse.measure.traces.trace_files import Corpus, block_tokens
 
 _Prompt = TypeVar("_Prompt")
@@ -191,7 +190,6 @@ def _turn(request: PlannedRequest, corpus: Corpus) -> list[ContentPart]:
 
 
 def _shown(request: PlannedRequest, corpus: Corpus) -> list[TurnPart]:
-    """Return what a turn shows in front of its question."""
     return [
         SentBlock(label, _corpus_block(corpus, block_id, request, has_text=True))
         if annotation is None

@@ -1,30 +1,148 @@
-"""Simulates what a prefix cache would serve of a planned trace."""
+"""Simulates what a prefix cache would serve of a planned trace, and of one under every policy."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
+
+import numpy as np
 
 from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
-from ctxreuse.errors import InputFileError, MissingExtraError, describe
-from ctxreuse.measure.replay.plan_file import PlannedRequest
-from ctxreuse.measure.replay.plan_trace import plan_under
-from ctxreuse.measure.replay.policies import MeasuredPolicy
+from ctxreuse.errors import BatchTooLargeError, InputFileError, MissingExtraError, describe
+from ctxreuse.measure.replay.plan_file import PlannedRequest, plan_under
+from ctxreuse.measure.replay.policies import OURS_ONLINE, POLICIES, MeasuredPolicy, TraceMode
 from ctxreuse.measure.replay.prompts import (
     Tokenizer,
     prime_ends,
     prompt_blocks,
     prompt_pieces,
     prompt_tokens,
+    said_tokens,
 )
-from ctxreuse.measure.replay.run_result import Run, RunBill, RunResult
-from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest
+from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest, block_tokens
+from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.answers import read_of_blocks
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
+
+_BY_REQUEST = ("prompt_tokens", "cached_tokens", "request_ids", "first_token_s", "answers")
+
+POLICIES_PART = "policies"  # of what is measured; benchmarks have others
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A policy that is to be measured on a trace; `RunResult` is what comes out."""
+
+    policy: MeasuredPolicy
+    trace: Sequence[TraceRequest]
+    deduplicate: bool = True
+    capacity_tokens: int | None = None
+    part: str = POLICIES_PART
+    k: int | None = None
+    sessions: int | None = None
+    at_once: int = 1  # conversations that a live engine is asked at a time
+
+    def planner(self, cache: CacheRules = DEFAULT_CACHE) -> ReusePlanner:
+        """Return a planner for an engine or a provider whose cache, of these rules, is empty."""
+        return self.policy.planner(
+            deduplicate=self.deduplicate, capacity_tokens=self.capacity_tokens, cache=cache
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RunBill:
+    """What a hosted cache charges for a run, besides the tokens that it serves."""
+
+    written: Mapping[str, int] = field(default_factory=dict)
+    never_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a policy reached, once through the requests."""
+
+    policy: str
+    strategy: str
+    mode: TraceMode
+    deduplicated: bool
+    capacity_tokens: int | None
+    planning_ms: float
+    prompt_tokens: tuple[int, ...]
+    cached_tokens: tuple[int, ...]
+    part: str = POLICIES_PART
+    k: int | None = None
+    sessions: int | None = None
+    request_ids: tuple[str, ...] = ()
+    first_token_s: tuple[float, ...] = ()
+    answers: tuple[str, ...] = ()
+    failures: int = 0
+    word_tokens: int = 0
+    bill: RunBill | None = None
+    planned: Sequence[PlannedRequest] = field(default=(), compare=False, repr=False)
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+
+    @classmethod
+    def of_run(
+        cls,
+        run: Run,
+        planned: Sequence[PlannedRequest],
+        usages: Sequence[CacheUsage],
+        planning_s: float,
+        **more: Any,
+    ) -> Self:
+        """Return the result of a run."""
+        return cls(
+            policy=run.policy.name,
+            strategy=run.policy.order_name,
+            mode=run.policy.mode,
+            deduplicated=run.deduplicate,
+            capacity_tokens=run.capacity_tokens,
+            planning_ms=round(1e3 * planning_s / max(1, len(planned)), 4),
+            prompt_tokens=tuple(usage.prompt_tokens for usage in usages),
+            cached_tokens=tuple(usage.cached_tokens for usage in usages),
+            part=run.part,
+            k=run.k,
+            sessions=run.sessions,
+            word_tokens=sum(map(said_tokens, planned)),
+            planned=planned,
+            **more,
+        )
+
+    @property
+    def usages(self) -> list[CacheUsage]:
+        """What each request found in the cache."""
+        return list(map(CacheUsage, self.prompt_tokens, self.cached_tokens))
+
+    @property
+    def total(self) -> CacheUsage:
+        """The usage of all requests together."""
+        return CacheUsage(sum(self.prompt_tokens), sum(self.cached_tokens))
+
+    @property
+    def billed(self) -> BilledTokens:
+        """The tokens of all requests together by what is paid for them."""
+        total, written = self.total, self.bill.written if self.bill is not None else {}
+        uncached = total.prefilled_tokens - sum(written.values())
+        return BilledTokens(uncached, total.cached_tokens, written)
+
+    def first_token_percentile_s(self, share: float) -> float:
+        """Return a percentile of an engine's times to the first token, in seconds."""
+        return float(np.percentile(self.first_token_s, share))
+
+    def only(self, request_ids: Set[str]) -> Self:
+        """Return the part of an engine's result that is about some requests."""
+        places = [at for at, one in enumerate(self.request_ids) if one in request_ids]
+        columns = {name: getattr(self, name) for name in _BY_REQUEST}
+        kept: dict[str, Any] = {
+            name: tuple(values[at] for at in places) for name, values in columns.items() if values
+        }
+        return replace(self, **kept)
+
 
 _Item = TypeVar("_Item")
 
@@ -132,7 +250,7 @@ class Replay(NamedTuple):
             return RunResult.of_run(run, planned, usages, planning_s)
         billed, never_read = self.billed(planned, run.policy)
         usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed]
-        bill = RunBill.of(billed, never_read, self.cache)
+        bill = RunBill(sum(billed, BilledTokens()).written, never_read)
         return RunResult.of_run(run, planned, usages, planning_s, bill=bill)
 
     def served(
@@ -190,3 +308,81 @@ Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Callable[[], o
 def no_progress(task: str, steps: int) -> AbstractContextManager[Callable[[], object]]:
     """Show nothing."""
     return nullcontext(lambda: None)
+
+
+_SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
+"""Tokens that the caches of usual engines hold, from a small GPU with a large model upwards."""
+
+_MOST_SIZES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What a trace holds."""
+
+    requests: int
+    conversations: int
+    turns: int
+    blocks: int
+    distinct_tokens: int
+    block_tokens: int
+    repeated_tokens: int
+
+    @classmethod
+    def of(cls, trace: Sequence[TraceRequest]) -> TraceSummary:
+        """Return the summary of a trace."""
+        seen: set[tuple[str, bytes]] = set()
+        distinct: dict[bytes, int] = {}
+        conversations = set()
+        turns = sent = repeated = 0
+        for request in trace:
+            if request.conversation_id is not None:
+                turns += 1
+                conversations.add((request.tenant, request.conversation_id))
+            for key, block in {block.key: block for block in request.blocks}.items():
+                tokens = block_tokens(block)
+                distinct[key] = tokens
+                sent += tokens
+                repeated += tokens * ((request.tenant, key) in seen)
+                seen.add((request.tenant, key))
+        talks, blocks, distinct_tokens = len(conversations), len(distinct), sum(distinct.values())
+        return cls(len(trace), talks, turns, blocks, distinct_tokens, sent, repeated)
+
+    @property
+    def reuse_bound(self) -> float:
+        """Share of the block tokens that had been sent before."""
+        return self.repeated_tokens / self.block_tokens if self.block_tokens else 0.0
+
+    def is_short(self, cache: CacheRules) -> bool:
+        """Return whether blocks have, on average, fewer tokens than a block of a cache."""
+        return self.distinct_tokens < cache.step_tokens * self.blocks
+
+    def cache_sizes(self) -> list[int | None]:
+        """Return cache sizes to try, in tokens: unlimited, and usual ones below `block_tokens`."""
+        less = [size for size in _SIZES if size < self.block_tokens]
+        return [None, *less[-_MOST_SIZES:]]
+
+
+def estimate(
+    replay: Replay, capacities: Sequence[int | None], policies: Sequence[MeasuredPolicy] = POLICIES
+) -> Iterator[RunResult]:
+    """Yield what each policy reaches, with and without de-duplication, with each cache."""
+    for policy in policies:
+        for deduplicate in deduplications(replay.trace) if policy.is_marked else (False,):
+            for capacity in capacities:
+                try:
+                    yield replay.measure(Run(policy, replay.trace, deduplicate, capacity))
+                except BatchTooLargeError:
+                    break
+
+
+def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:
+    """Return whether to de-duplicate: both where there are conversations, else not."""
+    has_turns = any(request.conversation_id is not None for request in trace)
+    return (False, True) if has_turns else (False,)
+
+
+def shown(results: Sequence[RunResult]) -> RunResult:
+    """Return the result whose prompts a report shows: this package's, online, no cache limit."""
+    ours = (one for one in reversed(results) if one.policy == OURS_ONLINE.name)
+    return next(one for one in ours if one.capacity_tokens is None)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple, Self
 
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
-from ctxreuse.measure.replay.run_result import RunBill, RunResult
+from ctxreuse.measure.replay.simulate import RunBill, RunResult
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results import Results
 from ctxreuse.rules.billed_tokens import BilledTokens
@@ -107,11 +107,9 @@ class Bill(NamedTuple):
         """Return what is charged for a run, besides the tokens that are served."""
         return row.run.bill or RunBill()
 
-    def money(self, row: Saving) -> float | None:
-        """Return what a thousand requests cost, with their answers; None without prices."""
-        if self.prices is None:
-            return None
-        return row.a_thousand(self.prices.money(row.after, self.output_tokens or 0))
+    def money(self, row: Saving, prices: Prices) -> float:
+        """Return what a thousand requests cost, with their answers."""
+        return row.a_thousand(prices.money(row.after, self.output_tokens or 0))
 
     @property
     def requests(self) -> int:
@@ -146,13 +144,12 @@ class Bill(NamedTuple):
         """Whether most prompts are shorter than what is kept."""
         return 2 * self.long_enough < self.requests
 
-    def break_even(self) -> Iterator[str]:
-        """Yield in words when writing pays, and from which request on it did."""
-        least, cache = self.least_reads, self.cache
+    @property
+    def break_even(self) -> str:
+        """When writing pays, in words."""
+        least, cache, token = self.least_reads, self.cache, "times an uncached token"
         if cache.write_factor <= 1:
-            times = f"{cache.read_factor:g} times an uncached token"
-            yield f"Reading costs {times}, writing nothing extra."
-            return
+            return f"Reading costs {cache.read_factor:g} {token}, writing nothing extra."
         pays = "it never pays"
         if least is not None:
             reads = int(least + 1e-9) + 1
@@ -160,18 +157,9 @@ class Bill(NamedTuple):
                 f"it pays if a written token is read {least:.2f} times on average; a single mark, "
                 f"if it is read {_TIMES.get(reads, f'{reads} times')}"
             )
-        yield (
-            f"Writing costs {cache.write_factor:g} times an uncached token, reading "
-            f"{cache.read_factor:g}: {pays}."
+        return (
+            f"Writing costs {cache.write_factor:g} {token}, reading {cache.read_factor:g}: {pays}."
         )
-        from_when = [
-            f"{self.name(row)}{', de-duplicated' if row.run.deduplicated else ''}: "
-            + (f"{self.charged(row).pays_from:,}" if self.charged(row).pays_from else "never")
-            for row in self.rows
-            if row.after.written
-        ]
-        if from_when:
-            yield f"Request from which all so far cost less than uncached: {'; '.join(from_when)}."
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -194,8 +182,8 @@ class Bill(NamedTuple):
                     "written_tokens": dict(row.after.written),
                     "never_read_tokens": self.charged(row).never_read,
                     "bill_to_uncached": round(row.to_uncached, 6),
-                    "pays_from_request": self.charged(row).pays_from,
-                    "money_per_1000_requests": self.prices and round(self.money(row) or 0.0, 6),
+                    "money_per_1000_requests": self.prices
+                    and round(self.money(row, self.prices), 6),
                 }
                 for row in self.rows
             ],
@@ -216,15 +204,13 @@ def price_lines(bill: Bill) -> Iterator[str]:
     named = {"input": prices.input, "cached_input": prices.cached_input}
     named |= {f"written_input {life}".rstrip(): prices.written_input[life] for life in bill.lives}
     words = [
-        f"{name} {price:g}{' (derived)' if name in prices.derived else ''}"
+        f"{name} {price:g}{' (from the profile)' if name in prices.derived else ''}"
         for name, price in named.items()
     ]
     words.append("output not said" if prices.output is None else f"output {prices.output:g}")
-    derived = "; derived: not said there, but from the cache profile's factors"
-    derived *= any(name in prices.derived for name in named)
     yield (
         f"Prices of {prices.date} from {prices.source}, in {prices.currency} for a million tokens: "
-        f"{', '.join(words)}{derived}."
+        f"{', '.join(words)}."
     )
     if prices.input:
         read = prices.cached_input / prices.input

@@ -9,10 +9,18 @@ from pathlib import Path
 
 from ctxreuse.context.checks import check_function, checked_kind, checked_list, checked_positive
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, PRICES, option
-from ctxreuse.measure.replay.estimate import TraceSummary, deduplications, estimate, shown
 from ctxreuse.measure.replay.policies import check_own_engine, own_policies, tried_policies
 from ctxreuse.measure.replay.prompt_ways import measured_ways
-from ctxreuse.measure.replay.simulate import Progress, Replay, load_tokenizer, no_progress
+from ctxreuse.measure.replay.simulate import (
+    Progress,
+    Replay,
+    TraceSummary,
+    deduplications,
+    estimate,
+    load_tokenizer,
+    no_progress,
+    shown,
+)
 from ctxreuse.measure.results.prices import Prices, prices_given
 from ctxreuse.measure.results.results import FirstCause, Results, results_of
 from ctxreuse.measure.traces.changing_documents import changing_documents, hides_texts
@@ -158,7 +166,6 @@ def _output_tokens(trace: Sequence[TraceRequest]) -> int | None:
 
 
 def _bill_notes(trace: Sequence[TraceRequest]) -> Iterator[str]:
-    """Yield what a reader of a bill has to know of a trace."""
     timed = sum(one.timestamp_ms is not None for one in trace)
     if not timed:
         yield "No request has a timestamp, so nothing expires."

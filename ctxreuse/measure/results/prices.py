@@ -97,8 +97,7 @@ _PROVIDERS: Final = {
     "deepseek": "deepseek",
 }
 _PRICES: Final = {"input": "input_mtok", "cached_input": "cache_read_mtok", "output": "output_mtok"}
-_WRITTEN: Final = {"1h": "cache_write_1h_mtok"}
-"""Where it has the price of writing for a time to live, if not under `cache_write_mtok`."""
+_WRITTEN: Final = {"1h": "cache_write_1h_mtok"}  # of other times to live: cache_write_mtok
 
 
 def prices_given(given: str | Prices | None, cache: CacheRules) -> Prices | None:

@@ -8,11 +8,10 @@ from typing import Any, Literal, TypeAlias
 
 import ctxreuse
 from ctxreuse.context.tokens import well_formed
-from ctxreuse.measure.replay.estimate import TraceSummary
 from ctxreuse.measure.replay.explain_plan import TreeNode, block_label, explain_plan, sent_tree
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.prompt_ways import PromptWays
-from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
+from ctxreuse.measure.replay.simulate import POLICIES_PART, RunResult, TraceSummary
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.table import shortened
 from ctxreuse.measure.traces.trace_files import Corpus, Titles
@@ -112,29 +111,24 @@ def results_of(
         tree=sent_tree(shown, corpus, titles),
         misses=tuple(_miss(one, questions, corpus, titles) for one in worst),
         version=ctxreuse.__version__,
-        causes=tuple(
-            CauseTotal(cause, len(lost), sum(lost)) for (cause, _), lost in by_cause(explained)
-        ),
+        causes=tuple(by_cause(explained)),
         cache=cache,
         **more,
     )
 
 
-def by_cause(
-    explained: Iterable[Explanation], *, with_reason: bool = False
-) -> list[tuple[tuple[str, str], list[int]]]:
-    """Return causes, maybe with reasons, the dearest first, with what each request lost."""
-    lost: dict[tuple[str, str], list[int]] = {}
+def by_cause(explained: Iterable[Explanation]) -> list[CauseTotal]:
+    """Return causes, the dearest first."""
+    lost: dict[str, list[int]] = {}
     for one in explained:
-        key = one.cause.value, one.reason or "-" if with_reason else ""
-        lost.setdefault(key, []).append(one.lost_tokens)
-    return sorted(lost.items(), key=lambda row: (-sum(row[1]), row[0]))
+        lost.setdefault(one.cause.value, []).append(one.lost_tokens)
+    found = [CauseTotal(cause, len(tokens), sum(tokens)) for cause, tokens in lost.items()]
+    return sorted(found, key=lambda one: (-one.lost_tokens, one.cause))
 
 
 def _miss(
     lost: Explanation, questions: Mapping[str | int, str], corpus: Corpus, titles: Titles
 ) -> Miss:
-    """Return a request that lost something, named as people know it, with its blocks."""
     ids = (lost.block, lost.other_block)
     blocks = (None if one is None else corpus.get(one) for one in ids)
     own, other = ("" if block is None else block_label(block, titles) for block in blocks)

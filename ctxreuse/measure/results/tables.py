@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import exp, log
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctxreuse.measure.replay.estimate import TraceSummary
-from ctxreuse.measure.replay.run_result import RunResult
-from ctxreuse.measure.replay.simulate import SizeResult
+from ctxreuse.measure.replay.simulate import RunResult, SizeResult, TraceSummary
 from ctxreuse.measure.results.bill import Bill, Saving, price_lines
-from ctxreuse.measure.results.results import Results, by_cause
+from ctxreuse.measure.results.results import CauseTotal, Results, by_cause
 from ctxreuse.measure.results.verdict import amount, cache_words, verdict
 from ctxreuse.measure.table import Shown, Table
 from ctxreuse.memory.explanations import Explanation
@@ -81,17 +80,20 @@ def first_token_seconds(run: RunResult) -> dict[str, float]:
     }
 
 
-def explanation_output(
-    explanations: Sequence[Explanation], worst: int, *, with_reason: bool = False
-) -> Iterator[Table]:
+def explanation_output(explanations: Sequence[Explanation], worst: int) -> Iterator[Table]:
     """Yield the causes, and the requests that lost most, as tables."""
-    yield _causes(explanations, with_reason)
-    losers = [one for one in explanations if one.lost_tokens]
-    losers.sort(key=lambda one: -one.lost_tokens)
-    if worst and losers:
+    columns: dict[str, Callable[[CauseTotal], str]] = {
+        "cause": attrgetter("cause"),
+        "requests": lambda one: f"{one.requests:,}",
+        "tokens computed again": lambda one: f"{one.lost_tokens:,}",
+    }
+    rows = by_cause(explanations)
+    yield Table.of("Why requests hit or miss", {"": rows}, columns, is_text=True)
+    losers = sorted(explanations, key=lambda one: -one.lost_tokens)[:worst]
+    if losers := [one for one in losers if one.lost_tokens]:
         yield Table.of(
             "Requests that lost most (`--request ID` says more)",
-            {"": losers[:worst]},
+            {"": losers},
             {
                 "request": lambda one: str(one.request_id),
                 "cause": lambda one: str(one.cause),
@@ -102,19 +104,6 @@ def explanation_output(
             },
             is_text=True,
         )
-
-
-def _causes(explanations: Sequence[Explanation], with_reason: bool) -> Table:
-    columns: dict[str, Callable[[tuple[tuple[str, str], list[int]]], str]] = {
-        "cause": lambda row: row[0][0],
-        "reason": lambda row: row[0][1],
-        "requests": lambda row: f"{len(row[1]):,}",
-        "tokens computed again": lambda row: f"{sum(row[1]):,}",
-    }
-    if not with_reason:
-        del columns["reason"]
-    rows = by_cause(explanations, with_reason=with_reason)
-    return Table.of("Why requests hit or miss", {"": rows}, columns, is_text=True)
 
 
 def size_output(results: Sequence[SizeResult]) -> Iterator[Shown]:
@@ -175,7 +164,7 @@ def bill_table(bill: Bill) -> Table:
         columns["out-\nput"] = lambda _: tokens(bill.output_tokens or 0)
     columns["input\nbill"] = lambda row: f"{row.to_uncached:.3f}"
     if prices is not None:
-        columns[f"{prices.currency} a\n1,000"] = lambda row: amount(bill.money(row) or 0.0)
+        columns[f"{prices.currency} a\n1,000"] = lambda row: amount(bill.money(row, prices))
     plain, shorter = ([row for row in bill.rows if row.run.deduplicated == one] for one in (0, 1))
     title = f"The bill with {profile_spec(bill.cache)}: tokens a request by what is paid for them"
     return Table.of(title, {"": plain, _DEDUPLICATED: shorter}, columns)
@@ -185,7 +174,7 @@ def bill_lines(bill: Bill) -> Iterator[str]:
     """Yield what the numbers of a bill are from, and when writing pays."""
     cache = bill.cache
     yield "Input bill: as a multiple of the prompts as retrieved with nothing cached."
-    yield from bill.break_even()
+    yield bill.break_even
     yield from price_lines(bill)
     yield (
         f"Rules of {cache.name} ({cache.date or 'no date'}, {cache.source or 'no source'}): "
@@ -245,8 +234,8 @@ def engine_table(
     return Table.of(title, groups, columns)
 
 
+# a run, and what it and another one have of the requests that both answered
 _Pair: TypeAlias = tuple[RunResult, RunResult, RunResult]
-"""A run, and what it and another one have of the requests that both answered."""
 
 
 def first_token_ratio(run: RunResult, base: RunResult) -> str:

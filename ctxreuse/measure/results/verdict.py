@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
 from ctxreuse.measure.replay.policies import AS_SENT, OURS_BATCH, OURS_ONLINE, PRIMED
 from ctxreuse.measure.replay.prompt_ways import LEAST_SAVED, PromptWays, Way
-from ctxreuse.measure.replay.run_result import POLICIES_PART, RunResult
+from ctxreuse.measure.replay.simulate import POLICIES_PART, RunResult
 from ctxreuse.measure.results.bill import LEAST_SHARE, Bill, Saving, savings_of
 from ctxreuse.measure.results.results import Results
 from ctxreuse.measure.traces.changing_documents import IN_TEXTS, UNKNOWN
 from ctxreuse.pipeline.context_finder import REMEDIES
-from ctxreuse.planning.plan import Strategy
 from ctxreuse.rules.cache_marks import mark_field
 from ctxreuse.rules.cache_rules import planner_setting, profile_spec
 
@@ -58,8 +57,7 @@ _RENDERED = {
     "llamaindex": "format_context(nodes, text_template=...",
 }
 
-_SMALL_SHARE = 0.05
-"""Of the computed tokens; a smaller saving hardly shows in the time of a request."""
+_SMALL_SHARE = 0.05  # of the computed tokens; less hardly shows in the time of a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +102,10 @@ def _nothing(results: Results, step: str) -> tuple[str, str]:
 
 
 def _first(results: Results, step: str) -> str:
-    """Return what to change, behind what has to be changed first."""
     return "; then ".join([*(one.remedy for one in results.causes_first), step])
 
 
 def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
-    """Return what whole prompts come to, each way of changing the application replayed."""
     best, as_it_is = ways.best, ways.as_it_is.saved(ways.plain)
     framework = ways.framework if ways.framework in _MODEL else "langchain"
     cache = cache_words(results.cache_tokens)
@@ -177,7 +173,7 @@ def _of_order(results: Results) -> SavingsVerdict:
         nothing, step = _nothing(results, step)
         why = f"{nothing} here, because {reason} (one worker, {_cache(results, chosen)})."
         said = _gain(results, chosen) if chosen.is_worth_it else (why, step)
-        also = [*_by_cache(results, chosen, savings), *_also(chosen, together, bill, savings)]
+        also = [*_also(chosen, together, bill)]
     else:
         said = _of_bill(results, bill, chosen)
         also = [*_also_of_bill(bill, chosen, together)]
@@ -185,7 +181,6 @@ def _of_order(results: Results) -> SavingsVerdict:
 
 
 def _figures(results: Results, saving: Saving) -> dict[str, Any]:
-    """Return what is measured of a saving, for programs."""
     rate, prices = results.prefill_tokens_per_s, results.prices
     figures: dict[str, Any] = {
         "policy": saving.run.policy,
@@ -233,7 +228,6 @@ def _best(savings: Sequence[Saving], results: Results) -> Saving | None:
 
 
 def _gain(results: Results, saving: Saving) -> tuple[str, str]:
-    """Return what an engine computes less, and what to do."""
     is_primed = saving.run.policy in [one.name for one in PRIMED]
     planner = _planner(results)
     is_default = planner == "ReusePlanner()"
@@ -269,7 +263,6 @@ def _ms(milliseconds: float) -> str:
 
 
 def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tuple[str, str]:
-    """Return why a policy saves nothing, and what to do."""
     bound = results.trace.reuse_bound
     if results.trace.requests < 2:
         number, step = ("one", _NO_STEP) if results.trace.requests else ("no", _RECORD_STEP)
@@ -303,7 +296,6 @@ def _served(saving: Saving) -> float:
 
 
 def _planner(results: Results, *options: str) -> str:
-    """Return how to make a planner that orders as the measured one did."""
     given = [*planner_setting(results.cache), *options]
     if results.keep_best:
         given.append("keep_best=True")
@@ -327,41 +319,7 @@ def _step_of_bill(results: Results, saving: Saving) -> str:
     )
 
 
-def _by_cache(results: Results, chosen: Saving, savings: Sequence[Saving]) -> Iterator[str]:
-    """Yield by what the verdict's cache and the smallest save, and what saves more there."""
-    ours = [one for one in savings if one.run.policy == chosen.run.policy]
-    sizes = [one.run.capacity_tokens for one in ours]
-    smallest = min((one for one in sizes if one is not None), default=None)
-    for size in dict.fromkeys((chosen.run.capacity_tokens, smallest)):
-        of_size = [one for one in ours if one.run.capacity_tokens == size]
-        best, order = max(of_size, key=attrgetter("share")), of_size[0].share
-        parts = [f"{_percent(best)}, {best.after.uncached:,} tokens for {best.before.uncached:,}"]
-        if best is not of_size[0]:  # that is not de-duplicated
-            parts.append(f"the order {-order:+.0%}, de-duplication {order - best.share:+.0%}")
-        parts += _better(best, savings)
-        if len(parts) > 1 or size != chosen.run.capacity_tokens:
-            yield f"With {_cache(results, best)}: {'; '.join(parts)}."
-
-
-def _better(ours: Saving, savings: Sequence[Saving]) -> Iterator[str]:
-    """Yield which other order computes less with the same cache, and how to have it."""
-    others = [
-        one
-        for one in savings
-        if one.run.capacity_tokens == ours.run.capacity_tokens
-        and one.run.strategy in {*get_args(Strategy)} - {ours.run.strategy}
-        and one.run.mode in ("online", ours.run.mode)
-    ]
-    best = max(others, key=attrgetter("share"), default=ours)
-    if best.share > ours.share:
-        yield (
-            f"better: {_policy(best)}, {_percent(best)}, {best.after.uncached:,} tokens "
-            f'(strategy="{best.run.strategy}")'
-        )
-
-
 def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterator[str]:
-    """Yield what a reader of a bill should know, too."""
     before = chosen.before.bill(bill.cache)
     unwritten = 1 - chosen.before.prompt_tokens / before if before else 0.0
     if bill.cache.marks_end and unwritten >= LEAST_SHARE:
@@ -379,7 +337,6 @@ def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterat
 
 
 def _of_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
-    """Return how much lower a hosted cache's bill is, or why it is not, and what to do."""
     step, profile = _NO_STEP, f"cache profile {profile_spec(bill.cache)}"
     if saving.is_worth_it:
         return (
@@ -409,10 +366,7 @@ def _instead(saving: Saving) -> str:
     return f"{saving.to_uncached:.2f} instead of {before:.2f} of the uncached price"
 
 
-def _also(
-    chosen: Saving, together: Saving | None, bill: Bill | None, savings: Sequence[Saving] = ()
-) -> Iterator[str]:
-    """Yield whether it is worth a change, what words cost, and what a batch gives."""
+def _also(chosen: Saving, together: Saving | None, bill: Bill | None) -> Iterator[str]:
     if chosen.is_worth_it and (chosen.share < _SMALL_SHARE or bill is None):
         is_small = chosen.share < _SMALL_SHARE
         large = "Worth trying; it shows most where prompts are long and answers short."
@@ -422,12 +376,9 @@ def _also(
             f"Words that ctxreuse adds: about {chosen.run.word_tokens:,} tokens in "
             f"{chosen.requests:,} requests, counted."
         )
-    if together is None or together is chosen:
-        return
-    better = list(_better(together, [one for one in savings if one.run.mode == "offline"]))
-    if better or together.share >= max(0.0, chosen.share) + LEAST_SHARE:
+    if together is not None and together.share >= max(0.0, chosen.share) + LEAST_SHARE:
         price = "" if bill is None else f"{together.share:.0%} lower, {_instead(together)}"
-        change = "; ".join([price or _percent(together), *better])
+        change = price or _percent(together)
         yield f"Planned together, all requests as one batch: {change}."
 
 
@@ -440,11 +391,9 @@ def _policy(saving: Saving) -> str:
 
 
 def _cache(results: Results, saving: Saving) -> str:
-    size = saving.run.capacity_tokens
-    words = cache_words(size)
     if results.level == "engine":
-        return "the engine's own cache" if size is None else f"{words}, simulated"
-    return words
+        return "the engine's own cache"
+    return cache_words(saving.run.capacity_tokens)
 
 
 def cache_words(tokens: int | None) -> str:

@@ -15,8 +15,7 @@ from ctxreuse.measure.traces.trace_files import TraceRequest, block_tokens
 from ctxreuse.measure.traces.varying_fronts import parting, word_at, words_before
 
 UNKNOWN = "whether documents change from request to request"
-IN_TEXTS = "record some requests without --hash-only"
-"""What says whether documents change, of which hashes say nothing."""
+IN_TEXTS = "record some requests without --hash-only"  # for hashes say nothing of it
 
 _LEAST_SHARE = 0.02  # of the block tokens; less is no cause
 _OFTEN = 0.5  # of the times that a document is shown, its text is new

@@ -15,30 +15,9 @@ from ctxreuse.errors import InputFileError, describe
 
 STANDARD_STREAM = "-"
 
-LARGEST = 10**100 - 1
-"""The largest count in a file: sums, quotients and pictures of such numbers stay finite."""
+LARGEST = 10**100 - 1  # in a file: sums, quotients and pictures of such numbers stay finite
 
 _BEGINNING = 500  # characters, in which a line of a run has its first two columns
-
-_RECORD = (
-    "has prompts, not what was retrieved; run the application under `ctxreuse record`, or give "
-    "its prompts to PromptRecorder"
-)
-_RUN = "has no retrievals; give the retriever's TREC run, with the corpus beside it or as --corpus"
-_OTHER_FORMATS = (
-    (
-        "hash_ids input_length",
-        "a trace in Mooncake's format has no texts; `ctxreuse simulate` reads it",
-    ),
-    ("custom_id body", f"a batch file of OpenAI's {_RECORD}"),
-    ("resourceSpans", f"an export of OpenTelemetry's spans {_RECORD}"),
-    ("run_type inputs", f"an export of LangSmith's runs {_RECORD}"),
-    ("litellm_call_id", f"a log of LiteLLM's {_RECORD}"),
-    ("call_type messages", f"a log of LiteLLM's {_RECORD}"),
-    ("messages", f"a log of messages {_RECORD}"),
-    ("_id text", f"a file of BEIR's queries or texts {_RUN}"),
-)
-"""What to say of a line that has some fields, where another one is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +40,31 @@ class JsonLine:
             wanted = " or ".join(kind.__name__ for kind in kinds)
             if name in self.fields:
                 self.fail(f"field {name!r} is {describe(value)}; it must be {wanted}")
-            for fields, problem in _OTHER_FORMATS:
-                if self.fields.keys() >= set(fields.split()):
-                    self.fail(problem)
+            if self.fields.keys() >= {"hash_ids", "input_length"}:
+                self.fail("a trace in Mooncake's format has no texts; `ctxreuse simulate` reads it")
             self.fail(f"field {name!r} is missing; it must be {wanted}")
-        return value
-
-    def count(self, name: str, default: Any = ...) -> Any:
-        """Return a field that is an integer; see `get`."""
-        value = self.get(name, (int,), default)
-        if value is not None and abs(value) > LARGEST:
-            self.fail(f"field {name!r} is {describe(value)}; it must have at most 100 digits")
         return value
 
     def natural(self, name: str, default: Any = ...) -> Any:
         """Return a field that is an integer from 0; see `get`."""
-        value = self.count(name, default)
-        if value is not None and value < 0:
-            self.fail(f"field {name!r} must be an integer from 0")
-        return value
+        return self.amount(name, default, (int,))
 
-    def amount(self, name: str, default: Any = ...) -> Any:
+    def amount(self, name: str, default: Any = ..., kinds: tuple[type, ...] = (int, float)) -> Any:
         """Return a field that is a time or a price; see `get`."""
-        value = self.get(name, (int, float), default)
+        value = self.get(name, kinds, default)
         if value is not None and not 0 <= value <= LARGEST:  # NaN is refused, too
-            self.fail(f"field {name!r} is {describe(value)}; it must be a number from 0")
+            kind = "an integer" if kinds == (int,) else "a number"
+            self.fail(
+                f"field {name!r} is {describe(value)}; it must be {kind} from 0, with at most 100 "
+                "digits"
+            )
         return value
 
     def ids(self, name: str) -> list[str | int]:
         """Return a field that is a list of block ids."""
         values = self.get(name, (list,))
         for value in values:
-            if not isinstance(value, (str, int)) or isinstance(value, bool):
+            if type(value) not in (str, int):
                 self.fail(f"field {name!r} holds {describe(value)}; ids are strings or integers")
         return list(values)
 
@@ -101,13 +73,9 @@ class JsonLine:
         if self.fields.get(name) is None:
             return None
         marks = self.get(name, (list,))
-        for mark in marks:
-            if not isinstance(mark, int) or isinstance(mark, bool) or mark < 0:
-                self.fail(f"field {name!r} must hold integers from 0")
-        if marks != sorted(set(marks)):
-            self.fail(f"field {name!r} must be ascending")
-        if marks and marks[-1] > blocks:
-            self.fail(f"field {name!r} must not count more blocks than the line has")
+        is_counted = all(type(one) is int and 0 <= one <= blocks for one in marks)
+        if not is_counted or marks != sorted(set(marks)):
+            self.fail(f"field {name!r} must hold integers from 0 to {blocks}, ascending")
         return tuple(marks)
 
 

@@ -239,7 +239,7 @@ def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> Iterato
         yield RecordedPrompt(
             tuple(texts[one] for one in numbers),
             texts[beside].text if beside else "",
-            line.count("after", 0),
+            line.natural("after", 0),
             tuple(line.ids("retrieved")),
             line.get("run", (str,), ""),
             line.get("framework", (str,), ""),

@@ -44,18 +44,13 @@ from ctxreuse.pipeline.known_texts import Form, KnownSpan, KnownTexts, known_tex
 from ctxreuse.pipeline.prompt_turn import PromptPart
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
-"""The files of a recording."""
-
-PROMPTS = "prompts.jsonl"
-"""The prompts that a framework has made, and the texts that stand in them."""
+PROMPTS = "prompts.jsonl"  # that a framework has made, and the texts that stand in them
 
 _SHORT_DIGEST = 16
 _SAID = re.compile(r"\w(?:.*\w)?")  # a line, but for what stands around its words
 _CONVERSATIONS = 10_000  # conversations that are remembered
 _TEXTS = 100_000  # texts of prompts that are remembered, to write each once
-_BLOCKS = 500_000
-"""Blocks of tenants that are remembered, about 400 bytes each; one with a long id counts once for
-every 64 characters."""
+_BLOCKS = 500_000  # that are remembered, about 400 bytes each, or 64 characters of a long id
 
 
 class TraceRecorder(OnePerProcess):
@@ -174,7 +169,7 @@ class TraceRecorder(OnePerProcess):
                 "beside": self._text_number(tools, tenant) if beside else None,
                 "prompt": [self._text_number(one, tenant) for one in parts],
             }
-            self._append_to(PROMPTS, {name: x for name, x in told.items() if x is not None})
+            self._append(PROMPTS, {name: x for name, x in told.items() if x is not None})
 
         self._failing.attempt(write)
 
@@ -191,7 +186,7 @@ class TraceRecorder(OnePerProcess):
         ours = (known_texts().standing_at(tenant, part.text) or ()) if spans else ()
         if any(one.known.is_ours for one in ours):
             line["is_rendered"] = True
-        self._append_to(PROMPTS, line if part.is_text else {**line, "is_text": False})
+        self._append(PROMPTS, line if part.is_text else {**line, "is_text": False})
         with self._lock:
             self._texts.put(digest, number)
         return number
@@ -308,7 +303,7 @@ class TraceRecorder(OnePerProcess):
             self._turns.put(request.tenant, key, turn + 1)
             self._talks += not turn
             self._requests_of_conversations += 1
-        _append(self._path(TRACE), {**line, **told, "blocks": ids})
+        self._append(TRACE, {**line, **told, "blocks": ids})
         self.requests += 1
         texts = [one.text for one in request.unique_blocks.values()]
         self._known.add(
@@ -316,10 +311,20 @@ class TraceRecorder(OnePerProcess):
             [Form(text, name=(name, len(text))) for text, name in zip(texts, ids, strict=True)],
         )
 
-    def _append_to(self, name: str, line: Mapping[str, Any]) -> None:
-        """Append to a file that is there only where something is known of requests later."""
-        with self._lock:
-            _append(self._path(name), line)
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        """Write a line, all of it or nothing: behind half a line, the next would be lost, too."""
+        with (
+            self._lock,
+            open(os.open(self._path(name), os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as file,
+        ):
+            before = file.seek(0, os.SEEK_END)
+            left = memoryview(json.dumps(line).encode() + b"\n")
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                file.truncate(before)
+                raise
 
     def _name_of(
         self, block: ContextBlock, measured: tuple[int, bytes] | None, tenant: str, title: str
@@ -340,7 +345,7 @@ class TraceRecorder(OnePerProcess):
             line: dict[str, Any] = {"id": name, "tokens": tokens}
             if not self._hash_only:
                 line |= {"text": block.text} | ({"title": title} if title else {})
-            _append(self._path(CORPUS), line)
+            self._append(CORPUS, line)
             self._blocks += 1
             if may_be_new:
                 self._written[key] = digest
@@ -353,19 +358,6 @@ class TraceRecorder(OnePerProcess):
     def _digest(self, text: str) -> bytes:
         encoded = text.encode("utf-8", "surrogatepass")
         return blake2b(encoded, digest_size=16, key=self._salt).digest()
-
-
-def _append(path: Path, line: Mapping[str, Any]) -> None:
-    """Write a line, all of it or nothing: behind half a line, the next one would be lost, too."""
-    with open(os.open(path, os.O_WRONLY | os.O_APPEND), "wb", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
-        left = memoryview(json.dumps(line).encode() + b"\n")
-        try:
-            while left:
-                left = left[file.write(left) :]
-        except OSError:
-            file.truncate(before)
-            raise
 
 
 def _is_there(path: Path) -> InputFileError:

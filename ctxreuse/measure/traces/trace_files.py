@@ -28,8 +28,7 @@ from ctxreuse.measure.traces.sent_calls import SentCall, sent_call_of
 
 Corpus = Mapping[BlockId, ContextBlock]
 
-Titles = Mapping[BlockId, str]
-"""What people know blocks by, as far as they have a title."""
+Titles = Mapping[BlockId, str]  # what people know blocks by
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def request_fields(line: JsonLine) -> dict[str, Any]:
         "request_id": line.get("request_id", (str, int)),
         "query": line.get("query", (str,), ""),
         "conversation_id": line.get("conversation_id", (str, int), None),
-        "turn": line.count("turn", 0),
+        "turn": line.natural("turn", 0),
         "tenant": line.get("tenant", (str,), ""),
         "system": line.get("system", (str,), None),
         "timestamp_ms": line.amount("timestamp", None),
@@ -78,7 +77,7 @@ def read_corpus(path: str) -> dict[BlockId, ContextBlock]:
     corpus: dict[BlockId, ContextBlock] = {}
     for line in read_lines(path):
         block_id = _id_of(line)
-        tokens = line.count("tokens", None)
+        tokens = line.natural("tokens", None)
         text = line.get("text", (str,), ... if tokens is None else "")
         try:
             block = ContextBlock(id=block_id, text=text, tokens=tokens)

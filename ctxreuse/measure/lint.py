@@ -1,4 +1,4 @@
-"""What in a recorded trace keeps a prefix cache from hitting, request by request and as sent."""
+"""`ctxreuse lint`: what in a recorded trace keeps a cache from hitting, and what that costs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 _OFTEN = 0.1  # share of the requests from which on other tools count as changing
 _NEARLY = 0.8  # share of the shortest prefix from which on a prompt is just under it
 _VOLATILE: Final = "volatile text in front"
-_BY_CAUSE: Final = {
+_BY_CAUSE: Final = {  # checks that are what `explain` says
     Cause.other_order: "documents in changing order",
     Cause.other_labels: "labels in some prompts only",
     Cause.other_system: "another system text",
@@ -47,7 +47,6 @@ _BY_CAUSE: Final = {
     Cause.other_model: "another model",
     Cause.expired: "sent too late",
 }
-"""Checks that are what `explain` says, by its causes."""
 
 _PLANNED: Final = (
     "Have them planned: do what `ctxreuse estimate` says comes next, such as wrapping the model; "
@@ -140,8 +139,6 @@ class LintReport:
 
 @dataclass(slots=True)
 class _Request:
-    """A request as it was sent."""
-
     number: int
     traced: TraceRequest
     explanation: Explanation
@@ -152,7 +149,6 @@ class _Request:
 
     @property
     def front(self) -> Hashable:
-        """What stands in front of the documents."""
         return (self.root, self.sent.tools, self.traced.system)
 
     @property
@@ -161,7 +157,6 @@ class _Request:
         return (self.traced.tenant, self.sent.model)
 
     def lost(self, *causes: Cause) -> int:
-        """Return the tokens that are computed again, if that is for one of some causes."""
         if self.explanation.cause not in causes:
             return 0
         return max(self.explanation.lost_tokens, self.sent.history_tokens)
@@ -169,8 +164,6 @@ class _Request:
 
 @dataclass(slots=True)
 class _Evidence:
-    """What one check finds, request by request."""
-
     requests: int = 0
     tokens: int = 0
     written: int = 0
@@ -186,8 +179,6 @@ class _Evidence:
 
 
 class _CheckedTrace(NamedTuple):
-    """What the checks look at."""
-
     requests: Sequence[_Request]
     cache: CacheRules
     variations: Sequence[Variation]
@@ -196,7 +187,6 @@ class _CheckedTrace(NamedTuple):
     def finding(
         self, check: str, tally: _Evidence, found: str, remedy: str, factor: float | None = None
     ) -> LintFinding:
-        """Return what a check has found."""
         one = tally.worst
         assert one is not None, "a finding has a request"
         if factor is None:
@@ -312,7 +302,6 @@ def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 
 def _documents(trace: _CheckedTrace) -> Iterator[LintFinding]:
-    """Find what varies in documents, or around them."""
     changing, tally = trace.changing, _Evidence()
     if changing is None:
         return
@@ -351,7 +340,6 @@ def _tools(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 
 def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
-    """Find what `explain` says of the requests."""
     volatile = {text for one in trace.variations for text in one.all_texts}
     tallies: defaultdict[Cause, _Evidence] = defaultdict(_Evidence)
     for one in trace.requests:
