@@ -11,8 +11,9 @@ from functools import lru_cache, partial
 from itertools import count
 from os import PathLike
 from types import NoneType
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, TypeAlias
 
+from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.checks import checked_kind, checked_list, checked_number
 from ctxreuse.context.copies import OnePerProcess
 from ctxreuse.context.fork_safety import renew_after_fork
@@ -59,12 +60,6 @@ from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 
 Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 """A graph, and its only input or a dict of its inputs."""
-
-
-class _BatchOptions(TypedDict, total=False):
-    deadline_s: float | None
-    tenant: str | None
-    progress: bool
 
 
 class WorkflowEngine(OnePerProcess, AsyncClosing):
@@ -201,20 +196,6 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         await self._run(graph, query, {}, deadline_s, tenant, session, keep)
         return found[0]
 
-    @overload
-    async def arun_batch(
-        self,
-        jobs: Iterable[Job],
-        *,
-        return_exceptions: Literal[False] = False,
-        **options: Unpack[_BatchOptions],
-    ) -> list[WorkflowResult]: ...
-
-    @overload
-    async def arun_batch(
-        self, jobs: Iterable[Job], *, return_exceptions: bool, **options: Unpack[_BatchOptions]
-    ) -> list[WorkflowResult | Exception]: ...
-
     async def arun_batch(
         self,
         jobs: Iterable[Job],
@@ -223,7 +204,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         return_exceptions: bool = False,
         progress: bool = False,
-    ) -> list[WorkflowResult] | list[WorkflowResult | Exception]:
+    ) -> list[WorkflowResult]:
         """Run many graphs, as many at a time as the options allow; return their results in order.
 
         Args:
@@ -243,7 +224,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         shown = progress_bar("workflows") if progress else nullcontext()
         with shown as tell:
 
-            async def one(graph: WorkflowGraph | Graph, given: Any) -> WorkflowResult | Exception:
+            async def one(graph: WorkflowGraph | Graph, given: Any) -> Any:
                 nonlocal ended
                 single, inputs = (None, given) if isinstance(given, Mapping) else (given, {})
                 try:
@@ -259,20 +240,6 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
 
             return await all_of(one(*job) for job in jobs)
 
-    @overload
-    def run_batch(
-        self,
-        jobs: Iterable[Job],
-        *,
-        return_exceptions: Literal[False] = False,
-        **options: Unpack[_BatchOptions],
-    ) -> list[WorkflowResult]: ...
-
-    @overload
-    def run_batch(
-        self, jobs: Iterable[Job], *, return_exceptions: bool, **options: Unpack[_BatchOptions]
-    ) -> list[WorkflowResult | Exception]: ...
-
     def run_batch(
         self,
         jobs: Iterable[Job],
@@ -281,7 +248,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         return_exceptions: bool = False,
         progress: bool = True,
-    ) -> list[WorkflowResult] | list[WorkflowResult | Exception]:
+    ) -> list[WorkflowResult]:
         """`arun_batch`, for sync callers."""
         return sync_bridge.run(
             lambda: self.arun_batch(
@@ -374,8 +341,10 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         scope = current_scope()
         tenant = (scope.tenant or "") if tenant is None else tenant
         session = scope.conversation_id if session is None else session
+        # ids may be long, and 1 is not "1"
+        key = None if session is None else text_digest(repr(session))
         number = next(self._numbers)
-        context = RunContext(self._services, compiled, emit_here, number, tenant, session)
+        context = RunContext(self._services, compiled, emit_here, number, tenant, key)
         work = partial(self._run_in_owner_loop, context, inputs, deadline_s)
         return await self._loop.run(work)
 

@@ -20,15 +20,11 @@ from ctxreuse.workflow.runtime.services import PreviewStability, RunContext, Ser
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.handle import (
     NEVER,
-    PreviewSchedule,
     SearchHandle,
     SearchProgress,
     SearchRecord,
 )
 from ctxreuse.workflow.vector_search.top_k import TopK
-
-_STABLE_SHARE = 0.125
-"""The rule "stable" launches once a preview has stayed the same for this part of a search."""
 
 _LOOK_AGAIN = 0.125
 """After which further part of a search to look again when it was too early."""
@@ -131,9 +127,7 @@ class EarlyLaunch:
         self._due = context.services.clock()
         self._launches = 0
         self._has_looked = False
-        self.previews = PreviewSchedule(stability.launch_at())
-        if self._rule == "stable":
-            self.previews = PreviewSchedule(_STABLE_SHARE, every=_STABLE_SHARE)
+        self.preview_at = stability.launch_at
 
     def look(self, executor: SearchExecutor, search: SearchHandle) -> None:
         """Launch from what the search has found so far, or drop a launch that was wrong."""
@@ -155,9 +149,7 @@ class EarlyLaunch:
         if self._launches == _MOST_LAUNCHES:
             return
         if not self._is_time(progress):
-            first, every = search.previews or self.previews
-            first = max(first, progress.share + (every or _LOOK_AGAIN))
-            search.schedule_previews(PreviewSchedule(first, every))
+            search.schedule_preview(max(search.preview_at or 0.0, progress.share + _LOOK_AGAIN))
             return
         documents = executor.retriever.blocks_of(ids)
         state = self._state.overlay({self._retrieval.output: documents})
@@ -181,8 +173,6 @@ class EarlyLaunch:
     def _is_time(self, progress: SearchProgress) -> bool:
         if self._rule == "always":
             return True
-        if self._rule == "stable":
-            return progress.unchanged >= _STABLE_SHARE
         if progress.best is None:
             return self._stability.is_recalled_worth_it()
         return self._stability.is_worth_it(progress.share)

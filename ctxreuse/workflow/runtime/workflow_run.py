@@ -21,12 +21,7 @@ from ctxreuse.workflow.retrievers import found_blocks
 from ctxreuse.workflow.runtime.events import DocumentsFound, NodeFinished, NodeStarted, TextDelta
 from ctxreuse.workflow.runtime.generations import GenerationRequest
 from ctxreuse.workflow.runtime.measurements import Outcome
-from ctxreuse.workflow.runtime.services import (
-    DEFAULT_RETRIEVER,
-    PreviewStability,
-    RunContext,
-    session_key,
-)
+from ctxreuse.workflow.runtime.services import DEFAULT_RETRIEVER, PreviewStability, RunContext
 from ctxreuse.workflow.runtime.speculation import (
     EarlyLaunch,
     SpeculativeGeneration,
@@ -197,15 +192,15 @@ class WorkflowRun:
         search, hint = self._search_ahead.take(node, text)
         record = hint or self._last_search(name) if search is None else search.record
         launch = self._early_launch(node, record) if is_alone else None
-        previews = None if launch is None else launch.previews
+        preview_at = None if launch is None else launch.preview_at
         if search is None:
             is_remembered = self._remembers and self._may_prepare(executor)
             search = executor.begin(
-                text, node.k, due, record, previews=previews, is_remembered=is_remembered
+                text, node.k, due, record, preview_at=preview_at, is_remembered=is_remembered
             )
         else:
             search.due = due
-            search.schedule_previews(previews)
+            search.schedule_preview(preview_at)
             search.news.set()  # what it has found so far
         try:
             while search.outcome is None:
@@ -259,15 +254,13 @@ class WorkflowRun:
     def _last_search(self, name: str) -> SearchRecord | None:
         if name in self._records or self._context.session is None:
             return self._records.get(name)
-        key = session_key(self._context.session, name)
-        return self._services.sessions.get(self._context.tenant, key)
+        return self._services.sessions.get(self._context.tenant, (self._context.session, name))
 
     def _keep(self, name: str, record: SearchRecord) -> None:
         """Keep a record for the next search of the run, or of its session."""
         self._records[name] = record
         if self._context.session is not None:
-            key = session_key(self._context.session, name)
-            self._services.sessions.put(self._context.tenant, key, record)
+            self._services.sessions.put(self._context.tenant, (self._context.session, name), record)
 
     async def _add_vectors(self, executor: SearchExecutor, name: str, record: SearchRecord) -> None:
         """Look up the vectors of a record, with which the next search recalls the nearest."""
