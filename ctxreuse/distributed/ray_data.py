@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.checks import check_function, checked_integer, checked_kind
-from ctxreuse.distributed.digests import Contexts, contexts_of, joined
-from ctxreuse.distributed.partitions import Partitioning, partition
-from ctxreuse.distributed.rows import ColumnReader, Row
-from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.distributed.partitions import (
+    Contexts,
+    Partitioning,
+    contexts_of,
+    joined_contexts,
+    partition,
+)
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.sharing.environment import as_given, settled
 
@@ -21,6 +25,73 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from ray import ObjectRef
     from ray.data import Dataset
+
+Row: TypeAlias = Mapping[str, Any]
+
+FIELDS = ("blocks", "query", "system", "history", "conversation_id", "tenant", "request_id")
+"""What of a request stands in columns."""
+
+_BLOCK_FIELDS = ("id", "text", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReader:
+    """Reads requests from columns, by field where these have other names."""
+
+    columns: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        checked_kind("columns", self.columns, Mapping, "a dict of field: column, or None")
+        for name, column in self.columns.items():
+            if name not in FIELDS:
+                fields = ", ".join(map(repr, FIELDS))
+                raise InvalidRequestError(
+                    f"columns names the field {describe(name)}; a request has {fields}"
+                )
+            checked_kind(f"the column of {name!r}", column, str, "a string")
+
+    def __call__(self, row: Row) -> ContextRequest:
+        """Return a row's request."""
+        fields = {}
+        for name in FIELDS:
+            column = self.columns.get(name, name)
+            if column in row:
+                fields[name] = row[column]
+            elif name == "blocks" or name in self.columns:
+                raise InvalidRequestError(
+                    f"there is no column {column!r} with the {name} of a request; "
+                    f"say which it is: columns={{{name!r}: ...}}"
+                )
+        for name in ("query", "tenant"):
+            if name in fields and fields[name] is None:  # Arrow's null
+                del fields[name]
+        if isinstance(fields.get("history"), list):
+            # without the keys that only other messages of the column have
+            fields["history"] = [
+                {name: part for name, part in one.items() if part is not None or name == "content"}
+                if isinstance(one, Mapping)
+                else one
+                for one in fields["history"]
+            ]
+        return ContextRequest(_blocks(fields.pop("blocks")), **fields)
+
+
+def _blocks(values: Any) -> Iterator[ContextBlock | str]:
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Sequence):
+        raise InvalidRequestError(
+            f"the blocks of a row must be a list of texts or of structs with "
+            f"{', '.join(_BLOCK_FIELDS)}, not {describe(values)}"
+        )
+    for value in values:
+        if isinstance(value, Mapping):
+            if "text" not in value:
+                raise InvalidRequestError(
+                    f"a block must have a text; the struct has only {', '.join(map(repr, value))}"
+                )
+            yield ContextBlock(**{name: value[name] for name in _BLOCK_FIELDS if name in value})
+        else:
+            yield value
+
 
 RequestReader: TypeAlias = Callable[[Row], ContextRequest]
 
@@ -89,7 +160,7 @@ def plan_dataset(
     as_tables: dict[str, Any] = {"batch_format": "pyarrow", "zero_copy_batch": True}
     counted = ds.map_batches(job.counted, batch_size=_ROWS_AT_A_TIME, **as_tables)
     tables = counted.iter_batches(batch_size=None, batch_format="pyarrow")
-    partitioning = partition(joined(map(_contexts_in, tables)), partition_size)
+    partitioning = partition(joined_contexts(map(_contexts_in, tables)), partition_size)
     located = ds.map_batches(
         job.located, batch_size=_ROWS_AT_A_TIME, fn_args=[ray.put(partitioning)], **as_tables
     )

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import astuple, replace
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
 from itertools import count
 from os import PathLike
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.checks import checked_kind, checked_list, checked_number
 from ctxreuse.context.copies import OnePerProcess
-from ctxreuse.context.fork_safety import renew_after_fork
+from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
@@ -54,12 +62,83 @@ from ctxreuse.workflow.runtime.services import (
     Services,
     WorkflowOptions,
 )
-from ctxreuse.workflow.runtime.single_loop import SingleLoopRunner
 from ctxreuse.workflow.runtime.workflow_run import WorkflowRun
 from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 
 Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 """A graph, and its only input or a dict of its inputs."""
+
+
+_Result = TypeVar("_Result")
+_LOOP_ENDED = (
+    "the event loop that the engine was at work in has ended, and this run with it; run it again, "
+    "or use the engine in one event loop only"
+)
+
+
+@dataclass(slots=True, eq=False)
+class _OwnerLoop:
+    loop: asyncio.AbstractEventLoop
+    users: int = 0
+
+
+class _SingleLoopRunner:
+    """Runs coroutines of all callers in the first caller's loop, while anything runs there."""
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock()
+        self._start_anew()
+        renew_after_fork(self._start_anew)
+
+    def _start_anew(self) -> None:
+        """Have no owner loop: in a child, the parent's does not run."""
+        self._owner: _OwnerLoop | None = None
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+        """Return what a coroutine returns; it has the caller's context variables."""
+        here = asyncio.get_running_loop()
+        with self._used(None) as owner:
+            if owner.loop is here:
+                return await work()
+            if owner.loop in sync_bridge.waiting_loops.get():
+                raise InvalidRequestError(
+                    "a call that is not asynchronous waits in the event loop that would have to "
+                    "answer it; await the method that is: ainvoke, aretrieve, arun_batch, ..."
+                )
+            running = self._run_in(owner, work)
+            try:
+                answer = asyncio.run_coroutine_threadsafe(running, owner.loop)
+            except RuntimeError as error:  # closed at this moment
+                running.close()
+                raise EngineClosedError(_LOOP_ENDED) from error
+            try:
+                return await asyncio.wrap_future(answer)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and not task.cancelling():
+                    raise EngineClosedError(_LOOP_ENDED) from None
+                raise
+
+    async def _run_in(
+        self, owner: _OwnerLoop, work: Callable[[], Coroutine[Any, Any, _Result]]
+    ) -> _Result:
+        with self._used(owner):  # a caller that is cancelled leaves before the work has ended
+            return await work()
+
+    @contextmanager
+    def _used(self, owner: _OwnerLoop | None) -> Iterator[_OwnerLoop]:
+        """Count a user of the owner loop; None takes the present one, or makes this loop it."""
+        with self._lock:
+            if owner is None:
+                owner = self._owner
+                if owner is None or not owner.users or owner.loop.is_closed():
+                    owner = self._owner = _OwnerLoop(asyncio.get_running_loop())
+            owner.users += 1
+        try:
+            yield owner
+        finally:
+            with self._lock:
+                owner.users -= 1
 
 
 class WorkflowEngine(OnePerProcess, AsyncClosing):
@@ -102,7 +181,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             Services, self._llm, self._retrievers, planner, options, execute, clock
         )
         self._numbers = count(1)
-        self._loop = SingleLoopRunner()
+        self._loop = _SingleLoopRunner()
         self._is_closed = False
         self._runs = self._finished = self._failed = self._cancelled = 0
         self._start_anew()

@@ -116,10 +116,6 @@ NO_NAME = ", which no {variable} can read; give a name of letters, digits and un
             lambda g: g.add_edge(END, "a"),
             "an edge cannot come from END, where runs end; give its source",
         ),
-        (
-            lambda g: g.add_edge("a", START),
-            "the edge from 'a' leads to START, where runs begin; lead it to the first node instead",
-        ),
         (lambda g: g.add_edge(0, 1), "an edge comes from a node's name or START, not 0 (int)"),
         (
             lambda g: g.add_edge("a", 1),

@@ -56,6 +56,11 @@ def forked(one="docs", other="docs"):
             "'search'",
         ),
         (
+            chain("a").add_edge("a", START),
+            "the edge from 'a' leads to '__start__', which is no node; add it, or choose one of "
+            "'a'",
+        ),
+        (
             chain("search").add_edge("serch", END),
             "an edge comes from 'serch', which is no node; add it, or choose one of "
             "'search' (did you mean 'search'?)",

@@ -9,10 +9,17 @@ from typing import Any
 from ctxreuse.context.checks import checked_list
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import GraphError, quoted
-from ctxreuse.workflow.graph.compiled import Edges, Graph, RouteFunction, Router, mermaid_lines
+from ctxreuse.workflow.graph.compiled import (
+    Edges,
+    Graph,
+    RouteFunction,
+    Router,
+    check_flow,
+    check_names,
+    mermaid_lines,
+)
 from ctxreuse.workflow.graph.nodes import END, START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.graph.state import State, Template
-from ctxreuse.workflow.graph.validation import check_flow, check_names
 from ctxreuse.workflow.models.language_model import LanguageModel
 
 MOST_NODES = 1_000
@@ -204,7 +211,6 @@ class WorkflowGraph:
                     f"the edge from {quoted([source])} to {quoted([target])} has targets=, which "
                     "only a router has; leave it out"
                 )
-            _check_not_start(source, target)
             self._static.setdefault(source, {})[target] = None
         elif callable(target):
             router = Router(target, _checked_targets(source, targets))
@@ -318,15 +324,6 @@ def _checked_targets(source: str, targets: Iterable[str] | None) -> tuple[str, .
     for name in names:
         if not isinstance(name, str):
             raise GraphError(f"{what} holds {describe(name)}; give nodes' names or END")
-        _check_not_start(source, name)
     if not names:
         raise GraphError(f"{what} is empty; name what it may return, END included")
     return tuple(dict.fromkeys(names))
-
-
-def _check_not_start(source: str, target: str) -> None:
-    if target == START:
-        raise GraphError(
-            f"the edge from {quoted([source])} leads to START, where runs begin; "
-            "lead it to the first node instead"
-        )

@@ -25,9 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
-from ctxreuse.workflow.vector_search.faiss_views import openmp_threads, require_faiss
 from ctxreuse.workflow.vector_search.hot_tier import ClusterTier, HotTier
-from ctxreuse.workflow.vector_search.ivf import IVFIndex, ScannedPairs
+from ctxreuse.workflow.vector_search.ivf import (
+    IVFIndex,
+    ScannedPairs,
+    openmp_threads,
+    require_faiss,
+)
 from ctxreuse.workflow.vector_search.top_k import (
     MISSING,
     Candidates,

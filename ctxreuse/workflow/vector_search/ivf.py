@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -20,14 +21,8 @@ import numpy.typing as npt
 
 from ctxreuse.context.checks import checked_integer, checked_optional_integer
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.errors import InputFileError, InvalidRequestError, describe
+from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.workflow.vector_search.costs import FasterWay, ScanLoad
-from ctxreuse.workflow.vector_search.faiss_views import (
-    checked_faiss_index,
-    openmp_threads,
-    require_faiss,
-    view_of,
-)
 from ctxreuse.workflow.vector_search.top_k import (
     Candidates,
     Ids,
@@ -104,10 +99,10 @@ class IVFIndex:
         self._faiss = faiss
         self._threads = threads
         self.faiss_index = index  # the downcast one is a second handle that does not keep it alive
-        self._index = checked_faiss_index(faiss, index)
+        self._index = _checked_faiss_index(faiss, index)
         self.dimension = int(self._index.d)
         self.faiss_lists = self._index.invlists
-        view = view_of(faiss, self._index, self.faiss_lists)
+        view = _view_of(faiss, self._index, self.faiss_lists)
         self._serving = _Serving(view, self.faiss_lists, None, FasterWay(self.dimension))
         self._scanning = FailOpen(
             "IVFIndex", "clusters are scanned where they are", work="searching the hot tier"
@@ -155,7 +150,7 @@ class IVFIndex:
             (n, min(nprobe, nlist)) clusters; -1 if the quantizer names none (as for NaN).
         """
         queries = self._checked_vectors(vectors)
-        width = min(_positive(nprobe, "nprobe"), self.nlist)
+        width = min(checked_integer("nprobe", nprobe, 1), self.nlist)
         clusters = np.empty((len(queries), width), dtype=np.int64)
         with openmp_threads(1):
             for row in range(len(queries)):
@@ -181,7 +176,7 @@ class IVFIndex:
         which = integers(rows, "rows", 0, len(queries) - 1)
         where = integers(clusters, "clusters", -1, self.nlist - 1, which.size)
         most = max(self.size, _FEW)
-        if _positive(k, "k") > most:
+        if checked_integer("k", k, 1) > most:
             raise InvalidRequestError(f"k must be at most {most}, not {describe(k)}")
         serving = self._serving
         scanner = serving.scanner
@@ -263,13 +258,15 @@ class IVFIndex:
 
     def ids_of(self, cluster: int) -> Ids:
         """Return the ids of a cluster's vectors, in the order in which they are stored."""
-        return self._ids_in(self._serving.lists, self._checked_cluster(cluster))
+        [number] = integers([cluster], "cluster", 0, self.nlist - 1).tolist()
+        return self._ids_in(self._serving.lists, number)
 
     def codes_of(self, cluster: int) -> npt.NDArray[np.uint8]:
         """Return a copy of a cluster's stored vectors: (vectors, code_size) uint8."""
         tools: Any = importlib.import_module("faiss.contrib.inspect_tools")
         codes: npt.NDArray[np.uint8]
-        _, codes = tools.get_invlist(self._serving.lists, self._checked_cluster(cluster))
+        [number] = integers([cluster], "cluster", 0, self.nlist - 1).tolist()
+        _, codes = tools.get_invlist(self._serving.lists, number)
         return codes
 
     def serve_from(self, lists: Any | None) -> None:
@@ -279,7 +276,7 @@ class IVFIndex:
             lists: faiss lists with the same vectors in the same order; None for the index's own.
         """
         chosen = self.faiss_lists if lists is None else lists
-        view = view_of(self._faiss, self._index, chosen)
+        view = _view_of(self._faiss, self._index, chosen)
         self._serving = replace(self._serving, view=view, lists=chosen)
 
     def accelerate(self, scanner: ClusterScanner | None) -> None:
@@ -320,13 +317,6 @@ class IVFIndex:
             )
         return found
 
-    def _checked_cluster(self, cluster: int) -> int:
-        if not isinstance(cluster, (int, np.integer)) or not 0 <= cluster < self.nlist:
-            raise InvalidRequestError(
-                f"cluster must be from 0 to {self.nlist - 1}, not {describe(cluster)}"
-            )
-        return int(cluster)
-
     def _checked_vectors(self, vectors: npt.ArrayLike) -> Vectors:
         array = _array(vectors, "vectors")
         if array.ndim != 2 or array.shape[1] != self.dimension or array.dtype.kind not in "fiu":
@@ -342,10 +332,6 @@ def _array(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
         return np.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:  # such as rows that differ
         raise InvalidRequestError(f"{name} make no array: {describe(values)}") from error
-
-
-def _positive(number: Any, name: str) -> int:
-    return checked_integer(name, number.item() if isinstance(number, np.integer) else number, 1)
 
 
 def integers(
@@ -366,3 +352,89 @@ def integers(
                 f"{name} must be from {low} to {high}, not from {least} to {largest}"
             )
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+_OTHER_INDEXES = (
+    "other indexes serve a workflow as one atomic stage: "
+    "CallableRetriever(a function that searches it)"
+)
+
+_BY_PAIR = 2
+"""faiss mode that spreads pairs of query and cluster over its threads. Results are the same."""
+
+
+def require_faiss() -> Any:
+    """Return the module faiss."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise MissingExtraError("step-wise vector search", "workflow") from error
+    return faiss
+
+
+@contextmanager
+def openmp_threads(threads: int | None) -> Iterator[None]:
+    """Set how many OpenMP threads faiss uses for the calling thread, which has its own number."""
+    faiss = require_faiss()
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(before if threads is None else threads)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def _checked_faiss_index(faiss: Any, index: Any) -> Any:
+    """Return a faiss index, downcast, if it can be searched cluster by cluster."""
+    if not isinstance(index, faiss.Index):
+        raise InvalidRequestError(
+            f"an IVFIndex is built over a faiss index, not over {describe(type(index).__name__)}"
+        )
+    index = faiss.downcast_index(index)
+    kind = type(index)
+    if kind not in (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer):
+        raise InvalidRequestError(
+            f"{kind.__name__} cannot be searched cluster by cluster, IndexIVFFlat and "
+            f"IndexIVFScalarQuantizer can; {_remedy(faiss, index)}"
+        )
+    if index.metric_type not in (faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT):
+        raise InvalidRequestError(
+            f"the index's metric must be L2 or inner product, not {index.metric_type}"
+        )
+    inner = index.metric_type == faiss.METRIC_INNER_PRODUCT
+    if kind is faiss.IndexIVFScalarQuantizer and index.by_residual and inner:
+        raise InvalidRequestError(
+            "a scalar quantizer with inner products must be built with by_residual=False"
+        )
+    if not index.is_trained:
+        raise InvalidRequestError("the index must be trained before it can be searched")
+    return index
+
+
+def _remedy(faiss: Any, index: Any) -> str:
+    if isinstance(index, faiss.IndexPreTransform):
+        return "transform the vectors first (apply_chain) and give the inner index"
+    if isinstance(index, faiss.IndexIDMap):
+        return "build the inner index with add_with_ids, which an IVF index can do itself"
+    return _OTHER_INDEXES
+
+
+def _view_of(faiss: Any, index: Any, lists: Any) -> Any:
+    """Return an index that shares the quantizer of another one, and searches the lists."""
+    if type(index) is faiss.IndexIVFFlat:
+        view = faiss.IndexIVFFlat(index.quantizer, index.d, index.nlist, index.metric_type)
+    else:
+        view = faiss.IndexIVFScalarQuantizer(
+            index.quantizer,
+            index.d,
+            index.nlist,
+            index.sq.qtype,
+            index.metric_type,
+            index.by_residual,
+        )
+        view.sq = index.sq
+    view.replace_invlists(lists, False)
+    view.parallel_mode = _BY_PAIR
+    view.is_trained = True
+    view.ntotal = index.ntotal
+    return view
