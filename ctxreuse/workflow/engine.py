@@ -283,8 +283,8 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         return_exceptions: bool = False,
         progress: bool = False,
-    ) -> list[WorkflowResult]:
-        """Run many graphs, as many at a time as the options allow; return their results in order.
+    ) -> list[Any]:
+        """Run many graphs, as many at a time as the options allow; return each `WorkflowResult`.
 
         Args:
             jobs: Pairs of a graph and its input.
@@ -327,7 +327,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         return_exceptions: bool = False,
         progress: bool = True,
-    ) -> list[WorkflowResult]:
+    ) -> list[Any]:
         """`arun_batch`, for sync callers."""
         return sync_bridge.run(
             lambda: self.arun_batch(

@@ -66,13 +66,11 @@ NO_NAME = ", which no {variable} can read; give a name of letters, digits and un
         ),
         (
             lambda g: g.add_function("my node", len),
-            "node 'my node': its output is 'my node' (str), which no {variable} can read; "
-            "give output= a name of letters, digits and underscores",
+            f"output= of node 'my node' has the key 'my node' (str){NO_NAME}",
         ),
         (
             lambda g: g.add_function("a" * 1000, len, output=""),
-            f"node '{'a' * 58}…: its output is '' (str), which no {{variable}} can read; "
-            "give output= a name of letters, digits and underscores",
+            f"output= of node '{'a' * 58}… has the key '' (str){NO_NAME}",
         ),
         (
             lambda g: g.add_retrieval("a", query="", k=0),

@@ -18,7 +18,15 @@ from ctxreuse.workflow.graph.compiled import (
     check_names,
     mermaid_lines,
 )
-from ctxreuse.workflow.graph.nodes import END, START, Function, Generation, Node, Retrieval
+from ctxreuse.workflow.graph.nodes import (
+    END,
+    START,
+    Function,
+    Generation,
+    Node,
+    Retrieval,
+    check_key,
+)
 from ctxreuse.workflow.graph.state import State, Template
 from ctxreuse.workflow.models.language_model import LanguageModel
 
@@ -60,10 +68,10 @@ class WorkflowGraph:
                 f"a workflow's name must be a string and not empty, not {describe(name)}"
             )
         if answer is not None:
-            _check_key("answer", answer)
+            check_key("answer", answer)
         keys = checked_list("inputs", inputs, "a list of keys", error=GraphError)
         for key in keys:
-            _check_key("inputs", key)
+            check_key("inputs", key)
         if not keys:
             raise GraphError("inputs is empty; name at least one key, such as 'input'")
         self._name = name
@@ -288,14 +296,6 @@ class WorkflowGraph:
         return outputs[-1] if outputs else ""  # a graph without nodes is refused
 
 
-def _check_key(what: str, key: object) -> None:
-    if not isinstance(key, str) or not key.isidentifier():
-        raise GraphError(
-            f"{what} has the key {describe(key)}, which no {{variable}} can read; "
-            "give a name of letters, digits and underscores"
-        )
-
-
 def _checked_defaults(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
     if defaults is None:
         return {}
@@ -305,7 +305,7 @@ def _checked_defaults(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
         )
     copies = {}
     for key, value in defaults.items():
-        _check_key("defaults", key)
+        check_key("defaults", key)
         try:
             copies[key] = deepcopy(value)
         except Exception as error:  # a foreign __deepcopy__ may raise anything

@@ -177,21 +177,20 @@ class Services:
         self._threads = Threads(_OTHER_THREADS)
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         workers = options.workers or cpus or 1
-        self.retrievers: dict[str, Retriever] = {}
-        self.executors: dict[str, SearchExecutor] = {}
-        for name, retriever in retrievers.items():
-            if isinstance(retriever, VectorRetriever):
-                self.executors[name] = SearchExecutor(
-                    retriever,
-                    self._threads if execute is None else execute,
-                    # a worker stays as long as there is work: not in the way of other retrievers
-                    threads=Threads(workers) if execute is None else None,
-                    workers=workers,
-                    reorder=options.reorder,
-                    clock=clock,
-                )
-            else:
-                self.retrievers[name] = retriever
+        self.retrievers = retrievers
+        self.executors = {
+            name: SearchExecutor(
+                retriever,
+                self._threads if execute is None else execute,
+                # a worker stays as long as there is work: not in the way of other retrievers
+                threads=Threads(workers) if execute is None else None,
+                workers=workers,
+                reorder=options.reorder,
+                clock=clock,
+            )
+            for name, retriever in retrievers.items()
+            if isinstance(retriever, VectorRetriever)
+        }
 
     @property
     def parts(self) -> dict[str, PartSize]:

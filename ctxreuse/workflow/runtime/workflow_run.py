@@ -191,8 +191,8 @@ class WorkflowRun:
         due = self._services.clock()
         search, hint = self._search_ahead.take(node, text)
         record = hint or self._last_search(name) if search is None else search.record
-        launch = self._early_launch(node, record) if is_alone else None
-        preview_at = None if launch is None else launch.preview_at
+        launch = self._early_launch(node, record, due) if is_alone else None
+        preview_at = None if launch is None else launch.stability.launch_at
         if search is None:
             is_remembered = self._remembers and self._may_prepare(executor)
             search = executor.begin(
@@ -234,7 +234,9 @@ class WorkflowRun:
         k = search.k
         return TopK(best.scores[:k], best.ids[:k], best.found_in[:k])
 
-    def _early_launch(self, node: Retrieval, record: SearchRecord | None) -> EarlyLaunch | None:
+    def _early_launch(
+        self, node: Retrieval, record: SearchRecord | None, due: float
+    ) -> EarlyLaunch | None:
         """Return what launches the generation behind a retrieval; None if nothing may."""
         if self._services.options.speculation == "off":
             return None
@@ -245,7 +247,7 @@ class WorkflowRun:
         key = ((self._graph.name, node.name), record is not None)
         stability = self._services.preview_stability.get_or_make(key, PreviewStability)
         ahead = self._generation_ahead
-        return EarlyLaunch(self._context, ahead, (node, generation), self.state, stability)
+        return EarlyLaunch(self._context, ahead, node, generation, self.state, stability, due)
 
     def _may_prepare(self, executor: SearchExecutor) -> bool:
         """Return whether work that only helps the next search keeps no other one waiting."""

@@ -29,7 +29,7 @@ from ctxreuse.workflow.vector_search.hot_tier import ClusterTier, HotTier
 from ctxreuse.workflow.vector_search.ivf import (
     IVFIndex,
     ScannedPairs,
-    openmp_threads,
+    one_openmp_thread,
     require_faiss,
 )
 from ctxreuse.workflow.vector_search.top_k import (
@@ -314,7 +314,7 @@ class _GpuScanner:
         scores = np.empty(len(rows), dtype=np.float32)
         pointer = faiss.swig_ptr
         if len(rows):
-            with openmp_threads(1):
+            with one_openmp_thread(faiss):
                 score(
                     self._dimension,
                     len(rows),

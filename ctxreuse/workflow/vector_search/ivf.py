@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.context.checks import checked_integer, checked_optional_integer
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.workflow.vector_search.costs import FasterWay, ScanLoad
@@ -28,7 +28,6 @@ from ctxreuse.workflow.vector_search.top_k import (
     Ids,
     Vectors,
     nothing_found,
-    worst_score,
 )
 
 _FEW = 1 << 16
@@ -74,15 +73,12 @@ class IVFIndex:
     Args:
         index: A trained faiss index with metric L2 or inner product. A scalar quantizer must not
             encode residuals together with inner products.
-        threads: OpenMP threads of a scan: 1 for a workflow engine, which has threads of its own;
-            None leaves what faiss has in the calling thread.
 
     Attributes:
         dimension: Length of a vector.
         size: Number of vectors.
         nlist: Number of clusters.
         higher_is_better: True for inner products, False for L2 (squared distances).
-        worst: The score that stands where nothing was found.
         cluster_sizes: (nlist,) int64: number of vectors in each cluster.
         code_size: Bytes of one stored vector.
         nprobe: The faiss index's own setting, as a default for callers.
@@ -93,11 +89,9 @@ class IVFIndex:
         MissingExtraError: faiss is not installed.
     """
 
-    def __init__(self, index: Any, *, threads: int | None = 1) -> None:
+    def __init__(self, index: Any) -> None:
         faiss = require_faiss()
-        checked_optional_integer("threads", threads, 1)
         self._faiss = faiss
-        self._threads = threads
         self.faiss_index = index  # the downcast one is a second handle that does not keep it alive
         self._index = _checked_faiss_index(faiss, index)
         self.dimension = int(self._index.d)
@@ -111,21 +105,19 @@ class IVFIndex:
         self.nlist = int(self._index.nlist)
         self.code_size = int(self._index.code_size)
         self.higher_is_better = self._index.metric_type == faiss.METRIC_INNER_PRODUCT
-        self.worst = worst_score(self.higher_is_better)
         self.nprobe = int(self._index.nprobe)
         sizes = [self._index.get_list_size(cluster) for cluster in range(self.nlist)]
         self.cluster_sizes = np.array(sizes, dtype=np.int64)
         self.cluster_sizes.flags.writeable = False
 
     @classmethod
-    def read(cls, path: str | Path, *, memory_map: bool = True, threads: int | None = 1) -> Self:
+    def read(cls, path: str | Path, *, memory_map: bool = True) -> Self:
         """Return the index in a file that `faiss.write_index(index, path)` wrote.
 
         Args:
             path: The file; a plain `IndexIVFFlat` that was built in memory will do.
             memory_map: True leaves the clusters in the file, which must not change, and may be
                 larger than the memory. False reads all of it.
-            threads: As in the constructor.
 
         Raises:
             InputFileError: faiss cannot read the file.
@@ -137,7 +129,7 @@ class IVFIndex:
             raise InputFileError(
                 f"{path}: not an index that faiss can read; write it with faiss.write_index"
             ) from error
-        return cls(index, threads=threads)
+        return cls(index)
 
     def nearest_clusters(self, vectors: npt.ArrayLike, nprobe: int) -> Ids:
         """Return the clusters to search for each vector, nearest first, as if each were alone.
@@ -152,7 +144,7 @@ class IVFIndex:
         queries = self._checked_vectors(vectors)
         width = min(checked_integer("nprobe", nprobe, 1), self.nlist)
         clusters = np.empty((len(queries), width), dtype=np.int64)
-        with openmp_threads(1):
+        with one_openmp_thread(self._faiss):
             for row in range(len(queries)):
                 clusters[row] = self._index.quantizer.search(queries[row : row + 1], width)[1][0]
         return clusters
@@ -169,8 +161,9 @@ class IVFIndex:
             k: Number of results of each pair.
 
         Returns:
-            Arrays of shape (r, k), best first, padded with (`worst`, -1). `best_by_group` merges a
-                query's pairs to what faiss finds in one search; of ties those that faiss keeps.
+            Arrays of shape (r, k), best first, padded with the worst score and -1. `best_by_group`
+                merges a query's pairs to what faiss finds in one search; of ties those that faiss
+                keeps.
         """
         queries = self._checked_vectors(vectors)
         which = integers(rows, "rows", 0, len(queries) - 1)
@@ -303,7 +296,7 @@ class IVFIndex:
         coarse = np.zeros(len(rows), dtype=np.float32)
         one_cluster = self._faiss.SearchParametersIVF(nprobe=1)
         pointer = self._faiss.swig_ptr
-        with openmp_threads(self._threads):
+        with one_openmp_thread(self._faiss):
             serving.view.search_preassigned_c(
                 len(rows),
                 pointer(asked),
@@ -373,11 +366,10 @@ def require_faiss() -> Any:
 
 
 @contextmanager
-def openmp_threads(threads: int | None) -> Iterator[None]:
-    """Set how many OpenMP threads faiss uses for the calling thread, which has its own number."""
-    faiss = require_faiss()
+def one_openmp_thread(faiss: Any) -> Iterator[None]:
+    """Have faiss use the calling thread alone: who searches has threads of his own."""
     before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(before if threads is None else threads)
+    faiss.omp_set_num_threads(1)
     try:
         yield
     finally:

@@ -305,17 +305,14 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
     ends with the same documents the answer counts, else the engine calls again: the output is
     always that of retrieving first. Callbacks see a wrong guess as a call that was cancelled.
 
-    The input is a dict with the prompt's variables, or the query alone; the output has the inputs,
-    the documents (`context`), best first, and the `answer`. The prompt shows the documents as text,
-    with labels, in the planned order.
+    The input is a dict with the query (`input`) and the prompt's other variables, or the query
+    alone; the output has the inputs, the documents (`context`), best first, and the `answer`. The
+    prompt shows the documents as text, with labels, in the planned order.
 
     Args:
         retriever: A retriever over an engine.
-        prompt: The prompt template; one of its variables takes the documents.
+        prompt: The prompt template; its variable `context` takes the documents.
         llm: A chat model, as it is or bound to arguments.
-        query_key: The input that is searched for.
-        context_key: The prompt's variable for the documents.
-        answer_key: The name of the answer in the output.
         name: The run's name for callbacks.
     """
 
@@ -325,9 +322,6 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         retriever: WorkflowRetriever,
         prompt: BasePromptTemplate[Any],
         llm: Runnable[Any, Any],
-        query_key: str = "input",
-        context_key: str = "context",
-        answer_key: str = "answer",
         name: str | None = None,
     ) -> None:
         wanted = "a WorkflowRetriever; give the one that you have to an engine: WorkflowRetriever("
@@ -335,20 +329,14 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         self._retriever = checked_kind("retriever", retriever, WorkflowRetriever, wanted)
         wanted = "a prompt template; pass ChatPromptTemplate.from_messages(...)"
         self._prompt = checked_kind("prompt", prompt, BasePromptTemplate, wanted)
-        for key in (query_key, context_key, answer_key):
-            checked_kind("a key", key, str, "a string")
-        if context_key not in prompt.input_variables:
+        if "context" not in prompt.input_variables:
             raise InvalidRequestError(
-                f"the prompt has no variable {context_key!r} for the documents, only "
-                f"{', '.join(map(repr, prompt.input_variables)) or 'none'}; name it with "
-                "context_key="
+                "the prompt has no variable 'context' for the documents, only "
+                f"{', '.join(map(repr, prompt.input_variables)) or 'none'}"
             )
         self.name = type(self).__name__ if name is None else name
         self._llm = checked_model(llm)
-        self._query_key = query_key
-        self._context_key = context_key
-        self._answer_key = answer_key
-        self._needed = {query_key, *prompt.input_variables} - {context_key}
+        self._needed = {"input", *prompt.input_variables} - {"context"}
 
     @property
     def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
@@ -363,8 +351,8 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the inputs, the documents, and the answer piece by piece."""
         inputs = self._checked_inputs(input)
-        yield AddableDict({key: one for key, one in inputs.items() if key != self._answer_key})
-        source, query = self._retriever, inputs[self._query_key]
+        yield AddableDict({key: one for key, one in inputs.items() if key != "answer"})
+        source, query = self._retriever, inputs["input"]
         inside = patch_config(config, callbacks=run_manager.get_child())
         said = partial(self._said, inputs, inside)
         graph = speculative_rag_graph(self.get_name(), said, source.k, source.retriever)
@@ -382,37 +370,34 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
                     if isinstance(event, DocumentsFound):
                         found = as_documents(event.documents, event.scores, source.document_of)
                         await search.on_retriever_end(found)
-                        yield AddableDict({self._context_key: found})
+                        yield AddableDict({"context": found})
                     elif isinstance(event, TextDelta):
                         is_empty = False
-                        yield AddableDict({self._answer_key: event.text})
+                        yield AddableDict({"answer": event.text})
         except BaseException as error:
             if found is None:
                 await search.on_retriever_error(error)
             raise
         if is_empty:
-            yield AddableDict({self._answer_key: ""})
+            yield AddableDict({"answer": ""})
 
     async def _said(
         self, inputs: Mapping[str, Any], config: RunnableConfig, context: str
     ) -> AsyncGenerator[Piece, None]:
         """Put documents into the prompt, and yield what the model says to that."""
-        filled = await self._prompt.aformat_prompt(**{**inputs, self._context_key: context})
+        filled = await self._prompt.aformat_prompt(**{**inputs, "context": context})
         async with aclosing(streamed(self._llm, filled, config, {})) as pieces:
             async for piece in pieces:
                 yield piece
 
     def _checked_inputs(self, given: Any) -> dict[str, Any]:
-        inputs = dict(given) if isinstance(given, Mapping) else {self._query_key: given}
+        inputs = dict(given) if isinstance(given, Mapping) else {"input": given}
         missing = sorted(self._needed - set(inputs))
         if missing:
             raise InvalidRequestError(
                 f"the input lacks {', '.join(map(repr, missing))}; pass a dict with "
                 f"{', '.join(map(repr, sorted(self._needed)))}"
             )
-        if not isinstance(inputs[self._query_key], str):
-            raise InvalidRequestError(
-                f"{self._query_key!r} is searched for, so it must be a string, "
-                f"not {describe(inputs[self._query_key])}; name another one with query_key="
-            )
+        wanted = "a string, for it is searched for"
+        checked_kind("'input'", inputs["input"], str, wanted)
         return inputs
