@@ -1,17 +1,26 @@
-"""One partition: a table of requests, planned together, with the plans as columns."""
+"""What Ray's workers do: they plan the requests of tables, with the plans as columns."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.distributed.partitions import conversation_digest, reproducible_order
+from ctxreuse.distributed.partitions import (
+    Contexts,
+    contexts_of,
+    conversation_digest,
+    reproducible_order,
+)
 from ctxreuse.errors import CtxreuseError, InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
@@ -27,6 +36,12 @@ PLANNED = {
     "plan_position": pa.int64(),
 }
 """The columns that planning adds, with their types."""
+
+PARTITION = "plan_partition"
+"""The column that says where a row goes; planning does not add it."""
+
+_CHUNK_BYTES = 32 << 20
+"""A quarter of the size at which Ray Data begins a new block, so that it cuts no chunk in two."""
 
 _fail_open = FailOpen("plan_dataset", "the requests of a partition go out as retrieved")
 
@@ -211,3 +226,52 @@ def _filling(counts: Mapping[int, int], room: int) -> list[int]:
             chosen.append(sizes[number])
             left -= sizes[number]
     return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningJob:
+    """What Ray's workers do with tables of requests."""
+
+    read: Callable[[Mapping[str, Any]], ContextRequest]
+    planner: ReusePlanner
+    batch_size: int
+
+    def counted(self, table: pa.Table) -> pa.Table:
+        """Return what decides where rows go, in one row."""
+        contexts, names = self._contexts(table), [one.name for one in fields(Contexts)]
+        return pa.table({name: pa.array([getattr(contexts, name)]) for name in names})
+
+    def located(self, table: pa.Table, partitioning: Any) -> pa.Table:
+        """Return rows with their partition; a `Partitioning` is in Ray's object store."""
+        import ray
+
+        taken = [name for name in (PARTITION, *PLANNED) if name in table.column_names]
+        if taken:
+            raise InvalidRequestError(
+                f"the dataset has a column {taken[0]!r} already, where plans are put; rename it "
+                "with ds.rename_columns, or drop it with ds.drop_columns"
+            )
+        partitions = ray.get(partitioning).of(self._contexts(table)) if table.num_rows else ()
+        return table.append_column(PARTITION, pa.array(partitions, pa.int64()))
+
+    def planned(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Plan the partition of a table; yield the rows in execution order, in small tables."""
+        partitions = table[PARTITION].to_numpy() if table.num_rows else np.empty(0, np.int64)
+        for number in np.unique(partitions).tolist() or [0]:
+            rows = table.filter(pc.equal(table[PARTITION], number))
+            requests = self._requests(rows)
+            planned = planned_table(rows, requests, self.planner, number, self.batch_size)
+            # cut into small tables, each of whole batches
+            batches = _CHUNK_BYTES * planned.num_rows // max(planned.nbytes, 1) // self.batch_size
+            step = max(1, batches) * self.batch_size
+            for start in range(0, max(planned.num_rows, 1), step):
+                yield planned.slice(start, step)
+
+    def _requests(self, table: pa.Table) -> list[ContextRequest]:
+        requests = [self.read(row) for row in table.to_pylist()]
+        for one in requests:
+            checked_kind("what request returns for a row", one, ContextRequest, "a ContextRequest")
+        return requests
+
+    def _contexts(self, table: pa.Table) -> Contexts:
+        return contexts_of(self._requests(table), self.planner.count_tokens)

@@ -6,14 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.checks import check_function, checked_integer, checked_kind
 from ctxreuse.distributed.partitions import (
     Contexts,
-    Partitioning,
-    contexts_of,
     joined_contexts,
     partition,
 )
@@ -23,7 +19,6 @@ from ctxreuse.sharing.environment import as_given, settled
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from ray import ObjectRef
     from ray.data import Dataset
 
 Row: TypeAlias = Mapping[str, Any]
@@ -96,8 +91,6 @@ def _blocks(values: Any) -> Iterator[ContextBlock | str]:
 RequestReader: TypeAlias = Callable[[Row], ContextRequest]
 
 _ROWS_AT_A_TIME = 1_024
-_CHUNK_BYTES = 32 << 20
-"""A quarter of the size at which Ray Data begins a new block, so that it cuts no chunk in two."""
 
 
 def plan_dataset(
@@ -152,11 +145,13 @@ def plan_dataset(
         from ray.data import Dataset
     except ImportError as error:
         raise MissingExtraError("plan_dataset", "ray") from error
+    from ctxreuse.distributed.planned_table import PARTITION, PlanningJob
+
     checked_kind("ds", ds, Dataset, "a ray.data.Dataset")
     read = _reader(columns, request)
     checked_integer("partition_size", partition_size, 1)
     checked_integer("batch_size", batch_size, 1)
-    job = _Job(read, _checked_planner(planner), batch_size)
+    job = PlanningJob(read, _checked_planner(planner), batch_size)
     as_tables: dict[str, Any] = {"batch_format": "pyarrow", "zero_copy_batch": True}
     counted = ds.map_batches(job.counted, batch_size=_ROWS_AT_A_TIME, **as_tables)
     tables = counted.iter_batches(batch_size=None, batch_format="pyarrow")
@@ -166,12 +161,9 @@ def plan_dataset(
     )
     # one block for each partition, in order: batches begin anew with each
     bounds = list(range(1, partitioning.count)) or [0]
-    return located.sort(_PARTITION, boundaries=bounds).map_batches(
+    return located.sort(PARTITION, boundaries=bounds).map_batches(
         job.planned, batch_size=None, **as_tables
     )
-
-
-_PARTITION = "plan_partition"
 
 
 def _reader(columns: Mapping[str, str] | None, request: RequestReader | None) -> RequestReader:
@@ -196,62 +188,6 @@ def _checked_planner(planner: ReusePlanner | None) -> ReusePlanner:
             "partition planned again would come out otherwise; leave shared_log out"
         )
     return planner
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    read: RequestReader
-    planner: ReusePlanner
-    batch_size: int
-
-    def counted(self, table: pa.Table) -> pa.Table:
-        """Return what decides where rows go, in one row."""
-        import pyarrow as pa
-
-        contexts, names = self._contexts(table), [one.name for one in fields(Contexts)]
-        return pa.table({name: pa.array([getattr(contexts, name)]) for name in names})
-
-    def located(self, table: pa.Table, partitioning: ObjectRef[Partitioning]) -> pa.Table:
-        """Return rows with their partition."""
-        import pyarrow as pa
-        import ray
-
-        from ctxreuse.distributed.planned_table import PLANNED
-
-        taken = [name for name in (_PARTITION, *PLANNED) if name in table.column_names]
-        if taken:
-            raise InvalidRequestError(
-                f"the dataset has a column {taken[0]!r} already, where plans are put; rename it "
-                "with ds.rename_columns, or drop it with ds.drop_columns"
-            )
-        partitions = ray.get(partitioning).of(self._contexts(table)) if table.num_rows else ()
-        return table.append_column(_PARTITION, pa.array(partitions, pa.int64()))
-
-    def planned(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Plan the partition of a table; yield the rows in execution order, in small tables."""
-        import pyarrow.compute as pc
-
-        from ctxreuse.distributed.planned_table import planned_table
-
-        partitions = table[_PARTITION].to_numpy() if table.num_rows else np.empty(0, np.int64)
-        for number in np.unique(partitions).tolist() or [0]:
-            rows = table.filter(pc.equal(table[_PARTITION], number))
-            requests = self._requests(rows)
-            planned = planned_table(rows, requests, self.planner, number, self.batch_size)
-            # cut into small tables, each of whole batches
-            batches = _CHUNK_BYTES * planned.num_rows // max(planned.nbytes, 1) // self.batch_size
-            step = max(1, batches) * self.batch_size
-            for start in range(0, max(planned.num_rows, 1), step):
-                yield planned.slice(start, step)
-
-    def _requests(self, table: pa.Table) -> list[ContextRequest]:
-        requests = [self.read(row) for row in table.to_pylist()]
-        for one in requests:
-            checked_kind("what request returns for a row", one, ContextRequest, "a ContextRequest")
-        return requests
-
-    def _contexts(self, table: pa.Table) -> Contexts:
-        return contexts_of(self._requests(table), self.planner.count_tokens)
 
 
 def _contexts_in(table: pa.Table) -> Contexts:

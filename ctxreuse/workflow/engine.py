@@ -38,7 +38,7 @@ from ctxreuse.serving.aio.concurrency import (
 )
 from ctxreuse.serving.dispatch import Progress, progress_bar
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
-from ctxreuse.workflow.graph.builder import WorkflowGraph
+from ctxreuse.workflow.graph.builder import WorkflowGraph, compiled_graph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
 from ctxreuse.workflow.models.language_model import LanguageModel, checked_llm
@@ -475,11 +475,8 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
 
     def _checked(self, graph: object) -> Graph:
         """Return a graph, compiled, if this engine can run it."""
-        if isinstance(graph, WorkflowGraph):
-            graph = graph.compile()
-        if not isinstance(graph, Graph):
-            raise GraphError(f"graph must be a WorkflowGraph, not {describe(graph)}")
-        for node in graph.nodes.values():
+        compiled = compiled_graph(graph)
+        for node in compiled.nodes.values():
             if isinstance(node, Retrieval):
                 name = node.retriever or DEFAULT_RETRIEVER
                 if name not in self._retrievers:
@@ -492,7 +489,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
                     f"node {quoted([node.name])} asks the engine's model, but the engine has none; "
                     "pass llm= to WorkflowEngine, or to add_generation"
                 )
-        return graph
+        return compiled
 
 
 @lru_cache(maxsize=100)

@@ -296,6 +296,14 @@ class WorkflowGraph:
         return outputs[-1] if outputs else ""  # a graph without nodes is refused
 
 
+def compiled_graph(graph: object) -> Graph:
+    """Return a graph, compiled if it is not yet."""
+    compiled = graph.compile() if isinstance(graph, WorkflowGraph) else graph
+    if not isinstance(compiled, Graph):
+        raise GraphError(f"graph must be a WorkflowGraph, not {describe(graph)}")
+    return compiled
+
+
 def _checked_defaults(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
     if defaults is None:
         return {}

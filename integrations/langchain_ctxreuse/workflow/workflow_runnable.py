@@ -22,7 +22,7 @@ from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.aio.runnable_bridge import Input, Output, RunnableBridge
 from ctxreuse.workflow.engine import WorkflowEngine
 from ctxreuse.workflow.errors import GraphError, quoted
-from ctxreuse.workflow.graph.builder import WorkflowGraph
+from ctxreuse.workflow.graph.builder import WorkflowGraph, compiled_graph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, Generation
 from ctxreuse.workflow.library import speculative_rag_graph
@@ -45,17 +45,15 @@ from langchain_ctxreuse.workflow.served_components import (
     with_documents,
 )
 
+_OPTIONS = ("graph", "deadline_s", "tenant", "session")
+"""What `WorkflowEngine.stream` takes besides inputs."""
+
 
 class EngineRunnable(RunnableBridge[Input, Output, RunnableConfig], Runnable[Input, Output]):
     """Runs on a workflow engine, for asynchronous and sync callers.
 
     `batch` gives all inputs to the engine at once, which runs as many at a time as it takes.
     """
-
-    @property
-    def InputType(self) -> Any:  # noqa: N802  # the base class names it so
-        """The type of the input, for schemas."""
-        return Any
 
     async def _answer(
         self,
@@ -104,21 +102,19 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
         deadline_s: float | None = None,
         document_of: DocumentOf | None = None,
     ) -> None:
-        compiled = graph.compile() if isinstance(graph, WorkflowGraph) else graph
-        if not isinstance(compiled, Graph):
-            raise GraphError(f"graph must be a WorkflowGraph, not {describe(graph)}")
+        compiled = compiled_graph(graph)
         checked_document_of(document_of)
         self.name = compiled.name if name is None else name
         self._engine = checked_kind("engine", engine, WorkflowEngine, "a WorkflowEngine")
-        self._graph = _checked_inputs(compiled)
+        if taken := [one for one in compiled.inputs if one in _OPTIONS]:
+            raise GraphError(
+                f"workflow {quoted([compiled.name])} has the input {quoted(taken)}, which the "
+                "engine's stream() takes for itself; give it another name"
+            )
+        self._graph = compiled
         self._outputs = _checked_outputs(outputs, compiled)
         self._deadline_s = deadline_s
         self._document_of = document_of
-
-    @property
-    def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
-        """The type of the output, for schemas."""
-        return Any if self._outputs is None else dict[str, Any]
 
     async def _pieces(
         self,
@@ -216,16 +212,6 @@ class _StreamedAnswer:
                 self.is_written = True
                 return True
         return False
-
-
-def _checked_inputs(graph: Graph) -> Graph:
-    taken = [key for key in graph.inputs if key in ("graph", "deadline_s", "tenant", "session")]
-    if taken:
-        raise GraphError(
-            f"workflow {quoted([graph.name])} has the input {quoted(taken)}, which the engine's "
-            "stream() takes for itself; give it another name"
-        )
-    return graph
 
 
 def _checked_outputs(outputs: Iterable[str] | None, graph: Graph) -> tuple[str, ...] | None:
@@ -337,11 +323,6 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         self.name = type(self).__name__ if name is None else name
         self._llm = checked_model(llm)
         self._needed = {"input", *prompt.input_variables} - {"context"}
-
-    @property
-    def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
-        """The type of the output, for schemas."""
-        return dict[str, Any]
 
     async def _pieces(
         self,
