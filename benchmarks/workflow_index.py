@@ -60,11 +60,10 @@ POLICIES: dict[str, WorkflowOptions | None] = {
     "+ speculation": replace(OFF, speculation="adaptive", speculative_retrieval=True),
     "+ hot tier": OFF,
     "as RaLMSpec": replace(OFF, speculation="always"),
-    "as RAGCache": replace(OFF, speculation="stable"),
     "all": WorkflowOptions(),
 }
-"""Sub-stages alone, and each other technique added to them alone. Two speculate by fixed rules:
-always, from what the last search found (RaLMSpec); once a preview stays the same (RAGCache)."""
+"""Sub-stages alone, and each other technique added to them alone. One always speculates from what
+the last search found (RaLMSpec)."""
 
 TIER_SHARE = 0.2
 """The part of the index that the hot tier holds. Here the rest is in memory, too;

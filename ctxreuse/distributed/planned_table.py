@@ -1,17 +1,26 @@
-"""One partition: a table of requests, planned together, with the plans as columns."""
+"""What Ray's workers do: they plan the requests of tables, with the plans as columns."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from itertools import accumulate
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.distributed.digests import conversation_digest, reproducible_order
-from ctxreuse.distributed.prefix_groups import batch_order, prefix_groups
+from ctxreuse.distributed.partitions import (
+    Contexts,
+    contexts_of,
+    conversation_digest,
+    reproducible_order,
+)
 from ctxreuse.errors import CtxreuseError, InvalidRequestError
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import BatchPlan, Plan, Strategy
@@ -27,6 +36,12 @@ PLANNED = {
     "plan_position": pa.int64(),
 }
 """The columns that planning adds, with their types."""
+
+PARTITION = "plan_partition"
+"""The column that says where a row goes; planning does not add it."""
+
+_CHUNK_BYTES = 32 << 20
+"""A quarter of the size at which Ray Data begins a new block, so that it cuts no chunk in two."""
 
 _fail_open = FailOpen("plan_dataset", "the requests of a partition go out as retrieved")
 
@@ -145,3 +160,118 @@ def _column(name: str, values: list[Any]) -> pa.Array:
             "Arrow cannot hold the messages of these requests in one column; let the messages of "
             "all histories have contents of one kind, and texts that are valid Unicode"
         ) from error
+
+
+def prefix_groups(sequences: Sequence[Sequence[Hashable]], most: int) -> list[int]:
+    """Return the sizes of groups, subtrees that fit, of sequences in depth-first order."""
+    sizes: list[int] = []
+    stack = [(0, len(sequences), 0)]
+    while stack:
+        start, end, depth = stack.pop()
+        if depth and end - start <= most:
+            sizes.append(end - start)
+            continue
+        parts = []
+        for key, run in groupby(one[depth : depth + 1] for one in sequences[start:end]):
+            after = start + len(list(run))
+            step = after - start
+            if not key:  # they end here
+                step = most if depth else 1
+            parts += [(at, min(at + step, after), depth + 1) for at in range(start, after, step)]
+            start = after
+        stack += reversed(parts)
+    return sizes
+
+
+def batch_order(sizes: Sequence[int], most: int) -> list[int]:
+    """Return an order of groups in which few of them stand across the end of a batch."""
+    waiting: dict[int, deque[int]] = {}
+    for group, size in enumerate(sizes):
+        waiting.setdefault(size, deque()).append(group)
+
+    def take(size: int) -> int:
+        group = waiting[size].popleft()
+        if not waiting[size]:
+            del waiting[size]
+        return group
+
+    order: list[int] = []
+    room = most
+    while waiting:
+        # it begins a batch, or fills the one before and goes on in the next
+        first = min(groups[0] for groups in waiting.values())
+        order.append(take(sizes[first]))
+        room = (room - sizes[first] - 1) % most + 1
+        if room < most:
+            counts = {size: len(groups) for size, groups in waiting.items()}
+            chosen = sorted(take(size) for size in _filling(counts, room))
+            order += chosen
+            room = room - sum(sizes[group] for group in chosen) or most
+    return order
+
+
+def _filling(counts: Mapping[int, int], room: int) -> list[int]:
+    """Return sizes that fill a room best, few of them small, of the groups that there are."""
+    sizes = sorted((size for size in counts if size <= room), reverse=True)
+    sums = [1]  # for each number of sizes the sums that the largest make, as bits
+    for size in sizes:
+        reached = sums[-1]
+        for _ in range(min(counts[size], room // size)):
+            reached |= reached << size
+        sums.append(reached & ((2 << room) - 1))
+    left = sums[-1].bit_length() - 1
+    chosen = []
+    for number in range(len(sizes) - 1, -1, -1):
+        while not sums[number] >> left & 1:
+            chosen.append(sizes[number])
+            left -= sizes[number]
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningJob:
+    """What Ray's workers do with tables of requests."""
+
+    read: Callable[[Mapping[str, Any]], ContextRequest]
+    planner: ReusePlanner
+    batch_size: int
+
+    def counted(self, table: pa.Table) -> pa.Table:
+        """Return what decides where rows go, in one row."""
+        contexts, names = self._contexts(table), [one.name for one in fields(Contexts)]
+        return pa.table({name: pa.array([getattr(contexts, name)]) for name in names})
+
+    def located(self, table: pa.Table, partitioning: Any) -> pa.Table:
+        """Return rows with their partition; a `Partitioning` is in Ray's object store."""
+        import ray
+
+        taken = [name for name in (PARTITION, *PLANNED) if name in table.column_names]
+        if taken:
+            raise InvalidRequestError(
+                f"the dataset has a column {taken[0]!r} already, where plans are put; rename it "
+                "with ds.rename_columns, or drop it with ds.drop_columns"
+            )
+        partitions = ray.get(partitioning).of(self._contexts(table)) if table.num_rows else ()
+        return table.append_column(PARTITION, pa.array(partitions, pa.int64()))
+
+    def planned(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Plan the partition of a table; yield the rows in execution order, in small tables."""
+        partitions = table[PARTITION].to_numpy() if table.num_rows else np.empty(0, np.int64)
+        for number in np.unique(partitions).tolist() or [0]:
+            rows = table.filter(pc.equal(table[PARTITION], number))
+            requests = self._requests(rows)
+            planned = planned_table(rows, requests, self.planner, number, self.batch_size)
+            # cut into small tables, each of whole batches
+            batches = _CHUNK_BYTES * planned.num_rows // max(planned.nbytes, 1) // self.batch_size
+            step = max(1, batches) * self.batch_size
+            for start in range(0, max(planned.num_rows, 1), step):
+                yield planned.slice(start, step)
+
+    def _requests(self, table: pa.Table) -> list[ContextRequest]:
+        requests = [self.read(row) for row in table.to_pylist()]
+        for one in requests:
+            checked_kind("what request returns for a row", one, ContextRequest, "a ContextRequest")
+        return requests
+
+    def _contexts(self, table: pa.Table) -> Contexts:
+        return contexts_of(self._requests(table), self.planner.count_tokens)

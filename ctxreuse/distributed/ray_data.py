@@ -2,31 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
-from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.checks import check_function, checked_integer, checked_kind
-from ctxreuse.distributed.digests import Contexts, contexts_of, joined
-from ctxreuse.distributed.partitions import Partitioning, partition
-from ctxreuse.distributed.rows import ColumnReader, Row
-from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.distributed.partitions import (
+    Contexts,
+    joined_contexts,
+    partition,
+)
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.sharing.environment import as_given, settled
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from ray import ObjectRef
     from ray.data import Dataset
+
+Row: TypeAlias = Mapping[str, Any]
+
+FIELDS = ("blocks", "query", "system", "history", "conversation_id", "tenant", "request_id")
+"""What of a request stands in columns."""
+
+_BLOCK_FIELDS = ("id", "text", "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnReader:
+    """Reads requests from columns, by field where these have other names."""
+
+    columns: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        checked_kind("columns", self.columns, Mapping, "a dict of field: column, or None")
+        for name, column in self.columns.items():
+            if name not in FIELDS:
+                fields = ", ".join(map(repr, FIELDS))
+                raise InvalidRequestError(
+                    f"columns names the field {describe(name)}; a request has {fields}"
+                )
+            checked_kind(f"the column of {name!r}", column, str, "a string")
+
+    def __call__(self, row: Row) -> ContextRequest:
+        """Return a row's request."""
+        fields = {}
+        for name in FIELDS:
+            column = self.columns.get(name, name)
+            if column in row:
+                fields[name] = row[column]
+            elif name == "blocks" or name in self.columns:
+                raise InvalidRequestError(
+                    f"there is no column {column!r} with the {name} of a request; "
+                    f"say which it is: columns={{{name!r}: ...}}"
+                )
+        for name in ("query", "tenant"):
+            if name in fields and fields[name] is None:  # Arrow's null
+                del fields[name]
+        if isinstance(fields.get("history"), list):
+            # without the keys that only other messages of the column have
+            fields["history"] = [
+                {name: part for name, part in one.items() if part is not None or name == "content"}
+                if isinstance(one, Mapping)
+                else one
+                for one in fields["history"]
+            ]
+        return ContextRequest(_blocks(fields.pop("blocks")), **fields)
+
+
+def _blocks(values: Any) -> Iterator[ContextBlock | str]:
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Sequence):
+        raise InvalidRequestError(
+            f"the blocks of a row must be a list of texts or of structs with "
+            f"{', '.join(_BLOCK_FIELDS)}, not {describe(values)}"
+        )
+    for value in values:
+        if isinstance(value, Mapping):
+            if "text" not in value:
+                raise InvalidRequestError(
+                    f"a block must have a text; the struct has only {', '.join(map(repr, value))}"
+                )
+            yield ContextBlock(**{name: value[name] for name in _BLOCK_FIELDS if name in value})
+        else:
+            yield value
+
 
 RequestReader: TypeAlias = Callable[[Row], ContextRequest]
 
 _ROWS_AT_A_TIME = 1_024
-_CHUNK_BYTES = 32 << 20
-"""A quarter of the size at which Ray Data begins a new block, so that it cuts no chunk in two."""
 
 
 def plan_dataset(
@@ -81,26 +145,25 @@ def plan_dataset(
         from ray.data import Dataset
     except ImportError as error:
         raise MissingExtraError("plan_dataset", "ray") from error
+    from ctxreuse.distributed.planned_table import PARTITION, PlanningJob
+
     checked_kind("ds", ds, Dataset, "a ray.data.Dataset")
     read = _reader(columns, request)
     checked_integer("partition_size", partition_size, 1)
     checked_integer("batch_size", batch_size, 1)
-    job = _Job(read, _checked_planner(planner), batch_size)
+    job = PlanningJob(read, _checked_planner(planner), batch_size)
     as_tables: dict[str, Any] = {"batch_format": "pyarrow", "zero_copy_batch": True}
     counted = ds.map_batches(job.counted, batch_size=_ROWS_AT_A_TIME, **as_tables)
     tables = counted.iter_batches(batch_size=None, batch_format="pyarrow")
-    partitioning = partition(joined(map(_contexts_in, tables)), partition_size)
+    partitioning = partition(joined_contexts(map(_contexts_in, tables)), partition_size)
     located = ds.map_batches(
         job.located, batch_size=_ROWS_AT_A_TIME, fn_args=[ray.put(partitioning)], **as_tables
     )
     # one block for each partition, in order: batches begin anew with each
     bounds = list(range(1, partitioning.count)) or [0]
-    return located.sort(_PARTITION, boundaries=bounds).map_batches(
+    return located.sort(PARTITION, boundaries=bounds).map_batches(
         job.planned, batch_size=None, **as_tables
     )
-
-
-_PARTITION = "plan_partition"
 
 
 def _reader(columns: Mapping[str, str] | None, request: RequestReader | None) -> RequestReader:
@@ -125,62 +188,6 @@ def _checked_planner(planner: ReusePlanner | None) -> ReusePlanner:
             "partition planned again would come out otherwise; leave shared_log out"
         )
     return planner
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    read: RequestReader
-    planner: ReusePlanner
-    batch_size: int
-
-    def counted(self, table: pa.Table) -> pa.Table:
-        """Return what decides where rows go, in one row."""
-        import pyarrow as pa
-
-        contexts, names = self._contexts(table), [one.name for one in fields(Contexts)]
-        return pa.table({name: pa.array([getattr(contexts, name)]) for name in names})
-
-    def located(self, table: pa.Table, partitioning: ObjectRef[Partitioning]) -> pa.Table:
-        """Return rows with their partition."""
-        import pyarrow as pa
-        import ray
-
-        from ctxreuse.distributed.planned_table import PLANNED
-
-        taken = [name for name in (_PARTITION, *PLANNED) if name in table.column_names]
-        if taken:
-            raise InvalidRequestError(
-                f"the dataset has a column {taken[0]!r} already, where plans are put; rename it "
-                "with ds.rename_columns, or drop it with ds.drop_columns"
-            )
-        partitions = ray.get(partitioning).of(self._contexts(table)) if table.num_rows else ()
-        return table.append_column(_PARTITION, pa.array(partitions, pa.int64()))
-
-    def planned(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Plan the partition of a table; yield the rows in execution order, in small tables."""
-        import pyarrow.compute as pc
-
-        from ctxreuse.distributed.planned_table import planned_table
-
-        partitions = table[_PARTITION].to_numpy() if table.num_rows else np.empty(0, np.int64)
-        for number in np.unique(partitions).tolist() or [0]:
-            rows = table.filter(pc.equal(table[_PARTITION], number))
-            requests = self._requests(rows)
-            planned = planned_table(rows, requests, self.planner, number, self.batch_size)
-            # cut into small tables, each of whole batches
-            batches = _CHUNK_BYTES * planned.num_rows // max(planned.nbytes, 1) // self.batch_size
-            step = max(1, batches) * self.batch_size
-            for start in range(0, max(planned.num_rows, 1), step):
-                yield planned.slice(start, step)
-
-    def _requests(self, table: pa.Table) -> list[ContextRequest]:
-        requests = [self.read(row) for row in table.to_pylist()]
-        for one in requests:
-            checked_kind("what request returns for a row", one, ContextRequest, "a ContextRequest")
-        return requests
-
-    def _contexts(self, table: pa.Table) -> Contexts:
-        return contexts_of(self._requests(table), self.planner.count_tokens)
 
 
 def _contexts_in(table: pa.Table) -> Contexts:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import astuple, replace
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
 from itertools import count
 from os import PathLike
 from types import NoneType
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, TypeAlias, TypeVar
 
+from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.checks import checked_kind, checked_list, checked_number
 from ctxreuse.context.copies import OnePerProcess
-from ctxreuse.context.fork_safety import renew_after_fork
+from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.planner import ReusePlanner
@@ -29,7 +38,7 @@ from ctxreuse.serving.aio.concurrency import (
 )
 from ctxreuse.serving.dispatch import Progress, progress_bar
 from ctxreuse.workflow.errors import DeadlineError, EngineClosedError, GraphError, quoted
-from ctxreuse.workflow.graph.builder import WorkflowGraph
+from ctxreuse.workflow.graph.builder import WorkflowGraph, compiled_graph
 from ctxreuse.workflow.graph.compiled import Graph
 from ctxreuse.workflow.graph.nodes import END, START, Generation, Retrieval
 from ctxreuse.workflow.models.language_model import LanguageModel, checked_llm
@@ -53,7 +62,6 @@ from ctxreuse.workflow.runtime.services import (
     Services,
     WorkflowOptions,
 )
-from ctxreuse.workflow.runtime.single_loop import SingleLoopRunner
 from ctxreuse.workflow.runtime.workflow_run import WorkflowRun
 from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 
@@ -61,10 +69,76 @@ Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 """A graph, and its only input or a dict of its inputs."""
 
 
-class _BatchOptions(TypedDict, total=False):
-    deadline_s: float | None
-    tenant: str | None
-    progress: bool
+_Result = TypeVar("_Result")
+_LOOP_ENDED = (
+    "the event loop that the engine was at work in has ended, and this run with it; run it again, "
+    "or use the engine in one event loop only"
+)
+
+
+@dataclass(slots=True, eq=False)
+class _OwnerLoop:
+    loop: asyncio.AbstractEventLoop
+    users: int = 0
+
+
+class _SingleLoopRunner:
+    """Runs coroutines of all callers in the first caller's loop, while anything runs there."""
+
+    def __init__(self) -> None:
+        self._lock = ForkSafeLock()
+        self._start_anew()
+        renew_after_fork(self._start_anew)
+
+    def _start_anew(self) -> None:
+        """Have no owner loop: in a child, the parent's does not run."""
+        self._owner: _OwnerLoop | None = None
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+        """Return what a coroutine returns; it has the caller's context variables."""
+        here = asyncio.get_running_loop()
+        with self._used(None) as owner:
+            if owner.loop is here:
+                return await work()
+            if owner.loop in sync_bridge.waiting_loops.get():
+                raise InvalidRequestError(
+                    "a call that is not asynchronous waits in the event loop that would have to "
+                    "answer it; await the method that is: ainvoke, aretrieve, arun_batch, ..."
+                )
+            running = self._run_in(owner, work)
+            try:
+                answer = asyncio.run_coroutine_threadsafe(running, owner.loop)
+            except RuntimeError as error:  # closed at this moment
+                running.close()
+                raise EngineClosedError(_LOOP_ENDED) from error
+            try:
+                return await asyncio.wrap_future(answer)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and not task.cancelling():
+                    raise EngineClosedError(_LOOP_ENDED) from None
+                raise
+
+    async def _run_in(
+        self, owner: _OwnerLoop, work: Callable[[], Coroutine[Any, Any, _Result]]
+    ) -> _Result:
+        with self._used(owner):  # a caller that is cancelled leaves before the work has ended
+            return await work()
+
+    @contextmanager
+    def _used(self, owner: _OwnerLoop | None) -> Iterator[_OwnerLoop]:
+        """Count a user of the owner loop; None takes the present one, or makes this loop it."""
+        with self._lock:
+            if owner is None:
+                owner = self._owner
+                if owner is None or not owner.users or owner.loop.is_closed():
+                    owner = self._owner = _OwnerLoop(asyncio.get_running_loop())
+            owner.users += 1
+        try:
+            yield owner
+        finally:
+            with self._lock:
+                owner.users -= 1
 
 
 class WorkflowEngine(OnePerProcess, AsyncClosing):
@@ -107,7 +181,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             Services, self._llm, self._retrievers, planner, options, execute, clock
         )
         self._numbers = count(1)
-        self._loop = SingleLoopRunner()
+        self._loop = _SingleLoopRunner()
         self._is_closed = False
         self._runs = self._finished = self._failed = self._cancelled = 0
         self._start_anew()
@@ -201,20 +275,6 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         await self._run(graph, query, {}, deadline_s, tenant, session, keep)
         return found[0]
 
-    @overload
-    async def arun_batch(
-        self,
-        jobs: Iterable[Job],
-        *,
-        return_exceptions: Literal[False] = False,
-        **options: Unpack[_BatchOptions],
-    ) -> list[WorkflowResult]: ...
-
-    @overload
-    async def arun_batch(
-        self, jobs: Iterable[Job], *, return_exceptions: bool, **options: Unpack[_BatchOptions]
-    ) -> list[WorkflowResult | Exception]: ...
-
     async def arun_batch(
         self,
         jobs: Iterable[Job],
@@ -223,8 +283,8 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         return_exceptions: bool = False,
         progress: bool = False,
-    ) -> list[WorkflowResult] | list[WorkflowResult | Exception]:
-        """Run many graphs, as many at a time as the options allow; return their results in order.
+    ) -> list[Any]:
+        """Run many graphs, as many at a time as the options allow; return each `WorkflowResult`.
 
         Args:
             jobs: Pairs of a graph and its input.
@@ -243,7 +303,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         shown = progress_bar("workflows") if progress else nullcontext()
         with shown as tell:
 
-            async def one(graph: WorkflowGraph | Graph, given: Any) -> WorkflowResult | Exception:
+            async def one(graph: WorkflowGraph | Graph, given: Any) -> Any:
                 nonlocal ended
                 single, inputs = (None, given) if isinstance(given, Mapping) else (given, {})
                 try:
@@ -259,20 +319,6 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
 
             return await all_of(one(*job) for job in jobs)
 
-    @overload
-    def run_batch(
-        self,
-        jobs: Iterable[Job],
-        *,
-        return_exceptions: Literal[False] = False,
-        **options: Unpack[_BatchOptions],
-    ) -> list[WorkflowResult]: ...
-
-    @overload
-    def run_batch(
-        self, jobs: Iterable[Job], *, return_exceptions: bool, **options: Unpack[_BatchOptions]
-    ) -> list[WorkflowResult | Exception]: ...
-
     def run_batch(
         self,
         jobs: Iterable[Job],
@@ -281,7 +327,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         return_exceptions: bool = False,
         progress: bool = True,
-    ) -> list[WorkflowResult] | list[WorkflowResult | Exception]:
+    ) -> list[Any]:
         """`arun_batch`, for sync callers."""
         return sync_bridge.run(
             lambda: self.arun_batch(
@@ -374,8 +420,10 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         scope = current_scope()
         tenant = (scope.tenant or "") if tenant is None else tenant
         session = scope.conversation_id if session is None else session
+        # ids may be long, and 1 is not "1"
+        key = None if session is None else text_digest(repr(session))
         number = next(self._numbers)
-        context = RunContext(self._services, compiled, emit_here, number, tenant, session)
+        context = RunContext(self._services, compiled, emit_here, number, tenant, key)
         work = partial(self._run_in_owner_loop, context, inputs, deadline_s)
         return await self._loop.run(work)
 
@@ -427,11 +475,8 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
 
     def _checked(self, graph: object) -> Graph:
         """Return a graph, compiled, if this engine can run it."""
-        if isinstance(graph, WorkflowGraph):
-            graph = graph.compile()
-        if not isinstance(graph, Graph):
-            raise GraphError(f"graph must be a WorkflowGraph, not {describe(graph)}")
-        for node in graph.nodes.values():
+        compiled = compiled_graph(graph)
+        for node in compiled.nodes.values():
             if isinstance(node, Retrieval):
                 name = node.retriever or DEFAULT_RETRIEVER
                 if name not in self._retrievers:
@@ -444,7 +489,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
                     f"node {quoted([node.name])} asks the engine's model, but the engine has none; "
                     "pass llm= to WorkflowEngine, or to add_generation"
                 )
-        return graph
+        return compiled
 
 
 @lru_cache(maxsize=100)

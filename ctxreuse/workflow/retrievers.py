@@ -11,12 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
-from ctxreuse.context.checks import (
-    check_function,
-    checked_integer,
-    checked_kind,
-    checked_optional_integer,
-)
+from ctxreuse.context.checks import check_function, checked_integer, checked_kind
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.serving.aio.concurrency import all_of
 from ctxreuse.workflow.errors import WorkflowError
@@ -90,16 +85,12 @@ def checked_retriever(retriever: object, name: str = "retriever") -> Retriever:
 
 def found_blocks(found: object, k: int, finder: str) -> Documents:
     """Return the first k findings."""
+    wanted = f"{finder} must return a list of ContextBlock or str, not "
     if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
-        raise InvalidRequestError(
-            f"{finder} must return a list of ContextBlock or str, not {type(found).__name__}"
-        )
+        raise InvalidRequestError(wanted + type(found).__name__)
     for one in found:
         if not isinstance(one, (ContextBlock, str)):
-            raise InvalidRequestError(
-                f"{finder} must return a list of ContextBlock or str, not one with "
-                f"{type(one).__name__} in it"
-            )
+            raise InvalidRequestError(f"{wanted}one with {type(one).__name__} in it")
     return Documents(found[:k])
 
 
@@ -142,7 +133,7 @@ class KeywordRetriever:
             raise MissingExtraError("keyword search", "workflow") from error
         self._blocks = tuple(ContextRequest(blocks).unique_blocks.values())
         self._bm25s = bm25s
-        self._stopwords = _checked_stopwords(stopwords)
+        self._stopwords = stopwords
         if stemmer is not None and not callable(getattr(stemmer, "stemWord", stemmer)):
             raise InvalidRequestError(
                 f"stemmer must be a function, or have stemWord as PyStemmer's has, "
@@ -151,10 +142,10 @@ class KeywordRetriever:
         self._stemmer = stemmer
         try:
             self._words([""])
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise InvalidRequestError(
-                f"bm25s knows no stopwords of the language {describe(stopwords)}; "
-                'pass "english", another language, or a list of words'
+                f"bm25s knows no stopwords {describe(stopwords)}; "
+                'pass "english", another language, a list of words, or None'
             ) from error
         words = self._words([block.text for block in self._blocks])
         if not any(words):
@@ -193,21 +184,6 @@ class KeywordRetriever:
         return words
 
 
-def _checked_stopwords(stopwords: object) -> str | list[str]:
-    if stopwords is None:
-        return []
-    if isinstance(stopwords, str):
-        return stopwords
-    if isinstance(stopwords, Iterable):
-        words = list(stopwords)
-        if all(isinstance(word, str) for word in words):
-            return words
-    raise InvalidRequestError(
-        f"stopwords must be the name of a language, a list of words, or None, "
-        f"not {describe(stopwords)}"
-    )
-
-
 class RetrieverError(WorkflowError, RuntimeError):
     """One of several retrievers failed; its own error is the cause."""
 
@@ -233,26 +209,19 @@ class FusedRetriever:
     """Asks several retrievers side by side and fuses their results; one atomic stage.
 
     Args:
-        retrievers: The retrievers, by name: `{"dense": ..., "keyword": ...}`.
-        candidates: How many blocks each is asked for; None is twice as many as are wanted.
+        retrievers: The retrievers, by name: `{"dense": ..., "keyword": ...}`. Each is asked for
+            twice as many blocks as are wanted.
     """
 
-    def __init__(
-        self,
-        retrievers: Mapping[str, Retriever],
-        *,
-        candidates: int | None = None,
-    ) -> None:
+    def __init__(self, retrievers: Mapping[str, Retriever]) -> None:
         if not isinstance(retrievers, Mapping) or not retrievers:
             raise InvalidRequestError(
                 "retrievers must be a dict from names to retrievers, not "
                 f"{describe(retrievers)}; pass {{'dense': ..., 'keyword': ...}}"
             )
-        checked_optional_integer("candidates", candidates, 1)
         self._retrievers = {
             name: checked_retriever(one, f"retriever {name!r}") for name, one in retrievers.items()
         }
-        self._candidates = candidates
 
     async def retrieve(self, query: str, k: int) -> tuple[ContextBlock, ...]:
         """Return the k blocks that all the retrievers together find best.
@@ -261,7 +230,7 @@ class FusedRetriever:
             RetrieverError: One of them fails; the others are then cancelled.
         """
         check_search(query, k)
-        wanted = max(k, 2 * k if self._candidates is None else self._candidates)
+        wanted = 2 * k
 
         async def ask(name: str, retriever: Retriever) -> Documents:
             try:

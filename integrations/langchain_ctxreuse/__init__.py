@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from langchain_ctxreuse.agents.middleware import ReuseMiddleware
     from langchain_ctxreuse.chat_model.reuse_chat_model import ReuseChatModel
     from langchain_ctxreuse.reuse_store import ReuseStore
-    from langchain_ctxreuse.workflow.retrieval_chain import SpeculativeRAGChain, WorkflowRetriever
     from langchain_ctxreuse.workflow.served_components import LangChainLLM, RetrieverStage
-    from langchain_ctxreuse.workflow.workflow_runnable import WorkflowRunnable
+    from langchain_ctxreuse.workflow.workflow_runnable import (
+        SpeculativeRAGChain,
+        WorkflowRetriever,
+        WorkflowRunnable,
+    )
 
 __all__ = [
     "LangChainLLM",
@@ -46,12 +49,12 @@ __all__ = [
 
 _LATE = {
     "LangChainLLM": "workflow.served_components",
-    "SpeculativeRAGChain": "workflow.retrieval_chain",
+    "SpeculativeRAGChain": "workflow.workflow_runnable",
     "RetrieverStage": "workflow.served_components",
     "ReuseChatModel": "chat_model.reuse_chat_model",
     "ReuseMiddleware": "agents.middleware",
     "ReuseStore": "reuse_store",
-    "WorkflowRetriever": "workflow.retrieval_chain",
+    "WorkflowRetriever": "workflow.workflow_runnable",
     "WorkflowRunnable": "workflow.workflow_runnable",
 }
 # these need more than langchain-core, or much of it

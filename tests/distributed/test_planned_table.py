@@ -8,7 +8,7 @@ from planning_helpers import block
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.distributed import planned_table as module
-from ctxreuse.distributed.digests import contexts_of, request_digest
+from ctxreuse.distributed.partitions import contexts_of, request_digest
 from ctxreuse.distributed.planned_table import PLANNED, planned_table
 from ctxreuse.errors import InvalidRequestError
 

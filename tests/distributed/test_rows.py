@@ -1,7 +1,7 @@
 import pytest
 
 from ctxreuse import ContextBlock, ContextRequest
-from ctxreuse.distributed.rows import ColumnReader
+from ctxreuse.distributed.ray_data import ColumnReader
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
 
 ROW = {

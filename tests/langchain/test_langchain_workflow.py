@@ -267,17 +267,17 @@ class TestSpeculativeRAGChain:
     async def test_further_variables_reach_the_prompt_and_the_output(self):
         prompt = ChatPromptTemplate.from_messages(
             [
-                ("system", "Answer in {language}. Use {docs}"),
+                ("system", "Answer in {language}. Use {context}"),
                 MessagesPlaceholder("history"),
-                ("human", "{question}"),
+                ("human", "{input}"),
             ]
         )
-        chain = linked(prompt=prompt, query_key="question", context_key="docs", answer_key="said")
+        chain = linked(prompt=prompt)
         history = [HumanMessage("Hello."), AIMessage("Hi.")]
-        given = {"question": "red", "language": "Welsh", "history": history}
+        given = {"input": "red", "language": "Welsh", "history": history}
         output = await chain.ainvoke(given)
         assert {key: output[key] for key in given} == given
-        assert output["said"] == "red"
+        assert output["answer"] == "red"
         assert model_of(chain).calls[0].messages == [
             SystemMessage(f"Answer in Welsh. Use {shown('red')}"),
             *history,
@@ -367,7 +367,9 @@ class TestSpeculativeRAGChain:
         assert [one.page_content for one in chain.invoke("red")["context"]] == ["one", "two"]
 
     async def test_a_query_that_is_no_string_is_refused(self):
-        with pytest.raises(InvalidRequestError, match="'input' is searched for, so it must be"):
+        with pytest.raises(
+            InvalidRequestError, match="'input' must be a string, for it is searched"
+        ):
             await linked().ainvoke({"input": 3})
 
 
@@ -540,7 +542,11 @@ WRONG: dict[Any, list[tuple[type[Exception], dict[str, Any], str]]] = {
     SpeculativeRAGChain: [
         (InvalidRequestError, {"retriever": RunnableLambda(len)}, "must be a WorkflowRetriever"),
         (InvalidRequestError, {"prompt": "text"}, "must be a prompt template, not 'text'"),
-        (InvalidRequestError, {"context_key": "docs"}, "no variable 'docs' .*, only 'context', 'i"),
+        (
+            InvalidRequestError,
+            {"prompt": ChatPromptTemplate.from_template("{docs}")},
+            "no variable 'context' for the documents, only 'docs'",
+        ),
         (InvalidRequestError, {"llm": "gpt"}, "llm must be a LangChain chat model"),
     ],
     WorkflowRunnable: [

@@ -6,8 +6,7 @@ from helpers import tree_weight
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctxreuse.distributed.digests import Contexts
-from ctxreuse.distributed.partitions import partition
+from ctxreuse.distributed.partitions import Contexts, partition
 from ctxreuse.policy.clustering import reuse_orders
 
 

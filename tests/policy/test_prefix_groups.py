@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctxreuse.distributed.prefix_groups import batch_order, prefix_groups
+from ctxreuse.distributed.planned_table import batch_order, prefix_groups
 from ctxreuse.policy.view import depth_first_order
 
 sequences = st.lists(st.lists(st.sampled_from("abc"), max_size=4).map("".join), max_size=30)

@@ -93,7 +93,7 @@ def corpus_retriever(
         hot: The bytes of a hot tier, and after how many scans it is filled anew.
         options: Of the retriever.
     """
-    searched = IVFIndex(corpus_index(metric), threads=1)
+    searched = IVFIndex(corpus_index(metric))
     tier = None if hot is None else HotTier(searched, hot[0], every=hot[1])
     return VectorRetriever(searched, BLOCKS, WordEmbedder(), hot=tier, **options)
 

@@ -232,17 +232,16 @@ def test_an_absurd_k_gives_all_there_is():
 
 
 @pytest.mark.parametrize("is_step_wise", [False, True])
-async def test_a_search_that_finds_too_little_where_it_looks_goes_on_and_is_counted(is_step_wise):
+async def test_a_search_that_finds_too_little_where_it_looks_goes_on(is_step_wise):
     """A cluster holds a few of the corpus: `nprobe` 1 never finds 40 in it."""
     retriever = corpus_retriever(nprobe=1)
-    for k, further in ((1, 0), (40, 1), (len(BLOCKS) + 7, 2)):
+    for k in (1, 40, len(BLOCKS) + 7):
         if is_step_wise:
             async with engine_over(retriever) as engine:
                 found = (await engine.run(rag(k), "passage 1")).state["docs"]
         else:
             found = await retriever.retrieve("passage 1", k)
         assert len(found) == min(k, len(BLOCKS))
-        assert retriever.probed_further == further
 
 
 class Choosy(WordEmbedder):
@@ -456,7 +455,7 @@ async def test_a_failure_that_no_reader_waits_for_is_no_noise():
     broken=st.sets(st.integers(1, 30), max_size=8),
     pieces=st.integers(0, 3),
     seed=st.integers(0, 99),
-    speculation=st.sampled_from(("adaptive", "always", "stable", "off")),
+    speculation=st.sampled_from(("adaptive", "always", "off")),
 )
 def test_whatever_streams_break_a_run_is_right_or_names_the_node(broken, pieces, seed, speculation):
     draw = Random(seed)

@@ -50,9 +50,8 @@ def assert_as_stock(searched: IVFIndex, index: faiss.Index, k: int = 5) -> None:
 
 @metrics
 @pytest.mark.parametrize("k", [1, 5, 300, SIZE + 7])
-@pytest.mark.parametrize("threads", [None, 1, 2])
-def test_scanned_clusters_merge_to_what_stock_faiss_finds(metric, k, threads):
-    assert_as_stock(IVFIndex(shared_index(metric), threads=threads), shared_index(metric), k)
+def test_scanned_clusters_merge_to_what_stock_faiss_finds(metric, k):
+    assert_as_stock(IVFIndex(shared_index(metric)), shared_index(metric), k)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts a thread's switches")
@@ -208,7 +207,7 @@ def test_the_settings_of_the_index_and_of_the_thread_are_neither_used_nor_change
     index = build_index(metric)
     index.nprobe, index.parallel_mode = 3, 1
     lists, threads = int(index.invlists.this), faiss.omp_get_max_threads()
-    searched = IVFIndex(index, threads=threads + 1)
+    searched = IVFIndex(index)
     clusters = searched.nearest_clusters(QUERIES, 8)
     found = scan_all(searched, QUERIES, clusters, 5)
     assert (index.nprobe, index.parallel_mode, int(index.invlists.this)) == (3, 1, lists)
@@ -294,12 +293,6 @@ def test_a_file_that_is_no_index_is_named(tmp_path):
 def test_an_index_that_cannot_be_searched_in_steps_is_refused(index, message):
     with pytest.raises(InvalidRequestError, match=message):
         IVFIndex(index)
-
-
-@pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2"])
-def test_threads_must_be_a_positive_number(threads):
-    with pytest.raises(InvalidRequestError, match="threads must be an integer from 1"):
-        IVFIndex(shared_index("L2"), threads=threads)
 
 
 @pytest.mark.parametrize(

@@ -290,17 +290,16 @@ def test_a_batch_ends_several_searches_where_its_overhead_costs_more(overhead_s,
 
 
 @pytest.mark.parametrize(
-    ("pause_at", "pause_every", "parts"),
-    [(2, 0, [2, len(FULL) - 2]), (3, 2, [3] + [2] * ((len(FULL) - 3) // 2)), (0, 0, [len(FULL)])],
+    ("pause_at", "parts"), [(2, [2, len(FULL) - 2]), (0, [len(FULL)]), (len(FULL), [len(FULL)])]
 )
-def test_batches_end_where_their_search_wants_to_be_looked_at(pause_at, pause_every, parts):
+def test_a_batch_ends_where_its_search_wants_to_be_looked_at(pause_at, parts):
     search = search_for(1, FULL)
-    search.pause_at, search.pause_every = pause_at, pause_every
+    search.pause_at = pause_at
     queue = queue_with(search)
     sizes = []
     while (batch := queue.next_batch(budget_s=100.0)) is not None:
         sizes.append(len(batch.clusters))
-    assert sizes == parts + [1] * (len(FULL) - sum(parts))
+    assert sizes == parts
 
 
 def test_what_nobody_waits_for_is_scanned_only_where_nobody_waits():

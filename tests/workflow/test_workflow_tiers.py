@@ -160,7 +160,7 @@ def test_counters_tell_the_share_of_compared_vectors_that_was_hot(searched):
 
 
 def test_scans_in_other_threads_go_on_while_sets_are_swapped(files):
-    searched = IVFIndex.read(files / "L2", threads=1)
+    searched = IVFIndex.read(files / "L2")
     clusters = searched.nearest_clusters(QUERIES, NLIST)
     expected = scan_all(searched, QUERIES, clusters, 5)
     tier = HotTier(searched, PLENTY // 2, decay=0)

@@ -15,11 +15,11 @@ from ctxreuse.workflow.vector_search.scan_queue import ScanBatch
 from ctxreuse.workflow.vector_search.scheduler import ScanJob
 from ctxreuse.workflow.vector_search.top_k import (
     MISSING,
+    WORST,
     Candidates,
     ClusterFindings,
     best_by_group,
     nothing_found,
-    worst_score,
 )
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -51,7 +51,7 @@ def test_what_was_given_is_not_changed():
 
 @pytest.mark.parametrize(("higher", "worst"), [(True, -LARGEST), (False, LARGEST)])
 def test_nothing_found_is_preset_as_faiss_presets_its_heaps(higher, worst):
-    assert worst_score(higher) == worst
+    assert WORST[higher] == worst
     found = nothing_found((2, 1), higher)
     assert (found.scores.dtype, found.ids.dtype) == (np.float32, np.int64)
     assert_same(found, np.full((2, 1), worst, dtype=np.float32), np.full((2, 1), -1))
@@ -74,7 +74,7 @@ def test_groups_equal_a_plain_sort_of_each(given_candidates, k, higher):
             np.float32(score) for score, _ in expected
         ]
         assert set(found.ids[group].tolist()[len(expected) :]) <= {MISSING}
-        assert set(found.scores[group].tolist()[len(expected) :]) <= {worst_score(higher)}
+        assert set(found.scores[group].tolist()[len(expected) :]) <= {WORST[higher]}
 
 
 @examples(50)
@@ -127,7 +127,7 @@ def test_the_best_of_each_search_come_back(metric, seed, wanted):
             SearchHandle("", k, 0.0, vector=vectors[i]) for i, (k, _) in enumerate(wanted)
         ),
         vectors=vectors,
-        thresholds=np.full(len(wanted), index.worst, dtype=np.float32),
+        thresholds=np.full(len(wanted), WORST[index.higher_is_better], dtype=np.float32),
         rows=rows,
         clusters=clusters,
         k=most,

@@ -13,10 +13,9 @@ import pyarrow as pa
 from ctxreuse import ContextBlock, ContextRequest, Plan, ReusePlanner
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Reference, render_block
 from ctxreuse.context.scope import RequestScope
-from ctxreuse.distributed.digests import contexts_of
-from ctxreuse.distributed.partitions import partition
+from ctxreuse.distributed.partitions import contexts_of, partition
 from ctxreuse.distributed.planned_table import planned_table
-from ctxreuse.distributed.rows import ColumnReader
+from ctxreuse.distributed.ray_data import ColumnReader
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.pipeline.known_texts import KnownTexts
 from ctxreuse.pipeline.prompt_turn import PromptPart, PromptPlanner, ScopedPrompt

@@ -92,7 +92,7 @@ def _vector_retriever() -> VectorRetriever:
     index.train(vectors)
     index.add(vectors)
     # all clusters: which of them is near depends on how faiss makes them
-    return VectorRetriever(IVFIndex(index, threads=1), _BLOCKS, WordEmbedder(), nprobe=8)
+    return VectorRetriever(IVFIndex(index), _BLOCKS, WordEmbedder(), nprobe=8)
 
 
 def _said(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -9,10 +9,25 @@ from typing import Any
 from ctxreuse.context.checks import checked_list
 from ctxreuse.errors import describe
 from ctxreuse.workflow.errors import GraphError, quoted
-from ctxreuse.workflow.graph.compiled import Edges, Graph, RouteFunction, Router, mermaid_lines
-from ctxreuse.workflow.graph.nodes import END, START, Function, Generation, Node, Retrieval
+from ctxreuse.workflow.graph.compiled import (
+    Edges,
+    Graph,
+    RouteFunction,
+    Router,
+    check_flow,
+    check_names,
+    mermaid_lines,
+)
+from ctxreuse.workflow.graph.nodes import (
+    END,
+    START,
+    Function,
+    Generation,
+    Node,
+    Retrieval,
+    check_key,
+)
 from ctxreuse.workflow.graph.state import State, Template
-from ctxreuse.workflow.graph.validation import check_flow, check_names
 from ctxreuse.workflow.models.language_model import LanguageModel
 
 MOST_NODES = 1_000
@@ -53,10 +68,10 @@ class WorkflowGraph:
                 f"a workflow's name must be a string and not empty, not {describe(name)}"
             )
         if answer is not None:
-            _check_key("answer", answer)
+            check_key("answer", answer)
         keys = checked_list("inputs", inputs, "a list of keys", error=GraphError)
         for key in keys:
-            _check_key("inputs", key)
+            check_key("inputs", key)
         if not keys:
             raise GraphError("inputs is empty; name at least one key, such as 'input'")
         self._name = name
@@ -204,7 +219,6 @@ class WorkflowGraph:
                     f"the edge from {quoted([source])} to {quoted([target])} has targets=, which "
                     "only a router has; leave it out"
                 )
-            _check_not_start(source, target)
             self._static.setdefault(source, {})[target] = None
         elif callable(target):
             router = Router(target, _checked_targets(source, targets))
@@ -282,12 +296,12 @@ class WorkflowGraph:
         return outputs[-1] if outputs else ""  # a graph without nodes is refused
 
 
-def _check_key(what: str, key: object) -> None:
-    if not isinstance(key, str) or not key.isidentifier():
-        raise GraphError(
-            f"{what} has the key {describe(key)}, which no {{variable}} can read; "
-            "give a name of letters, digits and underscores"
-        )
+def compiled_graph(graph: object) -> Graph:
+    """Return a graph, compiled if it is not yet."""
+    compiled = graph.compile() if isinstance(graph, WorkflowGraph) else graph
+    if not isinstance(compiled, Graph):
+        raise GraphError(f"graph must be a WorkflowGraph, not {describe(graph)}")
+    return compiled
 
 
 def _checked_defaults(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -299,7 +313,7 @@ def _checked_defaults(defaults: Mapping[str, Any] | None) -> dict[str, Any]:
         )
     copies = {}
     for key, value in defaults.items():
-        _check_key("defaults", key)
+        check_key("defaults", key)
         try:
             copies[key] = deepcopy(value)
         except Exception as error:  # a foreign __deepcopy__ may raise anything
@@ -318,15 +332,6 @@ def _checked_targets(source: str, targets: Iterable[str] | None) -> tuple[str, .
     for name in names:
         if not isinstance(name, str):
             raise GraphError(f"{what} holds {describe(name)}; give nodes' names or END")
-        _check_not_start(source, name)
     if not names:
         raise GraphError(f"{what} is empty; name what it may return, END included")
     return tuple(dict.fromkeys(names))
-
-
-def _check_not_start(source: str, target: str) -> None:
-    if target == START:
-        raise GraphError(
-            f"the edge from {quoted([source])} leads to START, where runs begin; "
-            "lead it to the first node instead"
-        )

@@ -40,11 +40,7 @@ class Stage:
                 f"a node's name must be a string, not empty and neither START nor END, "
                 f"not {describe(self.name)}"
             )
-        if not isinstance(self.output, str) or not self.output.isidentifier():
-            raise self.error(
-                f"its output is {describe(self.output)}, which no {{variable}} can read; "
-                "give output= a name of letters, digits and underscores"
-            )
+        check_key(f"output= of node {quoted([self.name])}", self.output)
         if self.max_visits is not None:
             checked_count(f"max_visits of node {quoted([self.name])}", self.max_visits)
         elif self.otherwise is not None:
@@ -123,6 +119,15 @@ class Function(Stage):
 
 
 Node: TypeAlias = Generation | Retrieval | Function
+
+
+def check_key(what: str, key: object) -> None:
+    """Check that templates can read a key of the state."""
+    if not isinstance(key, str) or not key.isidentifier():
+        raise GraphError(
+            f"{what} has the key {describe(key)}, which no {{variable}} can read; "
+            "give a name of letters, digits and underscores"
+        )
 
 
 checked_count = partial(checked_integer, at_least=1, error=GraphError)

@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from ctxreuse.context.blocks import text_digest
 from ctxreuse.context.checks import (
     checked_choice,
     checked_integer,
@@ -37,9 +36,9 @@ from ctxreuse.workflow.vector_search.handle import SearchRecord
 from ctxreuse.workflow.vector_search.scheduler import MovingMean
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever
 
-Rule: TypeAlias = Literal["adaptive", "always", "stable", "off"]
+Rule: TypeAlias = Literal["adaptive", "always", "off"]
 """When to speculate: when the expected gain is greatest; at once, from what the last search of the
-session has found (RaLMSpec); once a preview has stayed the same (RAGCache); never."""
+session has found (RaLMSpec); never."""
 
 _BINS = 32
 _FADING = 0.98
@@ -106,7 +105,11 @@ class GenerationStatistics:
 
 
 class PreviewStability:
-    """Learns how often the best k of a search are final, by the part of it that has been done."""
+    """Learns how often the best k of a search are final, by the part of it that has been done.
+
+    Attributes:
+        launch_at: The part of a search after which launching saves the most time, on average.
+    """
 
     def __init__(self) -> None:
         self._ended = np.zeros(_BINS + 1)
@@ -124,13 +127,9 @@ class PreviewStability:
         """Return the probability that a preview is final, after a part (0 to 1) of the search."""
         return float(self._final[min(_BINS, int(progress * _BINS))])
 
-    def launch_at(self) -> float:
-        """Return the part of a search after which launching saves the most time, on average."""
-        return self._best / _BINS
-
     def is_worth_it(self, progress: float) -> bool:
         """Return whether to launch now: not much more is to be gained by waiting."""
-        return progress >= self.launch_at() and self.probability(progress) >= _LEAST_PROBABILITY
+        return progress >= self.launch_at and self.probability(progress) >= _LEAST_PROBABILITY
 
     def observe_recalled(self, is_final: bool) -> None:
         """Learn whether the nearest results of the last search were those of a new one."""
@@ -139,14 +138,13 @@ class PreviewStability:
     def is_recalled_worth_it(self) -> bool:
         """Return whether to launch from the last search's results, before anything is scanned."""
         probability = self._recalled[0] / self._recalled[1]
-        gain = self._final[self._best] * (1.0 - self._best / _BINS)
-        return bool(probability >= max(gain, _LEAST_PROBABILITY))
+        return bool(probability >= max(self._gain, _LEAST_PROBABILITY))
 
     def _learn(self) -> None:
         self._final = np.cumsum(self._ended) / self._ended.sum()
-        part = np.arange(_BINS + 1) / _BINS
-        # before the first part there is nothing to preview
-        self._best = int(np.argmax((self._final * (1.0 - part))[1:])) + 1
+        gains = self._final * (1.0 - np.arange(_BINS + 1) / _BINS)
+        best = int(np.argmax(gains[1:])) + 1  # before the first part there is nothing to preview
+        self.launch_at, self._gain = best / _BINS, gains[best]
 
 
 class Services:
@@ -164,7 +162,7 @@ class Services:
         self.options = options
         self.clock = clock
         self.generations = Generations(llm, planner)
-        self.sessions: TenantLRUMap[bytes, SearchRecord] = TenantLRUMap(
+        self.sessions: TenantLRUMap[tuple[bytes, str], SearchRecord] = TenantLRUMap(
             _MOST_SESSIONS,
             max_weight=_MOST_SESSION_BYTES,
             weight_of=lambda record: record.size_bytes,
@@ -179,21 +177,20 @@ class Services:
         self._threads = Threads(_OTHER_THREADS)
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         workers = options.workers or cpus or 1
-        self.retrievers: dict[str, Retriever] = {}
-        self.executors: dict[str, SearchExecutor] = {}
-        for name, retriever in retrievers.items():
-            if isinstance(retriever, VectorRetriever):
-                self.executors[name] = SearchExecutor(
-                    retriever,
-                    self._threads if execute is None else execute,
-                    # a worker stays as long as there is work: not in the way of other retrievers
-                    threads=Threads(workers) if execute is None else None,
-                    workers=workers,
-                    reorder=options.reorder,
-                    clock=clock,
-                )
-            else:
-                self.retrievers[name] = retriever
+        self.retrievers = retrievers
+        self.executors = {
+            name: SearchExecutor(
+                retriever,
+                self._threads if execute is None else execute,
+                # a worker stays as long as there is work: not in the way of other retrievers
+                threads=Threads(workers) if execute is None else None,
+                workers=workers,
+                reorder=options.reorder,
+                clock=clock,
+            )
+            for name, retriever in retrievers.items()
+            if isinstance(retriever, VectorRetriever)
+        }
 
     @property
     def parts(self) -> dict[str, PartSize]:
@@ -213,11 +210,6 @@ class Services:
         self._threads.close()
 
 
-def session_key(session: str | int, retriever: str) -> bytes:
-    """Return what stands for a session at a retriever: ids may be long, and 1 is not "1"."""
-    return text_digest(repr((session, retriever)))
-
-
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """A run among others."""
@@ -227,7 +219,7 @@ class RunContext:
     emit: Emit
     number: int  # in its engine, from 1
     tenant: str = ""
-    session: str | int | None = None
+    session: bytes | None = None  # a digest
 
     def usual(self, node: Generation) -> GenerationStatistics:
         """Return the averages of a node's generations, in all runs."""

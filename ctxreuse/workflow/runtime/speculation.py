@@ -12,23 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctxreuse.serving.aio.concurrency import BackgroundTasks
-from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.graph.nodes import Generation, Retrieval
 from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.runtime.generations import GenerationAnswer, GenerationRequest
 from ctxreuse.workflow.runtime.services import PreviewStability, RunContext, Services
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
-from ctxreuse.workflow.vector_search.handle import (
-    NEVER,
-    PreviewSchedule,
-    SearchHandle,
-    SearchProgress,
-    SearchRecord,
-)
+from ctxreuse.workflow.vector_search.handle import NEVER, SearchHandle, SearchRecord
 from ctxreuse.workflow.vector_search.top_k import TopK
-
-_STABLE_SHARE = 0.125
-"""The rule "stable" launches once a preview has stayed the same for this part of a search."""
 
 _LOOK_AGAIN = 0.125
 """After which further part of a search to look again when it was too early."""
@@ -69,10 +59,7 @@ class SpeculativeGeneration:
         generated = _FREE_TOKENS + counters.generated_tokens
         if counters.wasted_tokens > options.max_wasted_share * generated:
             return False
-        try:
-            request = GenerationRequest.of(node, state)
-        except StateKeyError:
-            return False  # the real generation will say so
+        request = GenerationRequest.of(node, state)
         answer = services.generations.begin(request, self._context.tenant)
         visit = state.visits(node.name) + 1
         counters.launched += 1
@@ -111,81 +98,65 @@ class SpeculativeGeneration:
         self._context.record(launched.node, launched.visit, launched.began_s, "wasted")
 
 
+@dataclass(slots=True, eq=False)
 class EarlyLaunch:
     """Launches the generation behind one search before its end, and learns from the end."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        ahead: SpeculativeGeneration,
-        stages: tuple[Retrieval, Generation],
-        state: State,
-        stability: PreviewStability,
-    ) -> None:
-        self._context = context
-        self._ahead = ahead
-        self._retrieval, self._generation = stages
-        self._state = state
-        self._stability = stability
-        self._rule = context.services.options.speculation
-        self._due = context.services.clock()
-        self._launches = 0
-        self._has_looked = False
-        self.previews = PreviewSchedule(stability.launch_at())
-        if self._rule == "stable":
-            self.previews = PreviewSchedule(_STABLE_SHARE, every=_STABLE_SHARE)
+    context: RunContext
+    ahead: SpeculativeGeneration
+    retrieval: Retrieval
+    generation: Generation
+    state: State
+    stability: PreviewStability
+    due: float  # of the search, while nothing is launched
+    launches: int = 0
+    has_looked: bool = False
 
     def look(self, executor: SearchExecutor, search: SearchHandle) -> None:
         """Launch from what the search has found so far, or drop a launch that was wrong."""
-        if self._has_looked and search.outcome is not None:
+        if self.has_looked and search.outcome is not None:
             return
-        self._has_looked = True
-        ahead, progress = self._ahead, executor.progress(search)
+        self.has_looked = True
+        ahead, progress = self.ahead, executor.progress(search)
+        is_always = self.context.services.options.speculation == "always"
         found = None if progress.best is None else progress.best.ids[: search.k]
-        if self._rule == "always" or found is None or not len(found):
+        if is_always or found is None or not len(found):
             found = search.recalled
         if found is None:
             return
         ids = tuple(found.tolist())
         if ahead.ids is not None:
-            if ids == ahead.ids or self._rule == "always":
+            if ids == ahead.ids or is_always:
                 return
             ahead.drop()
-            search.due = self._due
-        if self._launches == _MOST_LAUNCHES:
+            search.due = self.due
+        if self.launches == _MOST_LAUNCHES:
             return
-        if not self._is_time(progress):
-            first, every = search.previews or self.previews
-            first = max(first, progress.share + (every or _LOOK_AGAIN))
-            search.schedule_previews(PreviewSchedule(first, every))
+        if progress.best is None:
+            is_time = self.stability.is_recalled_worth_it()
+        else:
+            is_time = self.stability.is_worth_it(progress.share)
+        if not (is_time or is_always):
+            search.schedule_preview(max(search.preview_at or 0.0, progress.share + _LOOK_AGAIN))
             return
         documents = executor.retriever.blocks_of(ids)
-        state = self._state.overlay({self._retrieval.output: documents})
-        if ahead.launch(self._generation, state, ids):
-            self._launches += 1
+        state = self.state.overlay({self.retrieval.output: documents})
+        if ahead.launch(self.generation, state, ids):
+            self.launches += 1
             # the rest of the search is needed only when the generation ends
-            usual_s = self._context.usual(self._generation).seconds.value
-            search.due = self._context.services.clock() + 0.5 * usual_s
+            usual_s = self.context.usual(self.generation).seconds.value
+            search.due = self.context.services.clock() + 0.5 * usual_s
 
     def learn(self, search: SearchHandle, best: TopK) -> None:
         """Learn from a search that has ended, and drop the generation if it was wrong."""
-        if self._ahead.ids != tuple(best.ids[: search.k].tolist()):
-            self._ahead.drop()
+        if self.ahead.ids != tuple(best.ids[: search.k].tolist()):
+            self.ahead.drop()
         if search.recalled is not None:
             is_final = np.array_equal(search.recalled, best.ids[: search.k])
-            self._stability.observe_recalled(is_final)
+            self.stability.observe_recalled(is_final)
         clusters = search.clusters
         held = np.flatnonzero(np.isin(clusters, best.found_in[: search.k]))
-        self._stability.observe((held[-1] + 1) / len(clusters) if len(held) else 0.0)
-
-    def _is_time(self, progress: SearchProgress) -> bool:
-        if self._rule == "always":
-            return True
-        if self._rule == "stable":
-            return progress.unchanged >= _STABLE_SHARE
-        if progress.best is None:
-            return self._stability.is_recalled_worth_it()
-        return self._stability.is_worth_it(progress.share)
+        self.stability.observe((held[-1] + 1) / len(clusters) if len(held) else 0.0)
 
 
 class SpeculativeRetrieval:
@@ -202,10 +173,7 @@ class SpeculativeRetrieval:
         scheduler = executor.scheduler
         if len(scheduler) >= self._services.options.max_retrievals or not scheduler.has_time:
             return
-        try:
-            text = node.query.render_text(state)
-        except StateKeyError:
-            return  # the real search will say so
+        text = node.query.render_text(state)
         if self._begun is not None:
             _, earlier, search = self._begun
             record = search.record_of(earlier.progress(search).best) or record

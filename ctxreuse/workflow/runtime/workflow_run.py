@@ -15,18 +15,13 @@ from ctxreuse.errors import describe
 from ctxreuse.serving.aio.concurrency import BackgroundTasks, all_of
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, VisitLimitError, quoted
 from ctxreuse.workflow.graph.compiled import Graph, Router
-from ctxreuse.workflow.graph.nodes import END, START, Function, Generation, Node, Retrieval
+from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
 from ctxreuse.workflow.graph.state import Documents, State
 from ctxreuse.workflow.retrievers import found_blocks
 from ctxreuse.workflow.runtime.events import DocumentsFound, NodeFinished, NodeStarted, TextDelta
 from ctxreuse.workflow.runtime.generations import GenerationRequest
 from ctxreuse.workflow.runtime.measurements import Outcome
-from ctxreuse.workflow.runtime.services import (
-    DEFAULT_RETRIEVER,
-    PreviewStability,
-    RunContext,
-    session_key,
-)
+from ctxreuse.workflow.runtime.services import DEFAULT_RETRIEVER, PreviewStability, RunContext
 from ctxreuse.workflow.runtime.speculation import (
     EarlyLaunch,
     SpeculativeGeneration,
@@ -95,8 +90,6 @@ class WorkflowRun:
             outcome = "cancelled"
             raise
         except Exception as error:
-            if isinstance(error, StateKeyError) and not isinstance(node, Function):
-                raise  # a template's error, which names the node
             raise StageError(
                 f"node {quoted([node.name])} of workflow {quoted([self._graph.name])} failed on "
                 f"visit {visit} with {type(error).__name__}: {error}",
@@ -196,16 +189,16 @@ class WorkflowRun:
         due = self._services.clock()
         search, hint = self._search_ahead.take(node, text)
         record = hint or self._last_search(name) if search is None else search.record
-        launch = self._early_launch(node, record) if is_alone else None
-        previews = None if launch is None else launch.previews
+        launch = self._early_launch(node, record, due) if is_alone else None
+        preview_at = None if launch is None else launch.stability.launch_at
         if search is None:
             is_remembered = self._remembers and self._may_prepare(executor)
             search = executor.begin(
-                text, node.k, due, record, previews=previews, is_remembered=is_remembered
+                text, node.k, due, record, preview_at=preview_at, is_remembered=is_remembered
             )
         else:
             search.due = due
-            search.schedule_previews(previews)
+            search.schedule_preview(preview_at)
             search.news.set()  # what it has found so far
         try:
             while search.outcome is None:
@@ -239,7 +232,9 @@ class WorkflowRun:
         k = search.k
         return TopK(best.scores[:k], best.ids[:k], best.found_in[:k])
 
-    def _early_launch(self, node: Retrieval, record: SearchRecord | None) -> EarlyLaunch | None:
+    def _early_launch(
+        self, node: Retrieval, record: SearchRecord | None, due: float
+    ) -> EarlyLaunch | None:
         """Return what launches the generation behind a retrieval; None if nothing may."""
         if self._services.options.speculation == "off":
             return None
@@ -250,7 +245,7 @@ class WorkflowRun:
         key = ((self._graph.name, node.name), record is not None)
         stability = self._services.preview_stability.get_or_make(key, PreviewStability)
         ahead = self._generation_ahead
-        return EarlyLaunch(self._context, ahead, (node, generation), self.state, stability)
+        return EarlyLaunch(self._context, ahead, node, generation, self.state, stability, due)
 
     def _may_prepare(self, executor: SearchExecutor) -> bool:
         """Return whether work that only helps the next search keeps no other one waiting."""
@@ -259,15 +254,13 @@ class WorkflowRun:
     def _last_search(self, name: str) -> SearchRecord | None:
         if name in self._records or self._context.session is None:
             return self._records.get(name)
-        key = session_key(self._context.session, name)
-        return self._services.sessions.get(self._context.tenant, key)
+        return self._services.sessions.get(self._context.tenant, (self._context.session, name))
 
     def _keep(self, name: str, record: SearchRecord) -> None:
         """Keep a record for the next search of the run, or of its session."""
         self._records[name] = record
         if self._context.session is not None:
-            key = session_key(self._context.session, name)
-            self._services.sessions.put(self._context.tenant, key, record)
+            self._services.sessions.put(self._context.tenant, (self._context.session, name), record)
 
     async def _add_vectors(self, executor: SearchExecutor, name: str, record: SearchRecord) -> None:
         """Look up the vectors of a record, with which the next search recalls the nearest."""

@@ -12,7 +12,6 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.serving.aio.concurrency import Execute, Threads
 from ctxreuse.workflow.vector_search.handle import (
     KEPT,
-    PreviewSchedule,
     SearchHandle,
     SearchProgress,
     SearchRecord,
@@ -53,11 +52,11 @@ class SearchExecutor:
         due: float,
         record: SearchRecord | None = None,
         *,
-        previews: PreviewSchedule | None = None,
+        preview_at: float | None = None,
         is_remembered: bool = True,
     ) -> SearchHandle:
         """Begin a search."""
-        search = SearchHandle(text, k, due, KEPT if is_remembered else k, record, previews)
+        search = SearchHandle(text, k, due, KEPT if is_remembered else k, record, preview_at)
         search.loop = asyncio.get_running_loop()
         with self._lock:
             self.scheduler.add(search)

@@ -25,9 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
-from ctxreuse.workflow.vector_search.faiss_views import openmp_threads, require_faiss
 from ctxreuse.workflow.vector_search.hot_tier import ClusterTier, HotTier
-from ctxreuse.workflow.vector_search.ivf import IVFIndex, ScannedPairs
+from ctxreuse.workflow.vector_search.ivf import (
+    IVFIndex,
+    ScannedPairs,
+    one_openmp_thread,
+    require_faiss,
+)
 from ctxreuse.workflow.vector_search.top_k import (
     MISSING,
     Candidates,
@@ -310,7 +314,7 @@ class _GpuScanner:
         scores = np.empty(len(rows), dtype=np.float32)
         pointer = faiss.swig_ptr
         if len(rows):
-            with openmp_threads(1):
+            with one_openmp_thread(faiss):
                 score(
                     self._dimension,
                     len(rows),

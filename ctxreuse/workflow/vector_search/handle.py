@@ -51,18 +51,10 @@ class SearchRecord:
         return self.ids[np.lexsort((self.ids, -near))[:k]]
 
 
-class PreviewSchedule(NamedTuple):
-    """When the owner of a search gets a preview of its results."""
-
-    first: float = 0.0  # after which part of the search, from 0 to 1
-    every: float = 0.0  # after which further part; 0 leaves it to the batches
-
-
 class SearchProgress(NamedTuple):
     """How far a search is."""
 
     share: float = 0.0  # done without a gap, from 0 to 1
-    unchanged: float = 0.0  # since the best k changed last, from 0 to 1
     best: TopK | None = None
 
 
@@ -75,7 +67,7 @@ class SearchHandle:
     due: float  # the least is served first
     kept: int = 0  # results, k at least
     record: SearchRecord | None = None
-    previews: PreviewSchedule | None = None  # None: never
+    preview_at: float | None = None  # after which part, from 0 to 1; None: no preview
     vector: Vectors = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     clusters: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     recalled: Ids | None = None  # the last search's results, by nearness
@@ -83,7 +75,6 @@ class SearchHandle:
     changed_at: int = 0  # clusters, when the best k changed
     previewed_at: int = -1  # clusters, when the owner was told
     pause_at: int = 0  # clusters, for a preview; 0: none
-    pause_every: int = 0
     slot: int = -1  # of its results; -1: none
     in_flight: int = 0
     is_done: bool = False
@@ -106,9 +97,7 @@ class SearchHandle:
             best.found_in[:KEPT].copy(),
         )
 
-    def schedule_previews(self, previews: PreviewSchedule | None) -> None:
-        """Have batches end where the owner gets a preview."""
-        self.previews = previews
-        first, every = previews or PreviewSchedule()
-        self.pause_at = math.ceil(first * len(self.clusters))
-        self.pause_every = math.ceil(every * len(self.clusters))
+    def schedule_preview(self, share: float | None) -> None:
+        """Have a batch end after a part of the search, where the owner gets a first preview."""
+        self.preview_at = share
+        self.pause_at = math.ceil((share or 0.0) * len(self.clusters))

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_share
 from ctxreuse.context.fork_safety import ForkSafeLock
-from ctxreuse.workflow.vector_search.faiss_views import require_faiss
-from ctxreuse.workflow.vector_search.ivf import IVFIndex, integers
+from ctxreuse.workflow.vector_search.ivf import IVFIndex, integers, require_faiss
 
 _ID_BYTES = 8
 

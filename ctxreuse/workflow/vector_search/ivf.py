@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
@@ -18,22 +19,15 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.context.checks import checked_integer, checked_optional_integer
+from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fail_open import FailOpen
-from ctxreuse.errors import InputFileError, InvalidRequestError, describe
+from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.workflow.vector_search.costs import FasterWay, ScanLoad
-from ctxreuse.workflow.vector_search.faiss_views import (
-    checked_faiss_index,
-    openmp_threads,
-    require_faiss,
-    view_of,
-)
 from ctxreuse.workflow.vector_search.top_k import (
     Candidates,
     Ids,
     Vectors,
     nothing_found,
-    worst_score,
 )
 
 _FEW = 1 << 16
@@ -79,15 +73,12 @@ class IVFIndex:
     Args:
         index: A trained faiss index with metric L2 or inner product. A scalar quantizer must not
             encode residuals together with inner products.
-        threads: OpenMP threads of a scan: 1 for a workflow engine, which has threads of its own;
-            None leaves what faiss has in the calling thread.
 
     Attributes:
         dimension: Length of a vector.
         size: Number of vectors.
         nlist: Number of clusters.
         higher_is_better: True for inner products, False for L2 (squared distances).
-        worst: The score that stands where nothing was found.
         cluster_sizes: (nlist,) int64: number of vectors in each cluster.
         code_size: Bytes of one stored vector.
         nprobe: The faiss index's own setting, as a default for callers.
@@ -98,16 +89,14 @@ class IVFIndex:
         MissingExtraError: faiss is not installed.
     """
 
-    def __init__(self, index: Any, *, threads: int | None = 1) -> None:
+    def __init__(self, index: Any) -> None:
         faiss = require_faiss()
-        checked_optional_integer("threads", threads, 1)
         self._faiss = faiss
-        self._threads = threads
         self.faiss_index = index  # the downcast one is a second handle that does not keep it alive
-        self._index = checked_faiss_index(faiss, index)
+        self._index = _checked_faiss_index(faiss, index)
         self.dimension = int(self._index.d)
         self.faiss_lists = self._index.invlists
-        view = view_of(faiss, self._index, self.faiss_lists)
+        view = _view_of(faiss, self._index, self.faiss_lists)
         self._serving = _Serving(view, self.faiss_lists, None, FasterWay(self.dimension))
         self._scanning = FailOpen(
             "IVFIndex", "clusters are scanned where they are", work="searching the hot tier"
@@ -116,21 +105,19 @@ class IVFIndex:
         self.nlist = int(self._index.nlist)
         self.code_size = int(self._index.code_size)
         self.higher_is_better = self._index.metric_type == faiss.METRIC_INNER_PRODUCT
-        self.worst = worst_score(self.higher_is_better)
         self.nprobe = int(self._index.nprobe)
         sizes = [self._index.get_list_size(cluster) for cluster in range(self.nlist)]
         self.cluster_sizes = np.array(sizes, dtype=np.int64)
         self.cluster_sizes.flags.writeable = False
 
     @classmethod
-    def read(cls, path: str | Path, *, memory_map: bool = True, threads: int | None = 1) -> Self:
+    def read(cls, path: str | Path, *, memory_map: bool = True) -> Self:
         """Return the index in a file that `faiss.write_index(index, path)` wrote.
 
         Args:
             path: The file; a plain `IndexIVFFlat` that was built in memory will do.
             memory_map: True leaves the clusters in the file, which must not change, and may be
                 larger than the memory. False reads all of it.
-            threads: As in the constructor.
 
         Raises:
             InputFileError: faiss cannot read the file.
@@ -142,7 +129,7 @@ class IVFIndex:
             raise InputFileError(
                 f"{path}: not an index that faiss can read; write it with faiss.write_index"
             ) from error
-        return cls(index, threads=threads)
+        return cls(index)
 
     def nearest_clusters(self, vectors: npt.ArrayLike, nprobe: int) -> Ids:
         """Return the clusters to search for each vector, nearest first, as if each were alone.
@@ -155,9 +142,9 @@ class IVFIndex:
             (n, min(nprobe, nlist)) clusters; -1 if the quantizer names none (as for NaN).
         """
         queries = self._checked_vectors(vectors)
-        width = min(_positive(nprobe, "nprobe"), self.nlist)
+        width = min(checked_integer("nprobe", nprobe, 1), self.nlist)
         clusters = np.empty((len(queries), width), dtype=np.int64)
-        with openmp_threads(1):
+        with one_openmp_thread(self._faiss):
             for row in range(len(queries)):
                 clusters[row] = self._index.quantizer.search(queries[row : row + 1], width)[1][0]
         return clusters
@@ -174,14 +161,15 @@ class IVFIndex:
             k: Number of results of each pair.
 
         Returns:
-            Arrays of shape (r, k), best first, padded with (`worst`, -1). `best_by_group` merges a
-                query's pairs to what faiss finds in one search; of ties those that faiss keeps.
+            Arrays of shape (r, k), best first, padded with the worst score and -1. `best_by_group`
+                merges a query's pairs to what faiss finds in one search; of ties those that faiss
+                keeps.
         """
         queries = self._checked_vectors(vectors)
         which = integers(rows, "rows", 0, len(queries) - 1)
         where = integers(clusters, "clusters", -1, self.nlist - 1, which.size)
         most = max(self.size, _FEW)
-        if _positive(k, "k") > most:
+        if checked_integer("k", k, 1) > most:
             raise InvalidRequestError(f"k must be at most {most}, not {describe(k)}")
         serving = self._serving
         scanner = serving.scanner
@@ -263,13 +251,15 @@ class IVFIndex:
 
     def ids_of(self, cluster: int) -> Ids:
         """Return the ids of a cluster's vectors, in the order in which they are stored."""
-        return self._ids_in(self._serving.lists, self._checked_cluster(cluster))
+        [number] = integers([cluster], "cluster", 0, self.nlist - 1).tolist()
+        return self._ids_in(self._serving.lists, number)
 
     def codes_of(self, cluster: int) -> npt.NDArray[np.uint8]:
         """Return a copy of a cluster's stored vectors: (vectors, code_size) uint8."""
         tools: Any = importlib.import_module("faiss.contrib.inspect_tools")
         codes: npt.NDArray[np.uint8]
-        _, codes = tools.get_invlist(self._serving.lists, self._checked_cluster(cluster))
+        [number] = integers([cluster], "cluster", 0, self.nlist - 1).tolist()
+        _, codes = tools.get_invlist(self._serving.lists, number)
         return codes
 
     def serve_from(self, lists: Any | None) -> None:
@@ -279,7 +269,7 @@ class IVFIndex:
             lists: faiss lists with the same vectors in the same order; None for the index's own.
         """
         chosen = self.faiss_lists if lists is None else lists
-        view = view_of(self._faiss, self._index, chosen)
+        view = _view_of(self._faiss, self._index, chosen)
         self._serving = replace(self._serving, view=view, lists=chosen)
 
     def accelerate(self, scanner: ClusterScanner | None) -> None:
@@ -306,7 +296,7 @@ class IVFIndex:
         coarse = np.zeros(len(rows), dtype=np.float32)
         one_cluster = self._faiss.SearchParametersIVF(nprobe=1)
         pointer = self._faiss.swig_ptr
-        with openmp_threads(self._threads):
+        with one_openmp_thread(self._faiss):
             serving.view.search_preassigned_c(
                 len(rows),
                 pointer(asked),
@@ -319,13 +309,6 @@ class IVFIndex:
                 one_cluster,
             )
         return found
-
-    def _checked_cluster(self, cluster: int) -> int:
-        if not isinstance(cluster, (int, np.integer)) or not 0 <= cluster < self.nlist:
-            raise InvalidRequestError(
-                f"cluster must be from 0 to {self.nlist - 1}, not {describe(cluster)}"
-            )
-        return int(cluster)
 
     def _checked_vectors(self, vectors: npt.ArrayLike) -> Vectors:
         array = _array(vectors, "vectors")
@@ -342,10 +325,6 @@ def _array(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
         return np.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:  # such as rows that differ
         raise InvalidRequestError(f"{name} make no array: {describe(values)}") from error
-
-
-def _positive(number: Any, name: str) -> int:
-    return checked_integer(name, number.item() if isinstance(number, np.integer) else number, 1)
 
 
 def integers(
@@ -366,3 +345,88 @@ def integers(
                 f"{name} must be from {low} to {high}, not from {least} to {largest}"
             )
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+_OTHER_INDEXES = (
+    "other indexes serve a workflow as one atomic stage: "
+    "CallableRetriever(a function that searches it)"
+)
+
+_BY_PAIR = 2
+"""faiss mode that spreads pairs of query and cluster over its threads. Results are the same."""
+
+
+def require_faiss() -> Any:
+    """Return the module faiss."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise MissingExtraError("step-wise vector search", "workflow") from error
+    return faiss
+
+
+@contextmanager
+def one_openmp_thread(faiss: Any) -> Iterator[None]:
+    """Have faiss use the calling thread alone: who searches has threads of his own."""
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def _checked_faiss_index(faiss: Any, index: Any) -> Any:
+    """Return a faiss index, downcast, if it can be searched cluster by cluster."""
+    if not isinstance(index, faiss.Index):
+        raise InvalidRequestError(
+            f"an IVFIndex is built over a faiss index, not over {describe(type(index).__name__)}"
+        )
+    index = faiss.downcast_index(index)
+    kind = type(index)
+    if kind not in (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer):
+        raise InvalidRequestError(
+            f"{kind.__name__} cannot be searched cluster by cluster, IndexIVFFlat and "
+            f"IndexIVFScalarQuantizer can; {_remedy(faiss, index)}"
+        )
+    if index.metric_type not in (faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT):
+        raise InvalidRequestError(
+            f"the index's metric must be L2 or inner product, not {index.metric_type}"
+        )
+    inner = index.metric_type == faiss.METRIC_INNER_PRODUCT
+    if kind is faiss.IndexIVFScalarQuantizer and index.by_residual and inner:
+        raise InvalidRequestError(
+            "a scalar quantizer with inner products must be built with by_residual=False"
+        )
+    if not index.is_trained:
+        raise InvalidRequestError("the index must be trained before it can be searched")
+    return index
+
+
+def _remedy(faiss: Any, index: Any) -> str:
+    if isinstance(index, faiss.IndexPreTransform):
+        return "transform the vectors first (apply_chain) and give the inner index"
+    if isinstance(index, faiss.IndexIDMap):
+        return "build the inner index with add_with_ids, which an IVF index can do itself"
+    return _OTHER_INDEXES
+
+
+def _view_of(faiss: Any, index: Any, lists: Any) -> Any:
+    """Return an index that shares the quantizer of another one, and searches the lists."""
+    if type(index) is faiss.IndexIVFFlat:
+        view = faiss.IndexIVFFlat(index.quantizer, index.d, index.nlist, index.metric_type)
+    else:
+        view = faiss.IndexIVFScalarQuantizer(
+            index.quantizer,
+            index.d,
+            index.nlist,
+            index.sq.qtype,
+            index.metric_type,
+            index.by_residual,
+        )
+        view.sq = index.sq
+    view.replace_invlists(lists, False)
+    view.parallel_mode = _BY_PAIR
+    view.is_trained = True
+    view.ntotal = index.ntotal
+    return view

@@ -272,5 +272,4 @@ def _fitting(search: SearchHandle, seconds: Floats, budget_s: float) -> int:
     if seconds[-1] <= _STRETCH * budget_s:
         fitting = len(seconds)
     begun = len(search.clusters) - len(seconds)
-    until_pause = search.pause_at - begun if begun < search.pause_at else search.pause_every
-    return min(fitting, until_pause or fitting)
+    return min(fitting, search.pause_at - begun) if begun < search.pause_at else fitting

@@ -205,14 +205,12 @@ class SearchScheduler:
 
     def progress(self, search: SearchHandle) -> SearchProgress:
         """Return how far a search is, and what it has found so far."""
-        clusters = max(1, len(search.clusters))
-        unchanged = (search.scanned - search.changed_at) / clusters
         if isinstance(search.outcome, TopK):
-            return SearchProgress(1.0, unchanged, search.outcome)
+            return SearchProgress(1.0, search.outcome)
         if search.slot < 0 or search.is_gone:
             return SearchProgress()
         best = self._queue.best(search) if search.scanned else None
-        return SearchProgress(self._queue.prefix(search) / clusters, unchanged, best)
+        return SearchProgress(self._queue.prefix(search) / max(1, len(search.clusters)), best)
 
     def starts_worker(self) -> bool:
         """Return whether one more worker is to begin now; it counts as working from now on."""
@@ -298,12 +296,12 @@ class SearchScheduler:
                         clusters = search.record.reordered(clusters)
                 search.k, search.kept = min(search.k, index.size), min(search.kept, index.size)
                 search.vector, search.clusters = vector, clusters
-                search.schedule_previews(search.previews)
+                search.schedule_preview(search.preview_at)
                 self._queue.add(search)
             except Exception as error:
                 told += self._fail([search], error)
                 continue
-            if search.is_done or search.previews is not None:
+            if search.is_done or search.preview_at is not None:
                 self._note_told(search)
                 told.append(search)
         return told
@@ -311,7 +309,7 @@ class SearchScheduler:
     def _is_preview_due(self, search: SearchHandle) -> bool:
         """Return whether the owner gets a preview: where it asked for one, or results changed."""
         changed_at = max(search.pause_at, search.changed_at)
-        if search.previews is None or not search.previewed_at < changed_at <= search.scanned:
+        if search.preview_at is None or not search.previewed_at < changed_at <= search.scanned:
             return False
         return self._queue.prefix(search) >= search.pause_at
 

@@ -15,25 +15,23 @@ Ids = npt.NDArray[np.int64]
 MISSING = -1
 """The id that stands where nothing was found."""
 
+_LARGEST = float(np.finfo(np.float32).max)
+WORST = {True: -_LARGEST, False: _LARGEST}
+"""The score that stands where nothing was found, as faiss presets it, by `higher_is_better`."""
+
 _SIGN_BIT = np.uint32(1 << 31)
 
 
 class Candidates(NamedTuple):
     """What a scan found: ids and their scores, in arrays of one shape."""
 
-    scores: Scores  # `worst_score` where nothing was found
+    scores: Scores  # `WORST` where nothing was found
     ids: Ids  # `MISSING` where nothing was found
-
-
-def worst_score(higher_is_better: bool) -> float:
-    """Return the score that stands where nothing was found, as faiss presets it."""
-    largest = float(np.finfo(np.float32).max)
-    return -largest if higher_is_better else largest
 
 
 def nothing_found(shape: tuple[int, ...], higher_is_better: bool) -> Candidates:
     """Return candidates in which nothing was found, of a shape such as (queries, k)."""
-    scores = np.full(shape, worst_score(higher_is_better), dtype=np.float32)
+    scores = np.full(shape, WORST[higher_is_better], dtype=np.float32)
     return Candidates(scores, np.full(shape, MISSING, dtype=np.int64))
 
 
@@ -101,7 +99,6 @@ class TopKTable:
 
     def __init__(self, higher_is_better: bool) -> None:
         self.width = 1
-        self._worst = worst_score(higher_is_better)
         self._higher_is_better = higher_is_better
         self.scores, self._ids = nothing_found((0, self.width), higher_is_better)
         self._found_in = self._ids.copy()
@@ -113,14 +110,14 @@ class TopKTable:
     def resize(self, slots: int, width: int) -> None:
         """Add slots, and columns to every slot."""
         more = ((0, slots - len(self)), (0, width - self.width))
-        self.scores = np.pad(self.scores, more, constant_values=self._worst)
+        self.scores = np.pad(self.scores, more, constant_values=WORST[self._higher_is_better])
         self._ids = np.pad(self._ids, more, constant_values=MISSING)
         self._found_in = np.pad(self._found_in, more, constant_values=MISSING)
         self.width = width
 
     def clear(self, slot: int) -> None:
         """Forget the results in a slot."""
-        self.scores[slot] = self._worst
+        self.scores[slot] = WORST[self._higher_is_better]
         self._ids[slot] = self._found_in[slot] = MISSING
 
     def best(self, slot: int, most: int) -> TopK:
