@@ -114,6 +114,9 @@ class PlansPrompts(PlanningFields):
     salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
     find_retrieved: bool = Field(default=True, frozen=True, strict=True)
     _gateway: ModelGateway = PrivateAttr()
+    _usage_of: ClassVar[Callable[[Any], ReportedTokens | None]]
+    _follow_runs: ClassVar[Callable[[], None]]
+    _adds_up: ClassVar[bool] = False  # see `ModelGateway`
     _held: ClassVar[str] = "inner"
 
     _check_window = field_validator("window_s", mode="before")(checked_window)
@@ -129,13 +132,7 @@ class PlansPrompts(PlanningFields):
         """What became of the contexts in its prompts: planned, left alone, and why."""
         return self._gateway.statistics()
 
-    def _open(
-        self,
-        usage_of: Callable[[object], ReportedTokens | None],
-        follow_runs: Callable[[], None],
-        *,
-        adds_up: bool = False,  # see `ModelGateway`
-    ) -> None:
+    def _build(self) -> None:
         check_strategy(self.strategy)
         inner, planner = getattr(self, self._held), planner_for(self.planner)
         self._gateway = ModelGateway(
@@ -144,10 +141,10 @@ class PlansPrompts(PlanningFields):
             checked_window(self.window_s),
             type(self).__name__,
             " ".join(f"{one.__module__}.{one.__qualname__}" for one in type(inner).__mro__),
-            usage_of,
+            self._usage_of,
             OwnCalls.beside(inner, planner.cache, primes=self.prime),
             self.prime,
-            adds_up,
+            self._adds_up,
         )
         if self.find_retrieved:
-            follow_runs()
+            self._follow_runs()

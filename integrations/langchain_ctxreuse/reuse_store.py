@@ -79,15 +79,10 @@ class ReuseStore(PlansMemories, BaseStore):
             `content` and `data` that is a string; of a value with none, the whole as JSON.
         tenant: The tenant of the requests, unless the config or `ctxreuse.request_context` says
             another. None takes the namespace that is searched.
-        labels: Whether prompts show memories under labels, for answers that cite them.
-        annotate: Whether prompts say how the search ranked memories that were moved.
-        growth_limit: How long a conversation's prompt may get by the memories that earlier turns
-            show, as a multiple of what it has with this turn's alone; then this turn's are shown
-            anew. None has no limit.
-        placement: Where `messages` puts memories: "before_question", in its message;
-            "after_history", in a message of their own, which some chat templates refuse; "system",
-            behind the system text, where those of a first turn go and of one that lays all out
-            anew.
+        labels: As for `mem0_ctxreuse.ReuseMemory`.
+        annotate: As for `mem0_ctxreuse.ReuseMemory`.
+        growth_limit: As for `mem0_ctxreuse.ReuseMemory`.
+        placement: As for `mem0_ctxreuse.ReuseMemory`.
     """
 
     _memory: BaseStore

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from copy import copy
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from langchain_core.messages import (
     MessageLikeRepresentation,
@@ -42,15 +42,6 @@ class RequestCarrier(BaseModel):
 
     _request: CarriedRequest | None = PrivateAttr(default=None)
 
-    def _carrying(self, config: RunnableConfig | None) -> Self:
-        """Return a copy for one call."""
-        call, request = copy(self), self._request
-        # a stream without chunks invokes its copy when it is read, maybe in another context
-        with nullcontext() if request is None else serving(request.scope):
-            whole = ensure_config(config)
-            call._request = CarriedRequest(whole, scope_from_config(whole))
-        return call
-
     @property
     def _carried(self) -> CarriedRequest:
         """The request of the call at hand; outside of one, what the code around says."""
@@ -71,7 +62,12 @@ def on_carrying_copy(method: _Method) -> _Method:
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Any:
-        return method(self._carrying(config), input, config, **kwargs)
+        carrying, request = copy(self), self._request
+        # a stream without chunks invokes its copy when it is read, maybe in another context
+        with nullcontext() if request is None else serving(request.scope):
+            whole = ensure_config(config)
+            carrying._request = CarriedRequest(whole, scope_from_config(whole))
+        return method(carrying, input, config, **kwargs)
 
     @wraps(method)
     async def acall(*args: Any, **kwargs: Any) -> Any:

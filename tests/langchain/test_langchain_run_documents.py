@@ -324,8 +324,7 @@ def test_a_fault_of_the_handler_reaches_nobody_and_shows_no_text(monkeypatch, ca
         raise RuntimeError(text_of("a"))
 
     chain = with_lcel(wrapped(inner), LetterRetriever())
-    for name in ("_start", "run_of"):
-        monkeypatch.setattr(run_documents(), name, broken)
+    monkeypatch.setattr(run_documents(), "run_of", broken)
     monkeypatch.setattr("langchain_ctxreuse.documents.run_documents.seen_forms", broken)
     chain.invoke("abc")
     assert letters_in(inner.calls[0].text) == "abc"

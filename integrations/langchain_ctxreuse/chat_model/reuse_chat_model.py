@@ -10,7 +10,7 @@ from copy import copy
 from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -86,11 +86,11 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
             that `format_context` put in.
     """
 
+    _usage_of = staticmethod(reported_usage)
+    _follow_runs = staticmethod(follow_runs)
+    _adds_up: ClassVar[bool] = True
     # by what the prompts say, the plans of the batch whose calls this copy makes
     _waiting: dict[object, deque[PlannedPrompt]] = PrivateAttr(default_factory=dict)
-
-    def _build(self) -> None:
-        self._open(reported_usage, follow_runs, adds_up=True)
 
     def _is_built_from(self, changes: Mapping[str, Any]) -> bool:
         # copies that a config makes for each call, with another inner model, still plan together
