@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -15,7 +15,6 @@ from pydantic import (
     field_validator,
 )
 
-from ctxreuse.context.reported_usage import ReportedTokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind
 from ctxreuse.pipeline.engine_options import SESSION_HEADER
@@ -114,8 +113,8 @@ class PlansPrompts(PlanningFields):
     salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
     find_retrieved: bool = Field(default=True, frozen=True, strict=True)
     _gateway: ModelGateway = PrivateAttr()
-    _usage_of: ClassVar[Callable[[Any], ReportedTokens | None]]
-    _follow_runs: ClassVar[Callable[[], None]]
+    _usage_of: ClassVar[Any]  # static: what an answer reports
+    _follow_runs: ClassVar[Any]  # static: have what retrievers return known
     _adds_up: ClassVar[bool] = False  # see `ModelGateway`
     _held: ClassVar[str] = "inner"
 

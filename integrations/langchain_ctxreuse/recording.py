@@ -86,7 +86,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Keep the query until the result comes."""
-        around = parent_run_id and run_documents().run_of(parent_run_id)
+        around = None if parent_run_id is None else run_documents().run_of(parent_run_id)
         if around is None or not around.is_retriever:
             root = None if around is None else around.root or parent_run_id
             with self._lock:
@@ -96,7 +96,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Record the result."""
-        asked = self._forget(run_id)
+        asked = self._on_end(documents, run_id=run_id)
         if asked is None:
             return
         request_id = _record(self._recorder, asked, documents, "LangChain retrievers")
@@ -105,11 +105,14 @@ class TraceCallbackHandler(BaseCallbackHandler):
                 before = self._found.peek(asked.root) or ()
                 self._found.put(asked.root, (*before, request_id))
 
-    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
-        """Forget a run that has ended or failed."""
-        self._forget(run_id)
+    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> _Asked | None:
+        """Forget a run that has ended or failed; return what it was asked if it is recorded."""
+        with self._lock:
+            self._found.pop(run_id)
+            return self._asked.pop(run_id)
 
-    on_chain_end = on_chain_error = on_tool_end = on_tool_error = on_retriever_error = _on_end
+    on_chain_end = on_chain_error = _on_end  # type: ignore[assignment]  # any result
+    on_tool_end = on_tool_error = on_retriever_error = _on_end  # type: ignore[assignment]
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: Sequence[Sequence[BaseMessage]], **run: Any
@@ -145,12 +148,6 @@ class TraceCallbackHandler(BaseCallbackHandler):
             framework="langchain",
             scope=_scope(metadata or {}),
         )
-
-    def _forget(self, run_id: Hashable) -> _Asked | None:
-        """Return what a retriever was asked, if that is to be recorded."""
-        with self._lock:
-            self._found.pop(run_id)
-            return self._asked.pop(run_id)
 
 
 def _record(

@@ -401,14 +401,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             mark = {"cache_control": mark_value("cache_control")}
             settings, tools = {**settings, **mark}, [*tools, *[mark] * min(2, spare - 1)]
         texts = prompt_texts(messages, {})
-        edits = [
-            None
-            if position is None
-            or (one := planned.get(position.message - opening)) is None
-            or one.text.part != position.part
-            else one.edit
-            for position in texts.positions
-        ]
+        places = {(n + opening, one.text.part): one.edit for n, one in planned.items()}
+        edits = [None if one is None else places.get(one) for one in texts.positions]
         roles = [one.role for one in texts.parts]
         sent = [one.text for one in texts.parts]
         parts = with_breakpoints(roles, sent, edits, in_conversation=True)
