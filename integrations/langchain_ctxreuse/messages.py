@@ -65,8 +65,6 @@ def text_parts(message: BaseMessage) -> list[TextPart]:
     """Return the texts in a message's content."""
     if isinstance(message.content, str):
         return [TextPart(message.content, None)]
-    if not isinstance(message.content, list):  # set on the message, past its checks
-        return []
     texts = [
         (one if isinstance(one, str) else one.get("text"), number)
         for number, one in enumerate(message.content)

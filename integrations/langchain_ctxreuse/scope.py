@@ -9,11 +9,7 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any, NamedTuple, TypeVar, cast
 
-from langchain_core.messages import (
-    MessageLikeRepresentation,
-    convert_to_messages,
-    convert_to_openai_messages,
-)
+from langchain_core.messages import BaseMessage, convert_to_openai_messages
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
@@ -99,17 +95,15 @@ def tenant_from_config() -> str | None:
     return current_scope().tenant if tenant is None else str(tenant)
 
 
-def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Message]:
+def history_as_openai(messages: Iterable[BaseMessage]) -> list[Message]:
     """Return LangChain messages as a history: OpenAI chat messages, without system messages."""
     history: list[Message] = []
     for message in messages:
-        # each in a list of its own: a pair of role and text alone would be taken for two messages
         try:
             converted = convert_to_openai_messages([message])
         except (KeyError, TypeError, ValueError):
             # it has a part that OpenAI does not know, or that lacks something
-            [plain] = convert_to_messages([message])
-            text = "\n".join(text for text, _ in text_parts(plain))
-            converted = convert_to_openai_messages([plain.model_copy(update={"content": text})])
+            text = "\n".join(text for text, _ in text_parts(message))
+            converted = convert_to_openai_messages([message.model_copy(update={"content": text})])
         history += [one for one in converted if one["role"] not in ("system", "developer")]
     return history

@@ -2,6 +2,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from adapter_conformance import FaultyPlanner
@@ -125,26 +126,13 @@ class TestCaching:
         assert len(engine.requests) == 3
 
 
-class CountingLimiter(BaseRateLimiter):
-    def __init__(self) -> None:
-        self.acquired = 0
-
-    def acquire(self, *, blocking: bool = True) -> bool:
-        self.acquired += 1
-        return True
-
-    async def aacquire(self, *, blocking: bool = True) -> bool:
-        self.acquired += 1
-        return True
-
-
 async def test_the_inner_models_rate_limiter_is_asked_once_a_call():
-    limiter = CountingLimiter()
+    limiter = MagicMock(BaseRateLimiter)
     wrapper = model(StreamingModel(rate_limiter=limiter))
     wrapper.invoke("Hi")
     await wrapper.ainvoke("Hi")
     list(wrapper.stream("Hi"))
-    assert limiter.acquired == 3
+    assert limiter.acquire.call_count + limiter.aacquire.call_count == 3
 
 
 class TestComposition:
@@ -302,7 +290,7 @@ class TestFaults:
             wrapper.batch([question("cab"), question("abc")])
         assert [call.text for call in inner.calls[:3]] == [question("cab")] * 3
         assert sorted(call.text for call in inner.calls[3:]) == [question("abc"), question("cab")]
-        assert wrapper.faults == 4
+        assert wrapper.faults == wrapper.planner.savings.planning_failures == 4
         assert len(caplog.records) == 1
         assert "ReuseChatModel: planning failed with RuntimeError" in caplog.text
         assert "Which" not in caplog.text
@@ -354,14 +342,6 @@ class TestFaults:
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert wrapper.planner.statistics().requests == 0
-
-    async def test_a_stream_that_breaks_later_has_been_read_by_the_engine(self):
-        wrapper = model(StreamingModel(pieces_before_failing=2))
-        with pytest.raises(RuntimeError):
-            list(wrapper.stream(question("abc")))
-        with pytest.raises(RuntimeError):
-            _ = [piece async for piece in wrapper.astream(question("abc"))]
-        assert wrapper.planner.statistics().requests == 2
 
     async def test_who_stops_listening_closes_the_models_stream(self):
         closed: list[str] = []

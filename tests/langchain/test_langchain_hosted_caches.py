@@ -427,25 +427,6 @@ async def test_a_leader_that_fails_lets_its_followers_go(server):
     assert len(server.usages) == 3
 
 
-async def test_a_leader_that_is_cancelled_lets_its_followers_go(server):
-    arrived, go_on = threading.Event(), threading.Event()
-    holds = [True]
-
-    def hold() -> None:
-        if holds.pop() if holds else False:
-            arrived.set()
-            go_on.wait()
-
-    server.before_first_token = hold
-    model = patient(server)
-    tasks = [asyncio.create_task(model.ainvoke(one)) for one in prompts()]
-    await asyncio.to_thread(arrived.wait)
-    tasks[0].cancel()
-    answers = await asyncio.gather(*tasks, return_exceptions=True)
-    go_on.set()
-    assert sum(isinstance(one, BaseException) for one in answers) == 1
-
-
 async def test_a_stream_leads_until_its_first_token(server):
     model = patient(server)
     first, *rest = prompts()
@@ -477,16 +458,3 @@ def test_what_is_written_already_makes_nobody_wait(server):
     have_all_meet(server)
     ask_in_threads(model)
     assert unread(server) == 2
-
-
-async def test_chains_whose_retriever_has_planned_wait_too(server):
-    server.let_all_come()
-    model = patient(server)
-    lookup = RunnableLambda(lambda query: found("a b"))
-    retriever = ReuseRetriever(retriever=lookup, planner=model.planner)
-    ask = RunnableLambda(lambda context: [HumanMessage(f"{context}\n\nWhich?")])
-    chain = retriever | format_context | ask | model
-    await chain.ainvoke("first")
-    server.usages.clear()
-    await asyncio.gather(*(chain.ainvoke(f"question {n}") for n in range(4)))
-    assert unread(server) == 1

@@ -211,17 +211,8 @@ def test_a_history_of_which_nothing_is_known_is_logged_once(name, caplog):
 
 
 @KINDS
-def test_a_history_of_which_all_is_known_is_not_logged(kind, caplog):
+def test_what_stands_and_holds_is_left_alone_and_not_logged(kind, caplog):
     memories.log_unknown_history.cache_clear()
-    for labels in (False, True):
-        chat = Chat(kind(home="Alice lives in Porto."), labels=labels)
-        chat.ask("Where?")
-        chat.ask("And?")
-    assert caplog.records == []
-
-
-@KINDS
-def test_what_stands_and_holds_is_left_alone(kind):
     store = kind(home="Alice lives in Porto.", cats="Alice has two cats and a dog.")
     cats = located(store.texts["cats"])
     for labels, said in ((False, ""), (True, f"{cats}\n\n")):
@@ -230,6 +221,7 @@ def test_what_stands_and_holds_is_left_alone(kind):
         chat.ask("Where?")
         store.finds = ["cats"]
         assert chat.ask("And?") == f"{said}And?"
+    assert caplog.records == []
 
 
 @KINDS
