@@ -16,7 +16,7 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatResult
 
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.reported_usage import ReportedTokens, usage_in, usage_of
@@ -189,10 +189,7 @@ def reported_usage(answer: object) -> ReportedTokens | None:
     """Return what the usage of an answer says, or of a piece of one; None if it has none."""
     whole = answer if isinstance(answer, ChatResult) else None
     piece = answer if whole is None else whole.generations[0]  # each has the usage of all
-    if isinstance(piece, ChatGeneration):
-        usage: Any = getattr(piece.message, "usage_metadata", None)
-    else:
-        usage = piece.get("usage") if isinstance(piece, dict) else None
+    usage = getattr(getattr(piece, "message", None), "usage_metadata", None)
     told = None if usage is None else usage_of(usage)
     if whole is None or not whole.llm_output or (told and told.cached_tokens is not None):
         return told

@@ -9,7 +9,7 @@ from adapter_conformance import FaultyPlanner
 from langchain_core.caches import InMemoryCache
 from langchain_core.language_models import BaseChatModel
 from langchain_core.load import dumps
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
@@ -236,47 +236,6 @@ class TestStreaming:
         tasks = await wrapper.astream_events(question("bca", tenant="one"), one, version="v3")
         assert await tasks.text == "Which?"
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc", "cab", "abc"]
-
-    @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # it is beta
-    async def test_a_models_own_content_events_are_passed_on(self):
-        class Native(StreamingModel):
-            def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-                raise AssertionError("it has events of its own")
-
-            async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-                raise AssertionError("it has events of its own")
-                yield
-
-            def _events(self, messages: list[BaseMessage]) -> Iterator[Any]:
-                text = self._record(messages, {})
-                yield {"event": "message-start", "role": "ai", "id": "m"}
-                start = {"type": "text", "text": ""}
-                yield {"event": "content-block-start", "index": 0, "content": start}
-                delta = {"type": "text-delta", "text": text}
-                yield {"event": "content-block-delta", "index": 0, "delta": delta}
-                done = {"type": "text", "text": text}
-                yield {"event": "content-block-finish", "index": 0, "content": done}
-                yield {"event": "message-finish"}
-
-            def _stream_chat_model_events(
-                self, messages: list[BaseMessage], **kwargs: Any
-            ) -> Iterator[Any]:
-                yield from self._events(messages)
-
-            async def _astream_chat_model_events(
-                self, messages: list[BaseMessage], **kwargs: Any
-            ) -> AsyncIterator[Any]:
-                for event in self._events(messages):
-                    yield event
-
-        inner = Native()
-        wrapper = model(inner)
-        assert str(wrapper.stream_events(question("abc"), version="v3").text) == "Which?"
-        tasks = await wrapper.astream_events(question("cab"), version="v3")
-        assert await tasks.text == "Which?"
-        assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
-        assert model(StreamingModel())._stream_chat_model_events is None
-        assert model(StreamingModel())._astream_chat_model_events is None
 
 
 class TestFaults:

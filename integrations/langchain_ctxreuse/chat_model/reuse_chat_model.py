@@ -10,7 +10,7 @@ from copy import copy
 from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -42,7 +42,6 @@ from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_fro
 
 _log = logging.getLogger("ctxreuse")
 
-_Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
 """What to call the inner model with: the plan, if there is one, the messages, and the rest."""
 
@@ -262,38 +261,18 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     _generate.__signature__ = signature(_generate)  # type: ignore[attr-defined]
     _agenerate.__signature__ = signature(_agenerate)  # type: ignore[attr-defined]
 
-    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
-        return self._streamed(self.inner._stream, *args, **kwargs)
-
-    def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        return self._astreamed(self.inner._astream, *args, **kwargs)
-
-    @property
-    def _stream_chat_model_events(self) -> Callable[..., Iterator[Any]] | None:
-        """The inner model's own event stream; None if it has none, as LangChain expects it."""
-        events = getattr(self.inner, "_stream_chat_model_events", None)
-        return None if events is None else partial(self._streamed, events)
-
-    @property
-    def _astream_chat_model_events(self) -> Callable[..., AsyncIterator[Any]] | None:
-        """As `_stream_chat_model_events`."""
-        events = getattr(self.inner, "_astream_chat_model_events", None)
-        return None if events is None else partial(self._astreamed, events)
-
-    def _streamed(
+    def _stream(
         self,
-        stream: Callable[..., Iterator[_Step]],
-        /,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> Iterator[_Step]:
+    ) -> Iterator[ChatGenerationChunk]:
         outgoing = self._outgoing(messages, kwargs, run_manager, blocks=True)
         planned, sent, arguments = run_here(outgoing)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        start = partial(stream, sent, stop=stop, **arguments)
+        start = partial(self.inner._stream, sent, stop=stop, **arguments)
         with closing(self._gateway.stream(planned, start)) as steps:
             with serving(self._carried.scope):  # not in the reader's
                 first = next(steps, None)
@@ -301,19 +280,17 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
                 yield first
             yield from steps
 
-    async def _astreamed(
+    async def _astream(
         self,
-        stream: Callable[..., AsyncIterator[_Step]],
-        /,  # a call may have an argument `stream`, too
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> AsyncIterator[_Step]:
+    ) -> AsyncIterator[ChatGenerationChunk]:
         planned, sent, arguments = await self._outgoing(messages, kwargs, run_manager)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        start = partial(stream, sent, stop=stop, **arguments)
+        start = partial(self.inner._astream, sent, stop=stop, **arguments)
         async with aclosing(self._gateway.astream(planned, start)) as steps:
             with serving(self._carried.scope):
                 first = await anext(steps, None)
