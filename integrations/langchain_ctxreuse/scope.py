@@ -89,10 +89,10 @@ def scope_from_config(config: RunnableConfig | None) -> RequestScope:
     )
 
 
-def tenant_from_config() -> str | None:
+def tenant_from_config() -> str:
     """Return the tenant of a call, as `scope_from_config` does."""
     tenant = ensure_config().get("configurable", {}).get("tenant")
-    return current_scope().tenant if tenant is None else str(tenant)
+    return current_scope().tenant or "" if tenant is None else str(tenant)
 
 
 def history_as_openai(messages: Iterable[BaseMessage]) -> list[Message]:

@@ -100,9 +100,7 @@ class RunDocuments(BaseCallbackHandler):
         if run is None or run.is_nested or not isinstance(documents, (list, tuple)):
             return  # what can be read only once is not ours to read
         self._fail_open.attempt(
-            lambda: known_texts().add_seen(
-                tenant_from_config() or "", [seen_forms(documents)], run.root
-            )
+            lambda: known_texts().add_seen(tenant_from_config(), [seen_forms(documents)], run.root)
         )
 
     # What components ask.
