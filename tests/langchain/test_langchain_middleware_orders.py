@@ -7,7 +7,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -120,29 +119,15 @@ def strict(searches: int = SEARCHES, **arguments: Any) -> Strict:
     return Strict(responses=script, seen=[], pointers=[], **arguments)
 
 
-class Summarizer(FakeListChatModel):
-    """Notes what it is to sum up."""
-
-    read: list[str] = []  # noqa: RUF012  # pydantic copies it
-
-    def _call(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> str:
-        self.read.append("\n".join(str(message.text) for message in messages))
-        return "A summary."
-
-
-def summarizing(summarizer: Summarizer) -> AgentMiddleware[Any, Any, Any]:
-    return SummarizationMiddleware(
-        summarizer, trigger=("messages", 9), keep=("messages", 4), trim_tokens_to_summarize=None
-    )
-
-
 def clearing(method: Any = "approximate") -> AgentMiddleware[Any, Any, Any]:
     edits = [ClearToolUsesEdit(trigger=2_000, keep=2)]
     return ContextEditingMiddleware(edits=edits, token_count_method=method)
 
 
 OTHERS: dict[str, Callable[[], AgentMiddleware[Any, Any, Any]]] = {
-    "summarization": lambda: summarizing(Summarizer(responses=[""], read=[])),
+    "summarization": lambda: SummarizationMiddleware(
+        FakeListChatModel(responses=["A summary."]), trigger=("messages", 9), keep=("messages", 4)
+    ),
     "context editing": clearing,
     "context editing, counted by the model": lambda: clearing("model"),
     "tool call limit": lambda: ToolCallLimitMiddleware(run_limit=100),
@@ -205,18 +190,6 @@ def test_a_fallback_model_gets_every_document_in_whole_or_before(is_first):
     run(Broken(responses=[], seen=[], pointers=[]), both if is_first else both[::-1])
     assert is_append_only(fallback.seen)
     assert sum(fallback.pointers)
-
-
-@pytest.mark.parametrize("order", [one for one in permutations(range(3)) if one[-1] == 2])
-def test_every_document_is_in_a_summary_or_in_the_state(order):
-    summarizer = Summarizer(responses=[""], read=[])
-    middleware = [clearing(), summarizing(summarizer), ReuseMiddleware()]
-    model = strict()
-    messages = run(model, [middleware[n] for n in order])
-    read = "\n".join([*summarizer.read, *(str(one.text) for one in messages)])
-    assert [one.id for one in DOCUMENTS if one.page_content not in read] == []
-    for text in (*summarizer.read, *(str(one.text) for one in messages)):
-        assert not POINTER.search(text)
 
 
 def test_all_of_them_together_lose_nothing():

@@ -65,24 +65,6 @@ def test_a_list_stays_a_list():
     assert wrapped.search("q?", limit=2, user_id="bob") == [d, b]
 
 
-def test_arguments_reach_the_store_as_they_are():
-    wrapped, store = planned_after("a")
-    filters = {"user_id": "alice"}
-    wrapped.search(query="q?", filters=filters, threshold=0.5, rerank=True, explain=True, limit=3)
-    assert store.calls == [
-        {
-            "query": "q?",
-            "top_k": 20,
-            "filters": {"user_id": "alice"},
-            "threshold": 0.5,
-            "rerank": True,
-            "explain": True,
-            "limit": 3,
-        }
-    ]
-    assert store.calls[0]["filters"] is filters
-
-
 def test_ids_need_not_be_strings_and_an_updated_memory_is_another_block():
     uuid = UUID("12345678123456781234567812345678")
     found = [memory(7, "seven"), memory(uuid, "a UUID"), {"memory": "without an id"}]

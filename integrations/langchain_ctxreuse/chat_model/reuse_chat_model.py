@@ -382,7 +382,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         """Return what the user has set of some fields: in a call, else at the model."""
         at_model = getattr(self.inner, "model_kwargs", None) or {}
         given = {
-            name: arguments.get(name) or getattr(self.inner, name, None) or at_model.get(name)
+            name: arguments.get(name, getattr(self.inner, name, None) or at_model.get(name))
             for name in names
         }
         body = arguments.get("extra_body") or getattr(self.inner, "extra_body", None) or {}
@@ -394,15 +394,12 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         """Return `extra_body` with salt and cache key, `extra_headers` with the session's name."""
         names = ("prompt_cache_key", "prompt_cache_options")
         known = self._given(arguments, names) if self.planner.wire_cache.is_routed else {}
-        at_model = getattr(self.inner, "model_kwargs", None) or {}
         # a call's replaces the model's, so both are merged
-        given = {
-            name: arguments.get(name, getattr(self.inner, name, None) or at_model.get(name)) or {}
-            for name in ("extra_body", "extra_headers")
-        }
+        given = self._given(arguments, ("extra_body", "extra_headers"))
         groups = () if planned is None else planned.groups
-        added = EngineOptions.of(self).added(groups, scope, known, *given.values())
-        return {name: {**given[name], **more} for name, more in added.items()}
+        merged = {name: one or {} for name, one in given.items()}
+        added = EngineOptions.of(self).added(groups, scope, known, *merged.values())
+        return {name: {**merged[name], **more} for name, more in added.items()}
 
 
 @lru_cache(maxsize=256)
