@@ -94,17 +94,16 @@ def _spans(
         behind = start + len(content)
         spans.append((start, behind))
     gaps = [(end, start) for (_, end), (start, _) in pairwise(spans)]
+    head, tail = text[: spans[0][0]], text[behind:]
     for separator in separators:
         if any(text.count(separator, end, start) != 1 for end, start in gaps):
             continue
-        stands = separator in text[: spans[0][0]] or separator in text[behind:]
+        stands = separator in head or separator in tail
         if not gaps and not stands and separator != separators[-1]:
             continue
         cuts = [text.index(separator, end) for end, _ in gaps]
-        first = text.rfind(separator, 0, spans[0][0])
-        begin = 0 if first < 0 else first + len(separator)
-        last = text.find(separator, spans[-1][1])
-        finish = len(text) if last < 0 else last
+        begin = len(head) - len(head.rpartition(separator)[2])
+        finish = behind + len(tail.partition(separator)[0])
         starts = [begin, *(cut + len(separator) for cut in cuts)]
         return list(zip(starts, [*cuts, finish], strict=True))
     return None

@@ -34,9 +34,11 @@ from langchain_ctxreuse.documents.run_documents import follow_runs, run_document
 from langchain_ctxreuse.messages import (
     MARK_FIELDS,
     PromptTexts,
+    TextPart,
     prompt_texts,
     reported_usage,
     with_marks,
+    with_text,
 )
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
@@ -369,12 +371,15 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
             options |= self._request_options(arguments, request.scope, planned)
         if texts is None or planned is None:
             return planned, messages, options
-        sent = texts.with_texts(planned.texts)
+        sent = list(messages)
+        for position, part, text in zip(texts.positions, texts.parts, planned.texts, strict=True):
+            if position is not None and text != part.text:
+                new = TextPart(text, position.part)
+                sent[position.message] = with_text(sent[position.message], new)
         if planned.parts:
             body = self._given(arguments, ("prompt_cache_options", "cache_control"))
             tools = arguments.get("tools") or ()
-            parts = planned.parts
-            sent, tools = with_marks(sent, texts, parts, profile, self.inner, tools, body)
+            sent, tools = with_marks(sent, texts, planned.parts, profile, self.inner, tools, body)
             options |= {"tools": tools} if tools else {}
         return planned, sent, options
 
