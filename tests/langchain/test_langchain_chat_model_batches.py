@@ -259,14 +259,7 @@ def test_only_what_failed_is_tried_again(method):
 @pytest.mark.parametrize("method", ["batch", "abatch"])
 def test_a_batch_inside_a_step_knows_the_config_around_it(method, inner):
     wrapper = model(inner)
-    if method == "batch":
-        step = RunnableLambda(lambda texts: wrapper.batch(texts))
-    else:
-
-        async def abatch(texts: list[str]) -> list[AIMessage]:
-            return await wrapper.abatch(texts)
-
-        step = RunnableLambda(abatch)
+    step = RunnableLambda(lambda texts: wrapper.batch(texts), lambda texts: wrapper.abatch(texts))
     for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
         config: Any = {"configurable": {"tenant": tenant}}
         texts = [question(letters, tenant=tenant), "Hi"]

@@ -136,10 +136,6 @@ async def test_the_inner_models_rate_limiter_is_asked_once_a_call():
 
 
 class TestComposition:
-    def test_a_model_that_fails_falls_back_on_another(self):
-        broken = model(RecordingModel(failing=lambda text: ValueError("down")))
-        assert broken.with_fallbacks([model()]).invoke("Hi").content == "Hi"
-
     def test_token_counts_are_the_inner_models(self):
         inner = RecordingModel(custom_get_token_ids=lambda text: [1] * len(text))
         wrapper = model(inner)

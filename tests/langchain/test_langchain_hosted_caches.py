@@ -17,7 +17,7 @@ from langchain_classic.retrievers import ContextualCompressionRetriever
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
@@ -227,14 +227,6 @@ def stuffed(retriever: Any, model: Any) -> Any:
     return create_retrieval_chain(retriever, create_stuff_documents_chain(model, PROMPT))
 
 
-def in_tags(retriever: Any, model: Any) -> Any:
-    shape = PromptTemplate.from_template("<doc>{page_content}</doc>")
-    stuff = create_stuff_documents_chain(
-        model, PROMPT, document_prompt=shape, document_separator="\n"
-    )
-    return create_retrieval_chain(retriever, stuff)
-
-
 RETRIEVERS: dict[str, Any] = {
     "plain": lambda planner: Named(),
     "ReuseRetriever": lambda planner: ReuseRetriever(retriever=Named(), planner=planner),
@@ -246,7 +238,7 @@ RETRIEVERS: dict[str, Any] = {
 
 @BOTH
 @pytest.mark.parametrize("retriever", RETRIEVERS)
-@pytest.mark.parametrize("chained", [formatted, stuffed, in_tags])
+@pytest.mark.parametrize("chained", [formatted, stuffed])
 async def test_what_prompts_share_is_read_again(server, chained, retriever):
     planner = planner_for(server)
     chain = chained(RETRIEVERS[retriever](planner), wrapped(server, planner=planner))
