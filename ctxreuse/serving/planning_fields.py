@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -15,7 +15,6 @@ from pydantic import (
     field_validator,
 )
 
-from ctxreuse.context.reported_usage import ReportedTokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.document_turn import DocumentPlanner, ItemKind
 from ctxreuse.pipeline.engine_options import SESSION_HEADER, planner_for
@@ -113,6 +112,9 @@ class PlansPrompts(PlanningFields):
     salt_key: str = Field(default="", exclude=True, repr=False, frozen=True, strict=True)
     find_retrieved: bool = Field(default=True, frozen=True, strict=True)
     _gateway: ModelGateway = PrivateAttr()
+    _usage_of: ClassVar[Any]  # static: what an answer reports
+    _follow_runs: ClassVar[Any]  # static: have what retrievers return known
+    _adds_up: ClassVar[bool] = False  # see `ModelGateway`
     _held: ClassVar[str] = "inner"
 
     _check_window = field_validator("window_s", mode="before")(checked_window)
@@ -128,13 +130,7 @@ class PlansPrompts(PlanningFields):
         """What became of the contexts in its prompts: planned, left alone, and why."""
         return self._gateway.statistics()
 
-    def _open(
-        self,
-        usage_of: Callable[[object], ReportedTokens | None],
-        follow_runs: Callable[[], None],
-        *,
-        adds_up: bool = False,  # see `ModelGateway`
-    ) -> None:
+    def _build(self) -> None:
         check_strategy(self.strategy)
         inner, planner = getattr(self, self._held), planner_for(self.planner)
         self._gateway = ModelGateway(
@@ -143,10 +139,10 @@ class PlansPrompts(PlanningFields):
             checked_window(self.window_s),
             type(self).__name__,
             " ".join(f"{one.__module__}.{one.__qualname__}" for one in type(inner).__mro__),
-            usage_of,
+            self._usage_of,
             OwnCalls.beside(inner, planner.cache, primes=self.prime),
             self.prime,
-            adds_up,
+            self._adds_up,
         )
         if self.find_retrieved:
-            follow_runs()
+            self._follow_runs()

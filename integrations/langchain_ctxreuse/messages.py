@@ -16,7 +16,7 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatResult
 
 from ctxreuse.context.content_parts import ContentPart
 from ctxreuse.context.reported_usage import ReportedTokens, usage_in, usage_of
@@ -64,8 +64,6 @@ def text_parts(message: BaseMessage) -> list[TextPart]:
     """Return the texts in a message's content."""
     if isinstance(message.content, str):
         return [TextPart(message.content, None)]
-    if not isinstance(message.content, list):  # set on the message, past its checks
-        return []
     texts = [
         (one if isinstance(one, str) else one.get("text"), number)
         for number, one in enumerate(message.content)
@@ -86,9 +84,8 @@ def with_text(message: _Message, new: TextPart) -> _Message:
 
 @dataclass(frozen=True, slots=True)
 class PromptTexts:
-    """A prompt's messages and its parts: texts, and digests of what is no text."""
+    """A prompt's parts: texts, and digests of what is no text."""
 
-    messages: tuple[BaseMessage, ...]
     parts: tuple[PromptPart, ...]
     positions: tuple[TextPosition | None, ...]  # None for what is no text
     beside: str = ""  # the model, its tools, and the schema of its answer, as JSON
@@ -101,15 +98,6 @@ class PromptTexts:
             for position, part in zip(self.positions, self.parts, strict=True)
             if position is not None
         )
-
-    def with_texts(self, texts: Sequence[str]) -> list[BaseMessage]:
-        """Return the messages with each part's text replaced, as copies where that changes them."""
-        messages = list(self.messages)
-        for position, part, text in zip(self.positions, self.parts, texts, strict=True):
-            if position is not None and text != part.text:
-                changed = with_text(messages[position.message], TextPart(text, position.part))
-                messages[position.message] = changed
-        return messages
 
 
 def with_marks(
@@ -124,7 +112,7 @@ def with_marks(
     """Return messages in content parts, with marks, and the call's tools."""
     field, marks_end = mark_field_for(model, profile), marks_the_end(body)
     if field == "cachePoint":
-        parts = list(_marked_behind(texts, parts))
+        parts = list(_marked_behind(messages, texts.positions, parts))
     contents = [message.content for message in messages]
     given = contents, parts, texts.positions
     marked, sent_tools = marked_contents(*given, profile, field, tools, marks_end=marks_end)
@@ -135,11 +123,13 @@ def with_marks(
 
 
 def _marked_behind(
-    texts: PromptTexts, parts: Sequence[tuple[ContentPart, ...]]
+    messages: Sequence[BaseMessage],
+    positions: Sequence[TextPosition | None],
+    parts: Sequence[tuple[ContentPart, ...]],
 ) -> Iterator[tuple[ContentPart, ...]]:
     """Yield the parts of texts; where cache points go behind a tool's result, one at its end."""
-    for position, own in zip(texts.positions, parts, strict=True):
-        is_result = position and isinstance(texts.messages[position.message], ToolMessage)
+    for position, own in zip(positions, parts, strict=True):
+        is_result = position and isinstance(messages[position.message], ToolMessage)
         if not is_result or not any(part.is_marked for part in own):
             yield own
             continue
@@ -183,17 +173,14 @@ def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object
         if calls or not content:
             parts.append(PromptPart.of_value(role, calls) if calls else PromptPart(role, ""))
             positions.append(None)
-    return PromptTexts(tuple(messages), tuple(parts), tuple(positions), beside)
+    return PromptTexts(tuple(parts), tuple(positions), beside)
 
 
 def reported_usage(answer: object) -> ReportedTokens | None:
     """Return what the usage of an answer says, or of a piece of one; None if it has none."""
     whole = answer if isinstance(answer, ChatResult) else None
     piece = answer if whole is None else whole.generations[0]  # each has the usage of all
-    if isinstance(piece, ChatGeneration):
-        usage: Any = getattr(piece.message, "usage_metadata", None)
-    else:
-        usage = piece.get("usage") if isinstance(piece, dict) else None
+    usage = getattr(getattr(piece, "message", None), "usage_metadata", None)
     told = None if usage is None else usage_of(usage)
     if whole is None or not whole.llm_output or (told and told.cached_tokens is not None):
         return told

@@ -11,6 +11,7 @@ from inspect import iscoroutinefunction
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
@@ -26,7 +27,7 @@ from ctxreuse.measure.traces.recording import TraceRecorder, document_title
 from ctxreuse.pipeline.document_turn import best_first
 from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import PromptPart
-from langchain_ctxreuse.documents.run_documents import OpenRuns
+from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
 from langchain_ctxreuse.messages import prompt_texts
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
@@ -44,7 +45,7 @@ class _Asked(NamedTuple):
     root: Hashable = None
 
 
-class TraceCallbackHandler(OpenRuns):
+class TraceCallbackHandler(BaseCallbackHandler):
     """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
 
     Of retrievers inside a retriever the outermost counts. The prompts that models are sent are
@@ -55,8 +56,10 @@ class TraceCallbackHandler(OpenRuns):
         recorder: Writes the records.
     """
 
+    run_inline = True  # in event loops, too: another thread would cost more than the work
+
     def __init__(self, recorder: TraceRecorder) -> None:
-        super().__init__()
+        follow_runs()
         self._recorder = recorder
         self._lock = ForkSafeLock()
         self._asked: LRUMap[Hashable, _Asked] = LRUMap(
@@ -83,17 +86,17 @@ class TraceCallbackHandler(OpenRuns):
         **kwargs: Any,
     ) -> None:
         """Keep the query until the result comes."""
-        run = self._start(run_id, parent_run_id, is_retriever=True)
-        if not run.is_nested:
-            scope, root = _scope(metadata or {}), None if parent_run_id is None else run.root
+        around = None if parent_run_id is None else run_documents().run_of(parent_run_id)
+        if around is None or not around.is_retriever:
+            root = None if around is None else around.root or parent_run_id
             with self._lock:
-                self._asked.put(run_id, _Asked(query, scope, root))
+                self._asked.put(run_id, _Asked(query, _scope(metadata or {}), root))
 
     def on_retriever_end(
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Record the result."""
-        asked = self._forget(run_id)
+        asked = self._on_end(documents, run_id=run_id)
         if asked is None:
             return
         request_id = _record(self._recorder, asked, documents, "LangChain retrievers")
@@ -102,11 +105,14 @@ class TraceCallbackHandler(OpenRuns):
                 before = self._found.peek(asked.root) or ()
                 self._found.put(asked.root, (*before, request_id))
 
-    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
-        """Forget a run that has ended or failed."""
-        self._forget(run_id)
+    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> _Asked | None:
+        """Forget a run that has ended or failed; return what it was asked if it is recorded."""
+        with self._lock:
+            self._found.pop(run_id)
+            return self._asked.pop(run_id)
 
-    on_chain_end = on_chain_error = on_tool_end = on_tool_error = on_retriever_error = _on_end
+    on_chain_end = on_chain_error = _on_end  # type: ignore[assignment]  # any result
+    on_tool_end = on_tool_error = on_retriever_error = _on_end  # type: ignore[assignment]
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: Sequence[Sequence[BaseMessage]], **run: Any
@@ -131,8 +137,7 @@ class TraceCallbackHandler(OpenRuns):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        run = None if parent_run_id is None else self._runs.get(parent_run_id)
-        root = (parent_run_id or run_id) if run is None else run.root
+        root = run_documents().run_of(parent_run_id or run_id).root or parent_run_id or run_id
         with self._lock:
             found = self._found.peek(root) or ()
         self._recorder.record_prompt(
@@ -143,13 +148,6 @@ class TraceCallbackHandler(OpenRuns):
             framework="langchain",
             scope=_scope(metadata or {}),
         )
-
-    def _forget(self, run_id: Hashable) -> _Asked | None:
-        """Return what a retriever was asked, if that is to be recorded."""
-        self._runs.pop(run_id, None)
-        with self._lock:
-            self._found.pop(run_id)
-            return self._asked.pop(run_id)
 
 
 def _record(
@@ -192,15 +190,19 @@ def recording(recorder: TraceRecorder) -> Iterator[TraceCallbackHandler]:
         handler.has_ended = True
 
 
-_SEARCHES = (
-    "search",
-    "similarity_search",
-    "similarity_search_with_score",
-    "similarity_search_with_relevance_scores",
-    "similarity_search_by_vector",
-    "max_marginal_relevance_search",
-    "max_marginal_relevance_search_by_vector",
-)
+_SEARCHES = [
+    f"{awaited}{name}"
+    for awaited in ("", "a")
+    for name in (
+        "search",
+        "similarity_search",
+        "similarity_search_with_score",
+        "similarity_search_with_relevance_scores",
+        "similarity_search_by_vector",
+        "max_marginal_relevance_search",
+        "max_marginal_relevance_search_by_vector",
+    )
+]
 _ASKED = ("invoke", "ainvoke")
 """Methods of retrievers, whose callbacks say what they return."""
 
@@ -221,10 +223,10 @@ def recorded_searches(recorder: TraceRecorder) -> Iterator[None]:
 
     def made(kind: type[VectorStore], /, **options: Any) -> None:
         super(VectorStore, kind).__init_subclass__(**options)
-        replace_methods(kind, _BOTH, recorder)
+        replace_methods(kind, _SEARCHES, recorder)
 
     for kind in (VectorStore, *_subclasses(VectorStore)):
-        replace_methods(kind, _BOTH, recorder)
+        replace_methods(kind, _SEARCHES, recorder)
     for kind in (BaseRetriever, *_subclasses(BaseRetriever)):
         replace_methods(kind, _ASKED, None)
     VectorStore.__init_subclass__ = classmethod(made)  # type: ignore[assignment]
@@ -234,9 +236,6 @@ def recorded_searches(recorder: TraceRecorder) -> Iterator[None]:
         del VectorStore.__init_subclass__
         for kind, name, method in reversed(replaced):
             setattr(kind, name, method)
-
-
-_BOTH = (*_SEARCHES, *(f"a{name}" for name in _SEARCHES))
 
 
 def _subclasses(kind: type) -> Iterator[type]:

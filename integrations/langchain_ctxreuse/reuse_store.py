@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from langchain_core.messages import (
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.checks import (
-    check_function,
     checked_each,
     checked_kind,
     checked_list,
@@ -70,24 +69,18 @@ class ReuseStore(PlansMemories, BaseStore):
     order, and a `ReuseChatModel` finds their texts in its prompts. A
     conversation shows a memory once; of one that was changed or deleted since, it is said that it
     no longer holds. A planning fault lets memories through as found, and is counted in `faults`.
-    Errors of the store are raised as they are.
+    Errors of the store are raised as they are. A memory's text is the first of the fields `text`,
+    `memory`, `content` and `data` that is a string; of a value with none, the whole as JSON.
 
     Args:
         store: The store to wrap.
         planner: Plans the contexts; None takes the one of this process.
-        text_of: Returns a stored value's text. None takes the first of the fields `text`, `memory`,
-            `content` and `data` that is a string; of a value with none, the whole as JSON.
         tenant: The tenant of the requests, unless the config or `ctxreuse.request_context` says
             another. None takes the namespace that is searched.
-        labels: Whether prompts show memories under labels, for answers that cite them.
-        annotate: Whether prompts say how the search ranked memories that were moved.
-        growth_limit: How long a conversation's prompt may get by the memories that earlier turns
-            show, as a multiple of what it has with this turn's alone; then this turn's are shown
-            anew. None has no limit.
-        placement: Where `messages` puts memories: "before_question", in its message;
-            "after_history", in a message of their own, which some chat templates refuse; "system",
-            behind the system text, where those of a first turn go and of one that lays all out
-            anew.
+        labels: As for `mem0_ctxreuse.ReuseMemory`.
+        annotate: As for `mem0_ctxreuse.ReuseMemory`.
+        growth_limit: As for `mem0_ctxreuse.ReuseMemory`.
+        placement: As for `mem0_ctxreuse.ReuseMemory`.
     """
 
     _memory: BaseStore
@@ -97,7 +90,6 @@ class ReuseStore(PlansMemories, BaseStore):
         store: BaseStore,
         *,
         planner: ReusePlanner | None = None,
-        text_of: Callable[[Mapping[str, Any]], str] | None = None,
         tenant: str | None = None,
         labels: bool = False,
         annotate: bool = False,
@@ -106,13 +98,8 @@ class ReuseStore(PlansMemories, BaseStore):
     ) -> None:
         self._memory = checked_kind("store", store, BaseStore, "a LangGraph store")
         refuse_wrapped("store", store, ReuseStore)
-        check_function("text_of", text_of, "a function from a stored value to its text, or None")
-        self._text_of = text_of or _text_of
-        kind: ItemKind[Item] = ItemKind(
-            lambda item: ContextBlock(text=self._text_of(item.value)),
-            lambda items: [[self._text_of(item.value) for item in items]],
-        )
         settings, name = (labels, annotate, growth_limit, placement), type(self).__name__
+        kind = ItemKind(_block, _forms)
         self._memory_planner = MemoryPlanner(planner, tenant, name, *settings, store, kind)
         self.supports_ttl, self.ttl_config = store.supports_ttl, store.ttl_config
 
@@ -199,27 +186,20 @@ class ReuseStore(PlansMemories, BaseStore):
             request = turn.request()
             asked = {"query": search.query, **options}
             items = await store.asearch(names, **asked) if awaits else store.search(names, **asked)
-            found, get = self._found(items), self._aget if awaits else self._get
+            found, get = _found(items), self._aget if awaits else self._get
             return turn.prompt(
                 await planner.context(found, search, request, get, blocks=not awaits)
             )
 
-    def _found(self, items: Iterable[Item]) -> list[dict[str, Any]]:
-        """Return what a search found as memories; their ids say the namespace, too."""
-        return [
-            {"id": json.dumps([*one.namespace, one.key]), "memory": self._text_of(one.value)}
-            for one in items
-        ]
-
     def _get(self, memory_id: str) -> dict[str, Any] | None:
         *namespace, key = json.loads(memory_id)
         item = self._memory.get(tuple(namespace), key)
-        return None if item is None else self._found([item])[0]
+        return None if item is None else _found([item])[0]
 
     async def _aget(self, memory_id: str) -> dict[str, Any] | None:
         *namespace, key = json.loads(memory_id)
         item = await self._memory.aget(tuple(namespace), key)
-        return None if item is None else self._found([item])[0]
+        return None if item is None else _found([item])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +207,10 @@ class _OpenTurn:
     """A conversation whose last message asks."""
 
     messages: Sequence[BaseMessage]
-    system: str | None
-    first: int
+    system: str | None  # of one that has said nothing else yet
 
     @classmethod
     def of(cls, messages: Iterable[MessageLikeRepresentation]) -> _OpenTurn:
-        """Return a turn."""
         listed = checked_list("messages", messages, "a list of messages")
         try:
             given = convert_to_messages(listed)
@@ -244,12 +222,11 @@ class _OpenTurn:
         if not given or not isinstance(given[-1], HumanMessage):
             raise InvalidRequestError("messages must end with the question, a message of the user")
         if len(given) == 2 and _is_system(given[0]):
-            return cls(given, str(given[0].content), 1)
-        return cls(given, None, 0)
+            return cls(given, str(given[0].content))
+        return cls(given, None)
 
     @property
     def question(self) -> str:
-        """The text of the last message."""
         return "\n".join(text for text, _ in text_parts(self.messages[-1]))
 
     def request(self) -> ContextRequest:
@@ -258,7 +235,8 @@ class _OpenTurn:
             {"role": role_of(one), "content": one.content, _POSITION: position}
             for position, one in enumerate(self.messages[:-1])
         ]
-        return asked(self.question, self.system, earlier[self.first :], None)
+        history = earlier if self.system is None else []
+        return asked(self.question, self.system, history, None)
 
     def prompt(self, context: MemoryContext) -> list[BaseMessage]:
         """Return the messages to send, those of the conversation with their ids."""
@@ -279,6 +257,22 @@ class _OpenTurn:
             return SystemMessage(content)
         known = self.messages[position or 0]
         return known if known.content == content else known.model_copy(update={"content": content})
+
+
+def _found(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """Return what a search found as memories; their ids say the namespace, too."""
+    return [
+        {"id": json.dumps([*one.namespace, one.key]), "memory": _text_of(one.value)}
+        for one in items
+    ]
+
+
+def _block(item: Item) -> ContextBlock:
+    return ContextBlock(text=_text_of(item.value))
+
+
+def _forms(items: Iterable[Item]) -> list[list[str]]:
+    return [[_text_of(item.value) for item in items]]
 
 
 def _is_system(message: BaseMessage) -> bool:

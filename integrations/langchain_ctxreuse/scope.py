@@ -7,13 +7,9 @@ from contextlib import nullcontext
 from copy import copy
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
-from langchain_core.messages import (
-    MessageLikeRepresentation,
-    convert_to_messages,
-    convert_to_openai_messages,
-)
+from langchain_core.messages import BaseMessage, convert_to_openai_messages
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config
@@ -42,15 +38,6 @@ class RequestCarrier(BaseModel):
 
     _request: CarriedRequest | None = PrivateAttr(default=None)
 
-    def _carrying(self, config: RunnableConfig | None) -> Self:
-        """Return a copy for one call."""
-        call, request = copy(self), self._request
-        # a stream without chunks invokes its copy when it is read, maybe in another context
-        with nullcontext() if request is None else serving(request.scope):
-            whole = ensure_config(config)
-            call._request = CarriedRequest(whole, scope_from_config(whole))
-        return call
-
     @property
     def _carried(self) -> CarriedRequest:
         """The request of the call at hand; outside of one, what the code around says."""
@@ -71,7 +58,12 @@ def on_carrying_copy(method: _Method) -> _Method:
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Any:
-        return method(self._carrying(config), input, config, **kwargs)
+        carrying, request = copy(self), self._request
+        # a stream without chunks invokes its copy when it is read, maybe in another context
+        with nullcontext() if request is None else serving(request.scope):
+            whole = ensure_config(config)
+            carrying._request = CarriedRequest(whole, scope_from_config(whole))
+        return method(carrying, input, config, **kwargs)
 
     @wraps(method)
     async def acall(*args: Any, **kwargs: Any) -> Any:
@@ -97,23 +89,21 @@ def scope_from_config(config: RunnableConfig | None) -> RequestScope:
     )
 
 
-def tenant_from_config() -> str | None:
+def tenant_from_config() -> str:
     """Return the tenant of a call, as `scope_from_config` does."""
     tenant = ensure_config().get("configurable", {}).get("tenant")
-    return current_scope().tenant if tenant is None else str(tenant)
+    return current_scope().tenant or "" if tenant is None else str(tenant)
 
 
-def history_as_openai(messages: Iterable[MessageLikeRepresentation]) -> list[Message]:
+def history_as_openai(messages: Iterable[BaseMessage]) -> list[Message]:
     """Return LangChain messages as a history: OpenAI chat messages, without system messages."""
     history: list[Message] = []
     for message in messages:
-        # each in a list of its own: a pair of role and text alone would be taken for two messages
         try:
             converted = convert_to_openai_messages([message])
         except (KeyError, TypeError, ValueError):
             # it has a part that OpenAI does not know, or that lacks something
-            [plain] = convert_to_messages([message])
-            text = "\n".join(text for text, _ in text_parts(plain))
-            converted = convert_to_openai_messages([plain.model_copy(update={"content": text})])
+            text = "\n".join(text for text, _ in text_parts(message))
+            converted = convert_to_openai_messages([message.model_copy(update={"content": text})])
         history += [one for one in converted if one["role"] not in ("system", "developer")]
     return history

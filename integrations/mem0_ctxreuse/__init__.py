@@ -12,14 +12,12 @@ from ctxreuse.pipeline.memories import tenant_of
 from ctxreuse.pipeline.memory_planner import MemoryContext
 from mem0_ctxreuse.planned_memory import (
     AsyncReuseMemory,
-    AsyncSearchableMemory,
     ReuseMemory,
     SearchableMemory,
 )
 
 __all__ = [
     "AsyncReuseMemory",
-    "AsyncSearchableMemory",
     "MemoryContext",
     "ReuseMemory",
     "SearchableMemory",

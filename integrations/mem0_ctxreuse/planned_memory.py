@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 from ctxreuse import ReusePlanner
 from ctxreuse.context.blocks import Message, OpenAIMessage
@@ -24,22 +24,12 @@ from ctxreuse.pipeline.memory_planner import (
 )
 from ctxreuse.pipeline.ordered_release import run_here
 
-_Memory = TypeVar("_Memory")
-
 
 class SearchableMemory(Protocol):
-    """Searches as mem0's `Memory` and `MemoryClient` do."""
+    """Searches as mem0's memories and clients do; for an `AsyncReuseMemory`, awaited."""
 
     def search(self, query: str, *args: Any, **kwargs: Any) -> Any:
         """Return `{"results": [memory, ...]}` or a list of memories, best first."""
-        ...
-
-
-class AsyncSearchableMemory(Protocol):
-    """Searches as mem0's `AsyncMemory` and `AsyncMemoryClient` do."""
-
-    def search(self, query: str, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Return what a `SearchableMemory` does, awaited."""
         ...
 
 
@@ -56,14 +46,14 @@ class _LikeWrapped:
         return update_wrapper(partial(MethodType(self._method, instance)), wrapped, updated=())
 
 
-class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
+class MemoryWrapper(PlansMemories, FixedSettings):
     """A memory with its searches planned; what is not defined here is the wrapped memory's."""
 
     _is_async: ClassVar[bool]
 
     def __init__(
         self,
-        memory: _Memory,
+        memory: SearchableMemory,
         *,
         planner: ReusePlanner | None = None,
         tenant: str | None = None,
@@ -129,17 +119,8 @@ class MemoryWrapper(PlansMemories, FixedSettings, Generic[_Memory]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self._memory).__name__})"
 
-    def _special(self, name: str) -> Any:
-        """Return a special method of the wrapped memory, as the interpreter would look it up."""
-        method = getattr(type(self._memory), name, None)
-        if method is None:
-            raise TypeError(
-                f"{type(self._memory).__name__!r} object is no context manager: it has no {name}"
-            )
-        return method.__get__(self._memory)
 
-
-class ReuseMemory(MemoryWrapper[SearchableMemory]):
+class ReuseMemory(MemoryWrapper):
     r"""A `Memory` or `MemoryClient` of mem0 whose searches come in planned order.
 
     Every other attribute and method is the wrapped memory's. A planning fault lets memories through
@@ -221,15 +202,7 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
         work = self._memory_planner.context(found, search, request, get, blocks=True)
         return run_here(work)
 
-    def messages(
-        self,
-        query: str,
-        *args: Any,
-        system: str | None = None,
-        history: Iterable[Message] | None = None,
-        conversation_id: str | int | None = None,
-        **kwargs: Any,
-    ) -> list[OpenAIMessage]:
+    def messages(self, query: str, *args: Any, **kwargs: Any) -> list[OpenAIMessage]:
         """Search, and return OpenAI chat messages that answer the query with what was found.
 
         Arguments as for `context`; with `placement="system"`, pass the history with its system
@@ -240,19 +213,17 @@ class ReuseMemory(MemoryWrapper[SearchableMemory]):
                 message: memories, annotation, question. For content parts with marks, call
                 `context(...).body("anthropic")` instead.
         """
-        return self.context(
-            query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs
-        ).messages()
+        return self.context(query, *args, **kwargs).messages()
 
     def __enter__(self) -> ReuseMemory:
-        self._special("__enter__")()
+        self._memory.__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> Any:
-        return self._special("__exit__")(*raised)
+        return self._memory.__exit__(*raised)
 
 
-class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
+class AsyncReuseMemory(MemoryWrapper):
     """An `AsyncMemory` or `AsyncMemoryClient` of mem0: `ReuseMemory`, awaited."""
 
     _is_async = True
@@ -285,11 +256,11 @@ class AsyncReuseMemory(MemoryWrapper[AsyncSearchableMemory]):
         return (await self.context(query, *args, **kwargs)).messages()
 
     async def __aenter__(self) -> AsyncReuseMemory:
-        await self._special("__aenter__")()
+        await self._memory.__aenter__()
         return self
 
     async def __aexit__(self, *raised: Any) -> Any:
-        return await self._special("__aexit__")(*raised)
+        return await self._memory.__aexit__(*raised)
 
 
 def _checked_memory(memory: Any, is_async: bool) -> Any:

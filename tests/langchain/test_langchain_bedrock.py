@@ -40,24 +40,6 @@ def test_cache_points_stand_where_prompts_fork(server, life):
     assert not server.refusals
 
 
-def test_what_is_sent_in_parts_says_what_is_sent_in_one(server):
-    said = []
-    for cache in ("bedrock", "vllm"):
-        model = wrapped(server, cache).model_copy(update={"strategy": "none"})
-        for number, names in enumerate(ROUNDS):
-            context = format_context(found(names))
-            model.invoke([HumanMessage(f"{context}\n\nQ {number}?")])
-        inner: Any = model.inner
-        said.append(
-            [
-                "".join(part.get("text", "") for part in one["content"])
-                for body in inner.sent
-                for one in body["messages"]
-            ]
-        )
-    assert said[0] == said[1]
-
-
 @pytest.mark.parametrize("users", range(7))
 def test_the_users_cache_points_stay_and_a_fifth_never_leaves_us(server, users):
     model = wrapped(server)

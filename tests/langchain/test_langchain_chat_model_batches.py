@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -24,7 +23,7 @@ from langchain_model_helpers import (
 )
 from langchain_model_helpers import model as model_without_window
 
-from ctxreuse import ReusePlanner, request_context
+from ctxreuse import ReusePlanner
 from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel
 
@@ -260,14 +259,7 @@ def test_only_what_failed_is_tried_again(method):
 @pytest.mark.parametrize("method", ["batch", "abatch"])
 def test_a_batch_inside_a_step_knows_the_config_around_it(method, inner):
     wrapper = model(inner)
-    if method == "batch":
-        step = RunnableLambda(lambda texts: wrapper.batch(texts))
-    else:
-
-        async def abatch(texts: list[str]) -> list[AIMessage]:
-            return await wrapper.abatch(texts)
-
-        step = RunnableLambda(abatch)
+    step = RunnableLambda(lambda texts: wrapper.batch(texts), lambda texts: wrapper.abatch(texts))
     for tenant, letters in (("one", "abc"), ("two", "cab"), ("one", "bca")):
         config: Any = {"configurable": {"tenant": tenant}}
         texts = [question(letters, tenant=tenant), "Hi"]
@@ -350,56 +342,6 @@ async def test_a_cancelled_batch_is_taken_back(concurrency):
     assert wrapper.planner.statistics().requests == 1, "the first one was answered"
 
 
-async def test_a_batch_cancelled_before_it_starts_is_taken_back():
-    wrapper = model()
-    task = asyncio.create_task(wrapper.abatch(prompts()))
-    await asyncio.sleep(0)  # it has planned, its calls have not run
-    assert wrapper.planner.statistics().requests == 6
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await asyncio.sleep(0)
-    assert wrapper.planner.statistics().requests == 0
-
-
-def test_a_subclass_that_tries_again_is_still_planned():
-    class Stubborn(ReuseChatModel):
-        def invoke(self, *args: Any, **kwargs: Any) -> AIMessage:
-            try:
-                return super().invoke(*args, **kwargs)
-            except ValueError:
-                return super().invoke(*args, **kwargs)
-
-    failed: list[str] = []
-
-    def once(text: str) -> Exception | None:
-        if text in failed:
-            return None
-        failed.append(text)
-        return ValueError("busy")
-
-    inner = RecordingModel(failing=once)
-    wrapper = Stubborn(inner=inner, window_s=0)
-    answers = wrapper.batch(prompts(), {"max_concurrency": 1})
-    assert contents(answers) == ["q0", "q1", "q2", "q3", "q4", "q5"]
-    assert len(inner.calls) == 12
-    assert wrapper.planner.statistics().requests == 6
-
-
-def test_another_wrapper_that_is_asked_on_the_way_does_not_take_the_plan(inner):
-    other = model(window_s=0)
-
-    class Asking(BaseCallbackHandler):
-        def on_chat_model_start(self, serialized: Any, messages: Any, **kwargs: Any) -> None:
-            other.invoke(messages[0])
-
-    wrapper = model(inner, window_s=0)
-    wrapper.batch(prompts(), {"max_concurrency": 1, "callbacks": [Asking()]})
-    assert inner.sent == PLANNED
-    assert wrapper.planner.statistics().requests == 6
-    assert other.planner.statistics().requests == 6
-
-
 async def test_subclasses_that_ask_something_else_first_or_block_are_still_planned(inner):
     class Careful(ReuseChatModel):
         def invoke(self, prompt: Any, *args: Any, **kwargs: Any) -> AIMessage:
@@ -435,17 +377,6 @@ class TestWindow:
         answers = await asyncio.gather(*map(ask, prompts()))
         assert answers == ["q0", "q1", "q2", "q3", "q4", "q5"]
         assert inner.sent == PLANNED
-
-    async def test_tenants_in_one_window_are_kept_apart(self, inner):
-        wrapper = model(inner, window_s=0.005)
-
-        async def ask(tenant: str, letters: str) -> None:
-            with request_context(tenant=tenant):
-                await wrapper.ainvoke(question(letters, f"{tenant} {letters}", tenant))
-
-        await asyncio.gather(ask("one", "abc"), ask("two", "bca"), ask("one", "cab"))
-        sent = {call.text.rsplit("\n", 1)[-1]: letters_in(call.text) for call in inner.calls}
-        assert sent == {"one abc": "abc", "two bca": "bca", "one cab": "abc"}
 
     async def test_who_is_cancelled_behind_others_is_taken_back(self, inner):
         wrapper = model(inner)

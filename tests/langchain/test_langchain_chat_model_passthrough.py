@@ -2,13 +2,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from adapter_conformance import FaultyPlanner
 from langchain_core.caches import InMemoryCache
-from langchain_core.language_models import BaseChatModel, FakeListChatModel
+from langchain_core.language_models import BaseChatModel
 from langchain_core.load import dumps
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.rate_limiters import BaseRateLimiter
@@ -71,7 +72,7 @@ class TestCallbacks:
         assert {name: start["metadata"][name] for name in "xy"} == {"x": 1, "y": 2}
         assert "langchain-core" in start["metadata"]["lc_versions"]
 
-    def test_traces_name_the_model_inside_or_its_class(self):
+    def test_traces_name_the_model_inside(self):
         handler = CountingHandler()
         wrapper = model(openai_model(EmulatedEngine(), temperature=0.3), callbacks=[handler])
         wrapper.invoke("Hi")
@@ -80,9 +81,6 @@ class TestCallbacks:
         assert start["metadata"]["ls_provider"] == "openai"
         assert start["metadata"]["ls_model_name"] == "emulated"
         assert start["metadata"]["ls_temperature"] == 0.3
-        assert model(FakeListChatModel(responses=["x"]))._get_ls_params()["ls_model_name"] == (
-            "FakeListChatModel"
-        )
 
 
 class TestCaching:
@@ -128,33 +126,16 @@ class TestCaching:
         assert len(engine.requests) == 3
 
 
-class CountingLimiter(BaseRateLimiter):
-    def __init__(self) -> None:
-        self.acquired = 0
-
-    def acquire(self, *, blocking: bool = True) -> bool:
-        self.acquired += 1
-        return True
-
-    async def aacquire(self, *, blocking: bool = True) -> bool:
-        self.acquired += 1
-        return True
-
-
 async def test_the_inner_models_rate_limiter_is_asked_once_a_call():
-    limiter = CountingLimiter()
+    limiter = MagicMock(BaseRateLimiter)
     wrapper = model(StreamingModel(rate_limiter=limiter))
     wrapper.invoke("Hi")
     await wrapper.ainvoke("Hi")
     list(wrapper.stream("Hi"))
-    assert limiter.acquired == 3
+    assert limiter.acquire.call_count + limiter.aacquire.call_count == 3
 
 
 class TestComposition:
-    def test_a_model_that_fails_falls_back_on_another(self):
-        broken = model(RecordingModel(failing=lambda text: ValueError("down")))
-        assert broken.with_fallbacks([model()]).invoke("Hi").content == "Hi"
-
     def test_token_counts_are_the_inner_models(self):
         inner = RecordingModel(custom_get_token_ids=lambda text: [1] * len(text))
         wrapper = model(inner)
@@ -252,47 +233,6 @@ class TestStreaming:
         assert await tasks.text == "Which?"
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc", "cab", "abc"]
 
-    @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # it is beta
-    async def test_a_models_own_content_events_are_passed_on(self):
-        class Native(StreamingModel):
-            def _stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-                raise AssertionError("it has events of its own")
-
-            async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-                raise AssertionError("it has events of its own")
-                yield
-
-            def _events(self, messages: list[BaseMessage]) -> Iterator[Any]:
-                text = self._record(messages, {})
-                yield {"event": "message-start", "role": "ai", "id": "m"}
-                start = {"type": "text", "text": ""}
-                yield {"event": "content-block-start", "index": 0, "content": start}
-                delta = {"type": "text-delta", "text": text}
-                yield {"event": "content-block-delta", "index": 0, "delta": delta}
-                done = {"type": "text", "text": text}
-                yield {"event": "content-block-finish", "index": 0, "content": done}
-                yield {"event": "message-finish"}
-
-            def _stream_chat_model_events(
-                self, messages: list[BaseMessage], **kwargs: Any
-            ) -> Iterator[Any]:
-                yield from self._events(messages)
-
-            async def _astream_chat_model_events(
-                self, messages: list[BaseMessage], **kwargs: Any
-            ) -> AsyncIterator[Any]:
-                for event in self._events(messages):
-                    yield event
-
-        inner = Native()
-        wrapper = model(inner)
-        assert str(wrapper.stream_events(question("abc"), version="v3").text) == "Which?"
-        tasks = await wrapper.astream_events(question("cab"), version="v3")
-        assert await tasks.text == "Which?"
-        assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
-        assert model(StreamingModel())._stream_chat_model_events is None
-        assert model(StreamingModel())._astream_chat_model_events is None
-
 
 class TestFaults:
     async def test_a_planning_fault_sends_the_prompt_as_given(self, caplog):
@@ -305,7 +245,7 @@ class TestFaults:
             wrapper.batch([question("cab"), question("abc")])
         assert [call.text for call in inner.calls[:3]] == [question("cab")] * 3
         assert sorted(call.text for call in inner.calls[3:]) == [question("abc"), question("cab")]
-        assert wrapper.faults == 4
+        assert wrapper.faults == wrapper.planner.savings.planning_failures == 4
         assert len(caplog.records) == 1
         assert "ReuseChatModel: planning failed with RuntimeError" in caplog.text
         assert "Which" not in caplog.text
@@ -357,14 +297,6 @@ class TestFaults:
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert wrapper.planner.statistics().requests == 0
-
-    async def test_a_stream_that_breaks_later_has_been_read_by_the_engine(self):
-        wrapper = model(StreamingModel(pieces_before_failing=2))
-        with pytest.raises(RuntimeError):
-            list(wrapper.stream(question("abc")))
-        with pytest.raises(RuntimeError):
-            _ = [piece async for piece in wrapper.astream(question("abc"))]
-        assert wrapper.planner.statistics().requests == 2
 
     async def test_who_stops_listening_closes_the_models_stream(self):
         closed: list[str] = []

@@ -17,7 +17,7 @@ from langchain_classic.retrievers import ContextualCompressionRetriever
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
@@ -227,14 +227,6 @@ def stuffed(retriever: Any, model: Any) -> Any:
     return create_retrieval_chain(retriever, create_stuff_documents_chain(model, PROMPT))
 
 
-def in_tags(retriever: Any, model: Any) -> Any:
-    shape = PromptTemplate.from_template("<doc>{page_content}</doc>")
-    stuff = create_stuff_documents_chain(
-        model, PROMPT, document_prompt=shape, document_separator="\n"
-    )
-    return create_retrieval_chain(retriever, stuff)
-
-
 RETRIEVERS: dict[str, Any] = {
     "plain": lambda planner: Named(),
     "ReuseRetriever": lambda planner: ReuseRetriever(retriever=Named(), planner=planner),
@@ -246,7 +238,7 @@ RETRIEVERS: dict[str, Any] = {
 
 @BOTH
 @pytest.mark.parametrize("retriever", RETRIEVERS)
-@pytest.mark.parametrize("chained", [formatted, stuffed, in_tags])
+@pytest.mark.parametrize("chained", [formatted, stuffed])
 async def test_what_prompts_share_is_read_again(server, chained, retriever):
     planner = planner_for(server)
     chain = chained(RETRIEVERS[retriever](planner), wrapped(server, planner=planner))
@@ -427,25 +419,6 @@ async def test_a_leader_that_fails_lets_its_followers_go(server):
     assert len(server.usages) == 3
 
 
-async def test_a_leader_that_is_cancelled_lets_its_followers_go(server):
-    arrived, go_on = threading.Event(), threading.Event()
-    holds = [True]
-
-    def hold() -> None:
-        if holds.pop() if holds else False:
-            arrived.set()
-            go_on.wait()
-
-    server.before_first_token = hold
-    model = patient(server)
-    tasks = [asyncio.create_task(model.ainvoke(one)) for one in prompts()]
-    await asyncio.to_thread(arrived.wait)
-    tasks[0].cancel()
-    answers = await asyncio.gather(*tasks, return_exceptions=True)
-    go_on.set()
-    assert sum(isinstance(one, BaseException) for one in answers) == 1
-
-
 async def test_a_stream_leads_until_its_first_token(server):
     model = patient(server)
     first, *rest = prompts()
@@ -477,16 +450,3 @@ def test_what_is_written_already_makes_nobody_wait(server):
     have_all_meet(server)
     ask_in_threads(model)
     assert unread(server) == 2
-
-
-async def test_chains_whose_retriever_has_planned_wait_too(server):
-    server.let_all_come()
-    model = patient(server)
-    lookup = RunnableLambda(lambda query: found("a b"))
-    retriever = ReuseRetriever(retriever=lookup, planner=model.planner)
-    ask = RunnableLambda(lambda context: [HumanMessage(f"{context}\n\nWhich?")])
-    chain = retriever | format_context | ask | model
-    await chain.ainvoke("first")
-    server.usages.clear()
-    await asyncio.gather(*(chain.ainvoke(f"question {n}") for n in range(4)))
-    assert unread(server) == 1

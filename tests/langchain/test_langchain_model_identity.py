@@ -1,17 +1,15 @@
 """What frameworks look at to see which model they have: name, profile, type, class."""
 
-import json
 from typing import Any
 
-import httpx
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
-from langchain_model_helpers import RecordingModel, question
-from langchain_openai import ChatOpenAI
+from langchain_model_helpers import RecordingModel, openai_model, question
 from pydantic import BaseModel
 
+from ctxreuse.serving import EmulatedEngine
 from langchain_ctxreuse import ReuseChatModel
 
 
@@ -27,24 +25,8 @@ def search(query: str) -> str:
     return query
 
 
-class Server(httpx.MockTransport):
-    """Answers as a provider does, and keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[dict[str, Any]] = []
-        super().__init__(self._reply)
-
-    def _reply(self, request: httpx.Request) -> httpx.Response:
-        self.sent.append(json.loads(request.content))
-        message = {"role": "assistant", "content": '{"text": "yes"}'}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        reply = {"id": "1", "object": "chat.completion", "choices": [choice]}
-        return httpx.Response(200, json=reply)
-
-
-def gpt(server: Server | None = None) -> ChatOpenAI:
-    client = httpx.Client(transport=server or Server())
-    return ChatOpenAI(model="gpt-5", api_key="none", http_client=client)
+def answering() -> EmulatedEngine:
+    return EmulatedEngine(model="gpt-5", answer=lambda body: '{"text": "yes"}')
 
 
 def wrapped(inner: Any) -> ReuseChatModel:
@@ -52,7 +34,7 @@ def wrapped(inner: Any) -> ReuseChatModel:
 
 
 def test_frameworks_read_of_a_wrapper_what_they_read_of_the_model():
-    inner = gpt()
+    inner = openai_model(answering(), model="gpt-5")
     model = wrapped(inner)
     for name in ("model_name", "model", "temperature", "use_responses_api", "profile", "_llm_type"):
         assert getattr(model, name, "none") == getattr(inner, name, "none")
@@ -62,24 +44,25 @@ def test_frameworks_read_of_a_wrapper_what_they_read_of_the_model():
 
 @pytest.mark.parametrize("tools", [[], [search]])
 def test_an_agents_structured_output_is_the_providers_own(tools):
-    server = Server()
-    for model in (gpt(server), wrapped(gpt(server))):
+    engine = answering()
+    plain = openai_model(engine, model="gpt-5")
+    for model in (plain, wrapped(plain)):
         model.profile = None  # so that the name alone tells it
         agent = create_agent(model, tools, response_format=Answer)
         # an agent that wants a tool's call instead would ask again and again
         state = agent.invoke({"messages": [HumanMessage("Yes?")]}, {"recursion_limit": 5})
         assert state["structured_response"] == Answer(text="yes")
-    native, sent = server.sent
+    native, sent = engine.requests
     assert native["response_format"]["type"] == "json_schema"
     assert sent == native
 
 
 def test_copies_have_settings_of_their_own_which_take_effect_on_the_inner_one():
-    server = Server()
-    model = wrapped(gpt(server))
+    engine = EmulatedEngine()
+    model = wrapped(openai_model(engine))
     model.model_copy(update={"temperature": 0.5}).invoke("Warm?")
     model.invoke("As it was?")
-    assert [one.get("temperature") for one in server.sent] == [0.5, None]
+    assert [one.get("temperature") for one in engine.requests] == [0.5, None]
 
 
 class BoundByMethod(RecordingModel):

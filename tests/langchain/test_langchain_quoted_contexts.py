@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
 
 import pytest
@@ -90,19 +89,9 @@ def around_the_chain(application: Application, tenant: str, letters: str) -> Non
         application.chain.invoke(given(letters))
 
 
-def around_functions(application: Application, tenant: str, letters: str) -> None:
-    with request_context(tenant=tenant):
-        ask_plainly(application, letters)
-
-
 async def awaited_stream(application: Application, tenant: str, letters: str) -> None:
     async for _ in application.chain.astream(given(letters), configured(tenant)):
         pass
-
-
-def in_a_thread(application: Application, tenant: str, letters: str) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(around_the_chain, application, tenant, letters).result()
 
 
 def in_a_step(application: Application, tenant: str, letters: str) -> None:
@@ -144,16 +133,11 @@ WAYS: dict[str, Callable[[Application, str, str], Any]] = {
         given(it)
     ),
     "a request context around the chain": around_the_chain,
-    "a request context around functions": around_functions,
     "a stream": lambda one, tenant, it: list(one.chain.stream(given(it), configured(tenant))),
     "an awaited stream": awaited_stream,
-    "a thread": in_a_thread,
     "a step of a chain": in_a_step,
     "generated in a step": generated_in_a_step,
     "a graph": lambda one, tenant, it: graph_of(one).invoke(
-        {"documents": documents(it)}, configured(tenant)
-    ),
-    "an awaited graph": lambda one, tenant, it: graph_of(one).ainvoke(
         {"documents": documents(it)}, configured(tenant)
     ),
 }

@@ -218,16 +218,6 @@ def test_what_cannot_be_planned_comes_back_as_it_is(found):
     assert retriever.faults == 1
 
 
-def test_metadata_of_any_depth_is_not_read():
-    deep: list[Any] = []
-    for _ in range(5_000):
-        deep = [deep]
-    found = [Document("one" * 200, metadata={"ctxreuse": deep}), document("a")]
-    retriever = ReuseRetriever(retriever=RunnableLambda(lambda query: found))
-    assert retriever.invoke("which?") == found
-    assert retriever.faults == 0
-
-
 def test_other_things_than_retrievers_and_misspelt_options_are_refused():
     with pytest.raises(ValueError, match=r"pass its as_retriever\(\)"):
         ReuseRetriever(retriever=letter_store())

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from langchain_classic.chains import create_history_aware_retriever, create_retrieval_chain
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
@@ -139,8 +140,6 @@ def test_a_copy_holds_no_setting_that_nobody_reads(made):
 
 
 def history_aware(retriever: Any) -> Any:
-    from langchain_classic.chains.history_aware_retriever import create_history_aware_retriever
-
     prompt = ChatPromptTemplate.from_messages(
         [MessagesPlaceholder("chat_history"), ("user", "{input}"), ("user", "A search query?")]
     )
@@ -150,15 +149,11 @@ def history_aware(retriever: Any) -> Any:
 
 
 def test_a_history_aware_retriever_is_refused_with_the_remedy():
-    pytest.importorskip("langchain_classic")
     with pytest.raises(ValueError, match=r"create_history_aware_retriever\(llm, ReuseRetriever"):
         ReuseRetriever(retriever=history_aware(found()))
 
 
 def test_a_retriever_inside_a_history_aware_one_plans():
-    pytest.importorskip("langchain_classic")
-    from langchain_classic.chains import create_retrieval_chain
-
     answer = RunnableLambda(lambda given: "Yes.")
     planner = ReusePlanner()
     inside = ReuseRetriever(retriever=found(), planner=planner)

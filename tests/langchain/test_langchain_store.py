@@ -96,13 +96,11 @@ def test_it_is_the_wrapped_store_for_all_else_and_keeps_parts_of_a_question():
             ReuseStore(wrong)
 
 
-def test_values_without_a_known_text_are_shown_whole_and_a_function_may_say_what_is_shown():
+def test_values_without_a_known_text_are_shown_whole():
     value = {"town": "Porto", "since": 1999, "name": "a long enough name"}
     assert store(value).messages(ALICE, [("user", "q?")])[-1].content == (
         '{"name": "a long enough name", "since": 1999, "town": "Porto"}\n\nq?'
     )
-    shown = store(value, text_of=lambda one: f"lives in {one['town']}")
-    assert shown.messages(ALICE, [("user", "q?")])[-1].content == "lives in Porto\n\nq?"
 
 
 @pytest.mark.parametrize("messages", [[], [("assistant", "So.")], "Where?"])

@@ -286,15 +286,6 @@ class TestSpeculativeRAGChain:
         with pytest.raises(InvalidRequestError, match="the input lacks 'history', 'language'"):
             await chain.ainvoke("red")
 
-    async def test_a_right_guess_is_not_asked_again(self):
-        chain = linked()
-        config: Any = {"configurable": {"thread_id": "c1"}}
-        first = await chain.ainvoke("red", config)
-        assert speculation_of(chain) == (0, 0)
-        assert await chain.ainvoke("red", config) == first
-        assert speculation_of(chain) == (1, 1)
-        assert len(model_of(chain).calls) == 2
-
     async def test_a_wrong_guess_changes_nothing(self):
         runs = Runs()
         chain = linked()

@@ -139,10 +139,6 @@ def test_without_memories_or_texts_there_is_no_context():
     wrapped = finding()
     context = wrapped.context("q?")
     assert (str(context), context.annotation) == ("", None)
-    assert wrapped.messages("q?", system="Be brief.") == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "q?"},
-    ]
     assert wrapped.faults == 0
     wrapped = finding(memory("blank", " \n"), *lettered("ab"), memory("empty", ""))
     assert wrapped.messages("q?")[-1]["content"] == f"{shown('ab')}\n\nq?"

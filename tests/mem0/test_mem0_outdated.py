@@ -64,20 +64,6 @@ def test_a_changed_memory_that_stands_without_a_label_is_quoted(kind, name):
     assert store.asked == []
 
 
-def test_where_memories_have_labels_a_changed_one_is_named_by_its_own():
-    store = Store(home="Alice lives in Porto.", cats="Alice has two cats.")
-    chat = Chat(store, labels=True)
-    chat.ask("Where?")
-    store.texts["home"] = "Alice lives in Lisbon."
-    store.finds = ["cats"]
-    assert chat.ask("And?") == (
-        f"{label('Alice lives in Porto.')} no longer holds; do not use it.\n\n"
-        f"{located('Alice has two cats.')}\n\nAnd?"
-    )
-    store.finds = None
-    assert labelled("Alice lives in Lisbon.") in chat.ask("Where?")
-
-
 @pytest.mark.parametrize("labels", [False, True])
 @KINDS
 def test_a_deleted_memory_is_not_shown_as_valid(kind, labels):

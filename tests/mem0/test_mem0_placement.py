@@ -64,15 +64,6 @@ def test_without_memories_nothing_is_added(placement):
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_a_system_message_that_was_sent_stays_and_new_memories_stand_before_the_question(system):
-    wrapped = ReuseMemory(FakeMemory(), placement="system", growth_limit=None)
-    first = asked(wrapped, "ab", [], system=system)
-    second = asked(wrapped, "bc", [*first, ANSWER], system=system)
-    assert second == [*first, ANSWER, user(f"{plain('c')}\n\nq?")]
-    assert wrapped.context("q?", history=[*first, ANSWER]).placement == "before_question"
-
-
-@pytest.mark.parametrize("system", [None, "Be brief."])
 def test_laid_out_anew_memories_stand_in_the_wanted_place_alone(system):
     for placement in PLACEMENTS:
         wrapped = ReuseMemory(FakeMemory(), placement=placement)

@@ -115,20 +115,6 @@ def test_a_search_finds_what_the_unwrapped_memory_finds(memory, found):
     assert memory.faults == 0
 
 
-def test_everything_else_is_the_unwrapped_memorys(memory):
-    for options in ({}, {"top_k": 2}, {"show_expired": True}):
-        assert memory.get_all(filters=ALICE, **options) == memory.memory.get_all(
-            filters=ALICE, **options
-        )
-    assert len(memory.get_all(filters=ALICE, top_k=2)["results"]) == 2
-
-    memory.delete_all(user_id="bob")
-    assert memory.get_all(filters=BOB) == {"results": []}
-    assert memory.get(id_of(memory, FACTS[0]))["memory"] == FACTS[0] + LONG
-    assert memory.config is memory.memory.config
-    assert memory.faults == 0
-
-
 def test_signatures_and_errors_are_the_unwrapped_memorys(memory):
     for name in ("search", "get_all", "add", "update", "delete", "history"):
         own, foreign = getattr(memory, name), getattr(memory.memory, name)
@@ -279,20 +265,6 @@ def test_a_hosted_search_comes_in_planned_order(client, service):
         {"query": "q?", "filters": {"user_id": "bob"}},
     ]
     assert wrapped.faults == 0
-
-
-def test_hosted_pages_signatures_and_errors_are_the_clients(client, service):
-    wrapped: Any = ReuseMemory(client)
-    for options in ({}, {"page": 2, "page_size": 2}):
-        assert wrapped.get_all(filters=ALICE, **options) == client.get_all(filters=ALICE, **options)
-    assert wrapped.get_all(filters=ALICE, page=2)["results"] == lettered("abc")[1:]
-
-    for name in ("search", "get_all", "add", "delete_all"):
-        assert inspect.signature(getattr(wrapped, name)) == inspect.signature(getattr(client, name))
-    with pytest.raises(ValueError, match="Top-level entity parameters"):
-        wrapped.search("q?", user_id="alice")
-    with pytest.raises(mem0.exceptions.MemoryError, match="The service is down"):
-        wrapped.get("an-id")
 
 
 async def test_the_async_client_does_the_same(async_client, service):

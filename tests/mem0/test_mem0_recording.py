@@ -62,14 +62,6 @@ def test_odd_results_pass_through(mem0, monkeypatch, tmp_path):
     assert (recorder.requests, recorder.faults) == (0, 1)
 
 
-def test_a_mem0_without_some_of_its_classes_is_recorded(mem0, monkeypatch, tmp_path):
-    monkeypatch.delattr(mem0, "AsyncMemoryClient")
-    store = object.__new__(mem0.Memory)
-    with TraceRecorder(tmp_path / "recording") as recorder, recording(recorder):
-        assert store.search("Where?") == {"results": lettered("ab")}
-    assert recorder.requests == 1
-
-
 def test_mem0_is_recorded_when_the_program_imports_it_and_not_imported_before(tmp_path):
     ran = python(
         f"""

@@ -26,8 +26,7 @@ EXPORTED = {
     "llamaindex_ctxreuse": "LlamaIndexLLM ReplayMemory RetrieverStage ReuseChatEngine ReuseLLM "
     "ReuseMemoryBlock ReusePostprocessor ReuseRetriever SpeculativeRAGQueryEngine "
     "WorkflowRetriever cited_nodes format_context reuse_memory",
-    "mem0_ctxreuse": "AsyncReuseMemory AsyncSearchableMemory MemoryContext ReuseMemory "
-    "SearchableMemory tenant_of",
+    "mem0_ctxreuse": "AsyncReuseMemory MemoryContext ReuseMemory SearchableMemory tenant_of",
     "chain_of_agents": "Answer ChainOfAgents ChainPrompts ManagerError Step Trace UnreadError",
 }
 

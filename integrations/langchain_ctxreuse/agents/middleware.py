@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from typing import Any, TypeVar
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolMessage
 from langchain_core.retrievers import RetrieverLike
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
@@ -37,7 +36,7 @@ from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
 from ctxreuse.rules.cache_marks import mark_value, marks_in
 from langchain_ctxreuse.agents.planned_messages import (
     PlannedText,
-    UserQuestion,
+    behind_context,
     first_unplanned,
     message_keys,
     newest_question,
@@ -67,8 +66,6 @@ except ImportError as error:
 
 
 _Planned = TypeVar("_Planned", bound=BaseMessage)
-_MOST_RESULTS = 64
-"""Each plan reads all that stands before it."""
 _SILENT_RESULTS = 20
 """So many results without documents, and none with any, are worth a line in the log."""
 
@@ -205,10 +202,11 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     async def _with_context(
         self, messages: Sequence[AnyMessage], method: str
     ) -> dict[str, Any] | None:
-        question = newest_question(messages)
-        if self._retriever is None or question is None:
+        position = newest_question(messages)
+        if self._retriever is None or position is None:
             return None
-        found = getattr(self._retriever, method)(question.query)
+        question = messages[position]
+        found = getattr(self._retriever, method)(str(question.text))
         documents = retrieved_documents(found if method == "invoke" else await found)
         if not documents:
             return None
@@ -216,19 +214,20 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         planned = self._planned_results(messages)
         shown = [planned.get(position, message) for position, message in enumerate(messages)]
         message = self._fail_open.attempt(
-            lambda: self._planned_question(shown, question, documents),
-            lambda: question.behind(format_context(documents), self._templates.separator),
+            lambda: self._planned_question(shown, position, documents),
+            lambda: behind_context(question, format_context(documents), self._templates.separator),
         )
         return {"messages": [*planned.values(), message]}
 
     def _planned_question(
-        self, messages: Sequence[AnyMessage], question: UserQuestion, documents: Sequence[Document]
-    ) -> HumanMessage:
+        self, messages: Sequence[AnyMessage], position: int, documents: Sequence[Document]
+    ) -> AnyMessage:
+        question = messages[position]
         texts = [one.page_content for one in documents]
-        ranked = best_first(documents, texts, tenant_from_config() or "", self._planner)
+        ranked = best_first(documents, texts, tenant_from_config(), self._planner)
         blocks = [labelled_block(Form(one.page_content), one.id, self._templates) for one in ranked]
-        history = self._history(messages[: question.position])
-        plan = self._plan(blocks, question.query, history, _scope(messages))
+        history = self._history(messages[:position])
+        plan = self._plan(blocks, str(question.text), history, _scope(messages))
         shown: dict[BlockKey, tuple[Slice]] = {}
         whole: list[str] = []
         end = 0
@@ -241,11 +240,11 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             shown[key] = (Slice(behind - len(block.text), behind),)
             end += len(self._templates.separator)
         context = self._templates.separator.join(whole)
-        message = question.behind(context, self._templates.separator)
+        message = behind_context(question, context, self._templates.separator)
         text = text_parts(message)[0]
         edit = result_edit(text.text, shown, plan, Slice(0, len(context)))
-        said = {"question": question.message.content} if text.part is None else {}
-        name = message_keys([*messages[: question.position], message], self._way)[-1]
+        said = {"question": question.content} if text.part is None else {}
+        name = message_keys([*messages[:position], message], self._way)[-1]
         return self._with_edit(message, name, text, edit, **said)
 
     def _planned_results(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
@@ -254,18 +253,15 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
 
     def _results_planned_in_order(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
         first = first_unplanned(messages)
-        holding = (
-            (position, pieces)
+        found = {
+            position: pieces
             for position, message in enumerate(messages[first:], start=first)
             if isinstance(message, ToolMessage) and (pieces := self._pieces_of(message))
-        )
-        found = dict(islice(holding, _MOST_RESULTS))
+        }
         self._count(messages[first:], len(found))
         planned: dict[int, AnyMessage] = {}
         if not found:
             return planned
-        if len(found) == _MOST_RESULTS and next(holding, None) is not None:
-            _log_too_many()
         scope = _scope(messages)
         before, keys = ShownTexts(), message_keys(messages, self._way)
         history = self._history(messages[:first], before)
@@ -310,7 +306,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             return None
         if len(parts) != 1:  # which of them shows the artifact is not known
             return None
-        text, tenant = parts[0].text, tenant_from_config() or ""
+        text, tenant = parts[0].text, tenant_from_config()
         root = run_documents().run_of(None).root
         found = contexts_in(
             known_texts(), tenant, text, root, rendered_only=not self._finds_retrieved
@@ -334,11 +330,11 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     ) -> _Planned:
         """Return a message with its edit, which is known without it, too, from now on."""
         edit = Edit() if self._is_shadow else edit
-        self._planner.note_edit(tenant_from_config() or "", [key], edit.encoded())
+        self._planner.note_edit(tenant_from_config(), [key], edit.encoded())
         return with_edit(message, text, edit, **said)
 
     def _edit_of(self, key: bytes) -> Edit | None:
-        return Edit.decoded(self._planner.edit_of(tenant_from_config() or "", key))
+        return Edit.decoded(self._planner.edit_of(tenant_from_config(), key))
 
     def _plan(
         self,
@@ -373,7 +369,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             )
             if not planned:
                 return request
-            tenant = tenant_from_config() or ""
+            tenant = tenant_from_config()
             for number, one in planned.items():
                 key = message_key(role_of(sent[number]), one.text.text)
                 known_texts().add_planned(tenant, key, one.edit._replace(pieces=None))
@@ -405,14 +401,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             mark = {"cache_control": mark_value("cache_control")}
             settings, tools = {**settings, **mark}, [*tools, *[mark] * min(2, spare - 1)]
         texts = prompt_texts(messages, {})
-        edits = [
-            None
-            if position is None
-            or (one := planned.get(position.message - opening)) is None
-            or one.text.part != position.part
-            else one.edit
-            for position in texts.positions
-        ]
+        places = {(n + opening, one.text.part): one.edit for n, one in planned.items()}
+        edits = [None if one is None else places.get(one) for one in texts.positions]
         roles = [one.role for one in texts.parts]
         sent = [one.text for one in texts.parts]
         parts = with_breakpoints(roles, sent, edits, in_conversation=True)
@@ -442,16 +432,6 @@ def _log_nothing_planned() -> None:
         "whose text is documents with document_separator between: ReuseMiddleware(tools=[...], "
         "document_separator=...). result_statistics says what becomes of each result.",
         _SILENT_RESULTS,
-    )
-
-
-@cache
-def _log_too_many() -> None:
-    """Say once that results are left as they are."""
-    _log.warning(
-        "ReuseMiddleware: an agent has called tools with more than %d results that hold documents "
-        "in one step; those behind go through as they are",
-        _MOST_RESULTS,
     )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
@@ -29,28 +28,6 @@ METADATA_KEY = "ctxreuse"
 _Message = TypeVar("_Message", bound=BaseMessage)
 
 
-@dataclass(frozen=True, slots=True)
-class UserQuestion:
-    """A user's message that waits for its context."""
-
-    message: HumanMessage
-    position: int
-
-    @property
-    def query(self) -> str:
-        """The query for the retriever."""
-        return str(self.message.text)
-
-    def behind(self, context: str, separator: str) -> HumanMessage:
-        """Return the message with a context in front of its text, or of its parts."""
-        content: Any = self.message.content
-        if isinstance(content, str):
-            content = f"{context}{separator}{content}" if content else context
-        else:
-            content = [{"type": "text", "text": context}, *content]
-        return self.message.model_copy(update={"content": content})
-
-
 class PlannedText(NamedTuple):
     """The text of a message that was planned, and how it is sent."""
 
@@ -64,16 +41,26 @@ def first_unplanned(messages: Sequence[AnyMessage]) -> int:
     return done[-1] + 1 if done else 0
 
 
-def newest_question(messages: Sequence[AnyMessage]) -> UserQuestion | None:
-    """Return the newest user message if it has a text and was neither planned nor sent."""
-    for position, message in reversed(list(enumerate(messages))):
-        if isinstance(message, AIMessage):  # a model has seen what stands before it
-            return None
-        if isinstance(message, HumanMessage):
-            question = UserQuestion(message, position)
-            waits = not is_planned(message) and message.id is not None and question.query.strip()
-            return question if waits else None
-    return None
+def newest_question(messages: Sequence[AnyMessage]) -> int | None:
+    """Return where the newest user message is, if it has a text and was neither planned nor sent.
+
+    A model has seen what stands before its answer.
+    """
+    said = [n for n, one in enumerate(messages) if isinstance(one, (AIMessage, HumanMessage))]
+    last = messages[said[-1]] if said else None
+    if not isinstance(last, HumanMessage) or is_planned(last) or last.id is None:
+        return None
+    return said[-1] if last.text.strip() else None
+
+
+def behind_context(message: _Message, context: str, separator: str) -> _Message:
+    """Return a message with a context in front of its text, or of its parts."""
+    content: Any = message.content
+    if isinstance(content, str):
+        content = f"{context}{separator}{content}" if content else context
+    else:
+        content = [{"type": "text", "text": context}, *content]
+    return message.model_copy(update={"content": content})
 
 
 def is_planned(message: BaseMessage) -> bool:

@@ -31,32 +31,26 @@ def result_pieces(
     artifact: Any, text: str, separator: str, splits: bool
 ) -> list[ResultPiece] | None:
     """Return the pieces of a tool's result, or None if it is not certain that there are any."""
-    documents = _documents(artifact)
-    if listed := [] if documents else memories_in(text):
-        whole = Slice(0, len(text))
-        return [
-            ResultPiece(
-                ContextBlock(id=one.memory["id"], text=made_of(text, one.lasting)),
-                one.lasting,
-                whole,
-            )
-            for one in listed
-        ]
-    memories = [] if documents else memories_of(artifact)
-    contents = [document.page_content for document in documents]
-    contents += [one["memory"] for one in memories]
-    ids = [*(document.id for document in documents), *(one["id"] for one in memories)]
-    spans = _spans(text, contents, (separator, "\n") if memories else (separator,))
+    named: list[tuple[Any, str]] = [(one.id, one.page_content) for one in _documents(artifact)]
+    separators = [separator]
+    if not named:
+        if listed := memories_in(text):
+            parts = [(one.memory["id"], one.lasting) for one in listed]
+            made = [(ContextBlock(id=name, text=made_of(text, own)), own) for name, own in parts]
+            return [ResultPiece(*one, Slice(0, len(text))) for one in made]
+        named = [(one["id"], one["memory"]) for one in memories_of(artifact)]
+        separators.append("\n")
+    spans = _spans(text, [content for _, content in named], separators)
     if spans is None and splits:
         spans, start = [], 0
         for piece in text.split(separator):
             if piece.strip():
                 spans.append((start, start + len(piece)))
             start += len(piece) + len(separator)
-        ids = [None] * len(spans)
+        named = [(None, "")] * len(spans)
     if not spans:
         return None
-    return [ResultPiece.of(text, *span, one) for span, one in zip(spans, ids, strict=True)]
+    return [ResultPiece.of(text, *span, one) for span, (one, _) in zip(spans, named, strict=True)]
 
 
 def pieces_between(
@@ -100,17 +94,16 @@ def _spans(
         behind = start + len(content)
         spans.append((start, behind))
     gaps = [(end, start) for (_, end), (start, _) in pairwise(spans)]
+    head, tail = text[: spans[0][0]], text[behind:]
     for separator in separators:
         if any(text.count(separator, end, start) != 1 for end, start in gaps):
             continue
-        stands = separator in text[: spans[0][0]] or separator in text[behind:]
+        stands = separator in head or separator in tail
         if not gaps and not stands and separator != separators[-1]:
             continue
         cuts = [text.index(separator, end) for end, _ in gaps]
-        first = text.rfind(separator, 0, spans[0][0])
-        begin = 0 if first < 0 else first + len(separator)
-        last = text.find(separator, spans[-1][1])
-        finish = len(text) if last < 0 else last
+        begin = len(head) - len(head.rpartition(separator)[2])
+        finish = behind + len(tail.partition(separator)[0])
         starts = [begin, *(cut + len(separator) for cut in cuts)]
         return list(zip(starts, [*cuts, finish], strict=True))
     return None

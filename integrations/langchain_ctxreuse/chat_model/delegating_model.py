@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import wraps
 from operator import is_
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
+from langchain_core.runnables import Runnable, RunnableSerializable
 from langchain_core.runnables.config import merge_configs
-from langchain_core.tools import BaseTool
-from pydantic import BaseModel, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from ctxreuse.context.checks import checked_kind, refuse_wrapped
 from langchain_ctxreuse.configurable import configurable_around, without_bindings
@@ -35,12 +33,40 @@ _HOLDERS = (
 )
 """Fields of runnables that hold what they call. Others, such as bound arguments, are left alone."""
 
-_TAKEN_OVER = ("cache", "disable_streaming", "output_version", "rate_limiter", "verbose")
+_TAKEN_OVER = ("cache", "disable_streaming", "output_version", "profile", "rate_limiter", "verbose")
 
 
 def _of_inner(name: str) -> Any:
     """Return an attribute that is the inner model's."""
     return property(lambda self: getattr(self.inner, name))
+
+
+def _unless_disabled(name: str) -> Any:
+    """Return a method that says whether to stream: as the inner model does, unless disabled."""
+    return lambda self, **call: (
+        not self._streaming_disabled(**call) and getattr(self.inner, name)(**call)
+    )
+
+
+def _around_inner(name: str) -> Any:
+    """Return a method that has the inner model make something of itself, and takes its place."""
+
+    @wraps(getattr(BaseChatModel, name))
+    def make(self: DelegatingChatModel, *args: Any, **kwargs: Any) -> Runnable[Any, Any]:
+        made: Runnable[Any, Any] = getattr(self.inner, name)(*args, **kwargs)
+        around: Runnable[Any, Any] = with_substitutes(made, self._in_place_of)
+        if around is made:
+            _log.warning(
+                "%s: %s.%s returned a %s in which no chat model was found; its calls go past the "
+                "wrapper, unplanned",
+                type(self).__name__,
+                type(self.inner).__name__,
+                name,
+                type(made).__name__,
+            )
+        return around
+
+    return make
 
 
 class DelegatingChatModel(RequestCarrier, BaseChatModel):
@@ -63,13 +89,10 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
     @classmethod
     def _name_unknown_arguments(cls, arguments: Any) -> Any:
         """Log the arguments that are not used; LangChain's models ignore them silently."""
-        unknown = sorted(str(name) for name in arguments if name not in cls.model_fields)
+        unknown = ", ".join(sorted(map(str, set(arguments).difference(cls.model_fields))))
         if unknown:
-            _log.warning(
-                "%s does not use %s; give the inner model its parameters",
-                cls.__name__,
-                ", ".join(unknown),
-            )
+            message = "%s does not use %s; give the inner model its parameters"
+            _log.warning(message, cls.__name__, unknown)
         return arguments
 
     def model_post_init(self, context: Any, /) -> None:
@@ -88,10 +111,7 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         theirs, ours = inner.metadata or {}, self.metadata or {}
         versions = {**(theirs.get("lc_versions") or {}), **(ours.get("lc_versions") or {})}
         self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
-
-    def _carrying(self, config: RunnableConfig | None) -> Self:
-        _ = self._serialized  # kept by the model, or each copy would make it anew
-        return super()._carrying(config)
+        _ = self._serialized  # kept by the model, or each call's copy would make it anew
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[Any, AIMessage]:
         """Return a model whose fields a config can set, as LangChain's models do."""
@@ -129,21 +149,13 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         return self if model is self.inner else self.model_copy(update={"inner": model})
 
     _llm_type = _of_inner("_llm_type")
+    _get_ls_params = _of_inner("_get_ls_params")
     _get_invocation_params = _of_inner("_get_invocation_params")
     _combine_llm_outputs = _of_inner("_combine_llm_outputs")
-
-    def _resolve_model_profile(self) -> Any:
-        return self.inner.profile
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
         return {**self.inner._identifying_params, "inner": _class_name(self.inner)}
-
-    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = self.inner._get_ls_params(stop=stop, **kwargs)
-        if params.get("ls_model_name"):
-            return params
-        return LangSmithParams(**{**params, "ls_model_name": type(self.inner).__name__})
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # another one than the inner model's, whose cached answers are to the prompts as given
@@ -152,12 +164,8 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
 
     # Passthrough: what the inner model can do.
 
-    def _should_stream(self, **kwargs: Any) -> bool:
-        return not self._streaming_disabled(**kwargs) and self.inner._should_stream(**kwargs)
-
-    def _should_use_protocol_streaming(self, **kwargs: Any) -> bool:
-        streams = self.inner._should_use_protocol_streaming
-        return not self._streaming_disabled(**kwargs) and streams(**kwargs)
+    _should_stream = _unless_disabled("_should_stream")
+    _should_use_protocol_streaming = _unless_disabled("_should_use_protocol_streaming")
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return the text's token ids, as the inner model counts unless told otherwise."""
@@ -165,51 +173,18 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
 
     def get_num_tokens(self, text: str) -> int:
         """Return the number of tokens in the text, counted as `get_token_ids` does."""
-        if self.custom_get_token_ids is not None:
-            return super().get_num_tokens(text)
-        return self.inner.get_num_tokens(text)
+        counts: Any = super() if self.custom_get_token_ids else self.inner
+        return counts.get_num_tokens(text)  # type: ignore[no-any-return]
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], *args: Any, **kwargs: Any
     ) -> int:
         """Return the number of tokens in the messages, counted as `get_token_ids` does."""
-        if self.custom_get_token_ids is not None:
-            return super().get_num_tokens_from_messages(messages, *args, **kwargs)
-        return self.inner.get_num_tokens_from_messages(messages, *args, **kwargs)
+        counts: Any = super() if self.custom_get_token_ids else self.inner
+        return counts.get_num_tokens_from_messages(messages, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def bind_tools(
-        self,
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
-        *,
-        tool_choice: str | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Return a model that may call the tools, bound as the inner model does it."""
-        if tool_choice is not None:
-            kwargs["tool_choice"] = tool_choice
-        return self._around("bind_tools", self.inner.bind_tools(tools, **kwargs))
-
-    def with_structured_output(
-        self, schema: dict[str, Any] | type | None = None, **kwargs: Any
-    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
-        """Return a model whose answers have the schema, made as the inner model does it."""
-        # a schema that is left out is some model's way to say "any JSON"
-        made = self.inner.with_structured_output(schema, **kwargs)  # type: ignore[arg-type]
-        return self._around("with_structured_output", made)
-
-    def _around(self, method: str, made: Runnable[Any, Any]) -> Runnable[Any, Any]:
-        """Return what the inner model made of itself, with the wrapper in its place."""
-        around: Runnable[Any, Any] = with_substitutes(made, self._in_place_of)
-        if around is made:
-            _log.warning(
-                "%s: %s.%s returned a %s in which no chat model was found; its calls go past the "
-                "wrapper, unplanned",
-                type(self).__name__,
-                type(self.inner).__name__,
-                method,
-                type(made).__name__,
-            )
-        return around
+    bind_tools = _around_inner("bind_tools")
+    with_structured_output = _around_inner("with_structured_output")
 
 
 def _class_name(model: BaseChatModel) -> str:

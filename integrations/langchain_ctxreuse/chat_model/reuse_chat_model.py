@@ -10,7 +10,7 @@ from copy import copy
 from functools import cache, lru_cache, partial
 from inspect import signature
 from operator import itemgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -34,15 +34,16 @@ from langchain_ctxreuse.documents.run_documents import follow_runs, run_document
 from langchain_ctxreuse.messages import (
     MARK_FIELDS,
     PromptTexts,
+    TextPart,
     prompt_texts,
     reported_usage,
     with_marks,
+    with_text,
 )
 from langchain_ctxreuse.scope import CarriedRequest, on_carrying_copy, scope_from_config
 
 _log = logging.getLogger("ctxreuse")
 
-_Step = TypeVar("_Step")
 _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, Any]]
 """What to call the inner model with: the plan, if there is one, the messages, and the rest."""
 
@@ -86,11 +87,11 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
             that `format_context` put in.
     """
 
+    _usage_of = staticmethod(reported_usage)
+    _follow_runs = staticmethod(follow_runs)
+    _adds_up: ClassVar[bool] = True
     # by what the prompts say, the plans of the batch whose calls this copy makes
     _waiting: dict[object, deque[PlannedPrompt]] = PrivateAttr(default_factory=dict)
-
-    def _build(self) -> None:
-        self._open(reported_usage, follow_runs, adds_up=True)
 
     def _is_built_from(self, changes: Mapping[str, Any]) -> bool:
         # copies that a config makes for each call, with another inner model, still plan together
@@ -262,38 +263,18 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     _generate.__signature__ = signature(_generate)  # type: ignore[attr-defined]
     _agenerate.__signature__ = signature(_agenerate)  # type: ignore[attr-defined]
 
-    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
-        return self._streamed(self.inner._stream, *args, **kwargs)
-
-    def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        return self._astreamed(self.inner._astream, *args, **kwargs)
-
-    @property
-    def _stream_chat_model_events(self) -> Callable[..., Iterator[Any]] | None:
-        """The inner model's own event stream; None if it has none, as LangChain expects it."""
-        events = getattr(self.inner, "_stream_chat_model_events", None)
-        return None if events is None else partial(self._streamed, events)
-
-    @property
-    def _astream_chat_model_events(self) -> Callable[..., AsyncIterator[Any]] | None:
-        """As `_stream_chat_model_events`."""
-        events = getattr(self.inner, "_astream_chat_model_events", None)
-        return None if events is None else partial(self._astreamed, events)
-
-    def _streamed(
+    def _stream(
         self,
-        stream: Callable[..., Iterator[_Step]],
-        /,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> Iterator[_Step]:
+    ) -> Iterator[ChatGenerationChunk]:
         outgoing = self._outgoing(messages, kwargs, run_manager, blocks=True)
         planned, sent, arguments = run_here(outgoing)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        start = partial(stream, sent, stop=stop, **arguments)
+        start = partial(self.inner._stream, sent, stop=stop, **arguments)
         with closing(self._gateway.stream(planned, start)) as steps:
             with serving(self._carried.scope):  # not in the reader's
                 first = next(steps, None)
@@ -301,19 +282,17 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
                 yield first
             yield from steps
 
-    async def _astreamed(
+    async def _astream(
         self,
-        stream: Callable[..., AsyncIterator[_Step]],
-        /,  # a call may have an argument `stream`, too
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> AsyncIterator[_Step]:
+    ) -> AsyncIterator[ChatGenerationChunk]:
         planned, sent, arguments = await self._outgoing(messages, kwargs, run_manager)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        start = partial(stream, sent, stop=stop, **arguments)
+        start = partial(self.inner._astream, sent, stop=stop, **arguments)
         async with aclosing(self._gateway.astream(planned, start)) as steps:
             with serving(self._carried.scope):
                 first = await anext(steps, None)
@@ -392,12 +371,15 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
             options |= self._request_options(arguments, request.scope, planned)
         if texts is None or planned is None:
             return planned, messages, options
-        sent = texts.with_texts(planned.texts)
+        sent = list(messages)
+        for position, part, text in zip(texts.positions, texts.parts, planned.texts, strict=True):
+            if position is not None and text != part.text:
+                new = TextPart(text, position.part)
+                sent[position.message] = with_text(sent[position.message], new)
         if planned.parts:
             body = self._given(arguments, ("prompt_cache_options", "cache_control"))
             tools = arguments.get("tools") or ()
-            parts = planned.parts
-            sent, tools = with_marks(sent, texts, parts, profile, self.inner, tools, body)
+            sent, tools = with_marks(sent, texts, planned.parts, profile, self.inner, tools, body)
             options |= {"tools": tools} if tools else {}
         return planned, sent, options
 
@@ -405,7 +387,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         """Return what the user has set of some fields: in a call, else at the model."""
         at_model = getattr(self.inner, "model_kwargs", None) or {}
         given = {
-            name: arguments.get(name) or getattr(self.inner, name, None) or at_model.get(name)
+            name: arguments.get(name, getattr(self.inner, name, None) or at_model.get(name))
             for name in names
         }
         body = arguments.get("extra_body") or getattr(self.inner, "extra_body", None) or {}
@@ -417,15 +399,12 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         """Return `extra_body` with salt and cache key, `extra_headers` with the session's name."""
         names = ("prompt_cache_key", "prompt_cache_options")
         known = self._given(arguments, names) if self.planner.wire_cache.is_routed else {}
-        at_model = getattr(self.inner, "model_kwargs", None) or {}
         # a call's replaces the model's, so both are merged
-        given = {
-            name: arguments.get(name, getattr(self.inner, name, None) or at_model.get(name)) or {}
-            for name in ("extra_body", "extra_headers")
-        }
+        given = self._given(arguments, ("extra_body", "extra_headers"))
         groups = () if planned is None else planned.groups
-        added = EngineOptions.of(self).added(groups, scope, known, *given.values())
-        return {name: {**given[name], **more} for name, more in added.items()}
+        merged = {name: one or {} for name, one in given.items()}
+        added = EngineOptions.of(self).added(groups, scope, known, *merged.values())
+        return {name: {**merged[name], **more} for name, more in added.items()}
 
 
 @lru_cache(maxsize=256)

@@ -70,7 +70,7 @@ def format_context(
         document_forms(given, _shown_by(document_prompt, given)),
         [one.page_content for one in given],
         separator,
-        tenant_from_config() or "",
+        tenant_from_config(),
         templates,
         labels=labels,
         own_labels=own,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
-from functools import cache, partial, partialmethod
+from functools import cache, partialmethod
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -36,13 +36,14 @@ class _OpenRun(NamedTuple):
 _NO_RUN = _OpenRun(None, is_retriever=False, is_nested=False)
 
 
-class OpenRuns(BaseCallbackHandler):
-    """Sees which runs go on inside of which.
+class RunDocuments(BaseCallbackHandler):
+    """Sees which runs go on inside of which, and what retrievers return; it changes nothing.
 
     Lock-free, because Python's collector may end a run anywhere.
     """
 
     run_inline = True  # in event loops, too: another thread would cost more than the work
+    ignore_llm = ignore_chat_model = ignore_retry = ignore_custom_event = True
 
     def __init__(self) -> None:
         self._fail_open = FailOpen(
@@ -54,45 +55,6 @@ class OpenRuns(BaseCallbackHandler):
     def _start_anew(self) -> None:
         self._runs: dict[Hashable, _OpenRun] = {}
 
-    def _on_start(
-        self,
-        *_: Any,
-        run_id: Hashable,
-        parent_run_id: Hashable = None,
-        is_retriever: bool = False,
-        **__: Any,
-    ) -> None:
-        """Note a run and the one around it."""
-        start = partial(self._start, run_id, parent_run_id, is_retriever)
-        self._fail_open.attempt(start)
-
-    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
-        """Forget a run that has ended or failed."""
-        self._runs.pop(run_id, None)
-
-    on_chain_start: Any = _on_start
-    on_tool_start: Any = _on_start
-    on_chain_end: Any = _on_end
-    on_chain_error: Any = _on_end
-    on_tool_end: Any = _on_end
-    on_tool_error: Any = _on_end
-    on_retriever_error: Any = _on_end
-
-    def _start(self, run_id: Hashable, around: Hashable, is_retriever: bool = False) -> _OpenRun:
-        outer = None if around is None else self._runs.get(around)
-        is_nested = outer is not None and outer.is_retriever
-        root = (around or run_id) if outer is None else outer.root
-        run = self._runs[run_id] = _OpenRun(root, is_retriever or is_nested, is_nested)
-        for oldest in list(islice(self._runs, max(0, len(self._runs) - _MOST_RUNS))):
-            self._runs.pop(oldest, None)
-        return run
-
-
-class RunDocuments(OpenRuns):
-    """Sees what retrievers return, and changes nothing of it."""
-
-    ignore_llm = ignore_chat_model = ignore_retry = ignore_custom_event = True
-
     def __reduce__(self) -> tuple[Any, ...]:
         return run_documents, ()
 
@@ -103,6 +65,33 @@ class RunDocuments(OpenRuns):
 
     # What LangChain calls.
 
+    def _on_start(
+        self,
+        *_: Any,
+        run_id: Hashable,
+        parent_run_id: Hashable = None,
+        is_retriever: bool = False,
+        **__: Any,
+    ) -> None:
+        outer = self._runs.get(parent_run_id)
+        is_nested = outer is not None and outer.is_retriever
+        root = (parent_run_id or run_id) if outer is None else outer.root
+        self._runs[run_id] = _OpenRun(root, is_retriever or is_nested, is_nested)
+        for oldest in list(islice(self._runs, max(0, len(self._runs) - _MOST_RUNS))):
+            self._runs.pop(oldest, None)
+
+    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
+        self._runs.pop(run_id, None)
+
+    on_chain_start: Any = _on_start
+    on_tool_start: Any = _on_start
+    on_retriever_start: Any = partialmethod(_on_start, is_retriever=True)
+    on_chain_end: Any = _on_end
+    on_chain_error: Any = _on_end
+    on_tool_end: Any = _on_end
+    on_tool_error: Any = _on_end
+    on_retriever_error: Any = _on_end
+
     def on_retriever_end(  # type: ignore[override]
         self, documents: Sequence[Document], /, *, run_id: Hashable, **_: Any
     ) -> None:
@@ -111,12 +100,8 @@ class RunDocuments(OpenRuns):
         if run is None or run.is_nested or not isinstance(documents, (list, tuple)):
             return  # what can be read only once is not ours to read
         self._fail_open.attempt(
-            lambda: known_texts().add_seen(
-                tenant_from_config() or "", [seen_forms(documents)], run.root
-            )
+            lambda: known_texts().add_seen(tenant_from_config(), [seen_forms(documents)], run.root)
         )
-
-    on_retriever_start: Any = partialmethod(OpenRuns._on_start, is_retriever=True)
 
     # What components ask.
 

@@ -122,7 +122,7 @@ class RetrieverStage:
         )
         found = retrieved_documents(await self._retriever.ainvoke(query, **wanted))
         texts = [one.page_content for one in found]
-        documents = best_first(found, texts, tenant_from_config() or "")
+        documents = best_first(found, texts, tenant_from_config())
         return tuple(
             ContextBlock(id=one.id, text=one.page_content)  # type: ignore[arg-type]
             for one in documents[:k]

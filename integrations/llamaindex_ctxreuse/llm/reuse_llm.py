@@ -48,6 +48,13 @@ _Answer = TypeVar("_Answer")
 _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 
+def reported_usage(answer: object) -> ReportedTokens | None:
+    """Return what the usage of a model's answer says; None if it has none."""
+    if not isinstance(answer, CompletionResponse | ChatResponse):
+        return None
+    return usage_in(answer.raw)
+
+
 @dataclass(frozen=True, slots=True)
 class _ModelCall(Generic[_Answer_co]):
     """A call of the inner model."""
@@ -89,12 +96,14 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
             `format_context` put in.
     """
 
+    _usage_of = staticmethod(reported_usage)
+    _follow_runs = staticmethod(follow_runs)
     _model: LLM = PrivateAttr()
     _always_sent: Mapping[str, Any] = PrivateAttr()
 
     def _build(self) -> None:
         """Build what plans the calls, and what they are sent with."""
-        self._open(reported_usage, follow_runs)
+        super()._build()
         self._model, self._always_sent = self.inner, {}
         always: Any = getattr(self.inner, "additional_kwargs", None)
         is_asked = self.send_cache_salt or self.send_session_id or self.planner.wire_cache.is_routed
@@ -395,13 +404,6 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
                 for one in waiting.values():
                     self._gateway.forget(one)
         return [answers[position] for position in range(len(calls))]
-
-
-def reported_usage(answer: object) -> ReportedTokens | None:
-    """Return what the usage of a model's answer says; None if it has none."""
-    if not isinstance(answer, CompletionResponse | ChatResponse):
-        return None
-    return usage_in(answer.raw)
 
 
 def _raise(error: Exception, planned: PlannedPrompt) -> NoReturn:
