@@ -147,8 +147,8 @@ class ChainOfAgents(
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
         """Forget the agents' memory of a conversation; return whether it was known."""
-        name = conversation_name(conversation_id)
-        return self._memory.forget(ConversationKey(str(tenant), type(name), name))
+        key = ConversationKey(str(tenant), conversation_name(conversation_id))
+        return self._memory.forget(key)
 
     async def aclose(self) -> None:
         """Close the connections to engines that were given as addresses."""

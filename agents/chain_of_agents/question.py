@@ -90,12 +90,10 @@ def question_of(given: object, config: RunnableConfig | None = None) -> ChainQue
         None if tenant is None else str(tenant),
         None if conversation is None else conversation_name(conversation),
     )
-    key, conversation_id = None, scope.conversation_id
-    if conversation_id is not None:
-        key = ConversationKey(scope.tenant or "", type(conversation_id), conversation_id)
+    owner, key = scope.tenant or "", scope.conversation_id
     return ChainQuestion(
         text=text,
         documents=as_blocks(given["documents"]),
-        tenant=scope.tenant or "",
-        conversation=key,
+        tenant=owner,
+        conversation=None if key is None else ConversationKey(owner, key),
     )

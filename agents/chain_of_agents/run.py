@@ -127,10 +127,6 @@ class ChainRun:
     async def _work(self, segment: Segment, note: str) -> list[tuple[Step, str]]:
         """Let a worker read its segment, in parts if need be; return steps with their notes."""
         began = self._now()
-        if self.memory.is_refused(self.question.tenant, segment.blocks):
-            halves = segment.halves(self.planner.count_tokens)
-            if halves:
-                return await self._work_in_parts(halves, note)
         engine = self.placement.engine_of(segment.agent)
         request, remark = self._requests.worker(segment, note, engine)
         in_parts = "read in parts, because the model had no room" * bool(segment.halvings)
@@ -147,11 +143,6 @@ class ChainRun:
         parts = segment.halves(self.planner.count_tokens) if is_too_long(reply) else ()
         if not parts:
             return [self._requests.note_of(step, note)]
-        self.memory.note_refused(self.question.tenant, segment.blocks)
-        return await self._work_in_parts(parts, note)
-
-    async def _work_in_parts(self, parts: Sequence[Segment], note: str) -> list[tuple[Step, str]]:
-        """Let a worker read a segment's parts one after the other."""
         read: list[tuple[Step, str]] = []
         for part in parts:
             read += await self._work(part, note)

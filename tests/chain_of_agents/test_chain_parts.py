@@ -340,7 +340,7 @@ class TestPlacement:
         assert placement.assign(documents, "a", {}) == expected, "they stay where they were read"
 
 
-KEY = ConversationKey("", str, "c")
+KEY = ConversationKey("", "c")
 A, B = (ContextBlock(id=name, text=name).key for name in "ab")
 
 
@@ -379,11 +379,11 @@ class TestHistories:
 
     def test_a_tenants_many_or_long_conversations_take_no_other_tenants_away(self):
         memory = AgentMemory(max_conversations=20, max_characters=100_000)
-        quiet = ConversationKey("quiet", str, "c")
+        quiet = ConversationKey("quiet", "c")
         memory.record(quiet, [AgentTurn(0, (), "p", "a", (A,))])
         for number in range(200):
             prompt = "x" * (number % 9 * 2_000)
-            loud = ConversationKey("loud", str, f"{number % 50}" * (number % 40))
+            loud = ConversationKey("loud", f"{number % 50}" * (number % 40))
             memory.record(loud, [AgentTurn(1, memory.history(loud, 1), prompt, "", (A, B))])
             assert all(size.entries <= size.bound for size in memory.parts.values())
         assert memory.parts["conversation_characters"].entries > 50_000

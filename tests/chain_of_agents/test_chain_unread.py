@@ -204,15 +204,7 @@ class TestTooLongForTheModel:
             and len(engine.prompt_tokens(body["messages"])) <= 4_000
         )
         assert set(TABLE.split()) <= set(read.split())
-
-        refused = len(engine.requests) - len(answer.trace.steps)
-        assert refused > 0
-        engine.requests.clear()
-        again = chain.invoke({"question": "When?", "documents": [{"id": "t", "text": TABLE}]})
-        assert again.trace.read_share == 1
-        assert len(engine.requests) == len(again.trace.steps), (
-            "the length of a token was not learnt"
-        )
+        assert len(engine.requests) > len(answer.trace.steps), "nothing was refused"
 
     @MODES
     def test_a_document_is_cut_once_whatever_else_is_asked_in_whichever_chain(self, mode):
@@ -455,7 +447,7 @@ class TestThoughts:
             assert "".join(pieces) == "In 1889."
             for step in pieces[-1].trace.steps:
                 assert (step.note, step.outcome) == ("In 1889.", "answered")
-        history = chain._memory.history(ConversationKey("", str, "c"), 0)
+        history = chain._memory.history(ConversationKey("", "c"), 0)
         assert [one["content"] for one in history[1::2]] == ["In 1889."] * 2
 
     @MODES
