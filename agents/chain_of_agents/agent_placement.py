@@ -65,7 +65,7 @@ class AgentPlacement:
 
     def _start_anew(self) -> None:
         """Forget what agents live on and have read."""
-        self._lives_on: dict[int, str] = {}
+        self.lives_on: dict[int, str] = {}  # agents' engines
         self._cache_epochs: dict[str, int] = {}
         self._assigners = LRUMap[str, Assigner](_MAX_TENANTS)
         self._documents = TenantShares(_MAX_DOCUMENTS)
@@ -76,11 +76,6 @@ class AgentPlacement:
         with self._lock:
             return {"tenants": self._assigners.size, "documents": self._documents.size}
 
-    def engine_of(self, agent: int) -> str:
-        """Return the engine that an agent lives on."""
-        with self._lock:
-            return self._lives_on[agent]
-
     def assign(
         self, documents: Sequence[Document], tenant: str, shown: Mapping[bytes, int]
     ) -> list[int]:
@@ -89,7 +84,7 @@ class AgentPlacement:
             engines = self._engines.names
             if not engines:
                 raise EngineError("the pool has no engine any more; add() one", attempts=0)
-            lives_on = self._lives_on = placed(self._agents, engines, self._lives_on)
+            lives_on = self.lives_on = placed(self._agents, engines, self.lives_on)
             for engine in engines:
                 epoch = self._engines.cache_epoch(engine)
                 if self._cache_epochs.setdefault(engine, epoch) != epoch:  # what was read is gone

@@ -12,10 +12,9 @@ from langchain_core.runnables.config import patch_config
 
 from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn
 from chain_of_agents.agent_placement import AgentPlacement
-from chain_of_agents.chain_prompts import Note
 from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import ChainQuestion, Settings
-from chain_of_agents.requests import AgentRequests, Budget, budget_of
+from chain_of_agents.requests import AgentRequests, Budget, Note, budget_of
 from chain_of_agents.segments import Segment, parcels_of, pieces_of, segments_of
 from chain_of_agents.trace.answer import ManagerError, Trace, UnreadError
 from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_of, remarked
@@ -127,7 +126,7 @@ class ChainRun:
     async def _work(self, segment: Segment, note: str) -> list[tuple[Step, str]]:
         """Let a worker read its segment, in parts if need be; return steps with their notes."""
         began = self._now()
-        engine = self.placement.engine_of(segment.agent)
+        engine = self.placement.lives_on[segment.agent]
         request, remark = self._requests.worker(segment, note, engine)
         in_parts = "read in parts, because the model had no room" * bool(segment.halvings)
         step = Step(

@@ -259,7 +259,7 @@ class TestPlacement:
         engines.down = {"a"}
         shown = {one.key: agent for one, agent in zip(some("p", "q"), (0, 1), strict=True)}
         agents = placement.assign(some("x", "y", "z", "p", "q"), "", shown)
-        assert {placement.engine_of(agent) for agent in agents} == {"b"}
+        assert {placement.lives_on[agent] for agent in agents} == {"b"}
         engines.down = {"a", "b"}
         assert len(placement.assign(some("x", "y"), "", {})) == 2
 
@@ -275,7 +275,7 @@ class TestPlacement:
         placement.assign(some("x"), "", {})
         engines.cache_epochs["a"] += 1
         placement.assign(some("y"), "", {})
-        assert forgotten == [agent for agent in range(4) if placement.engine_of(agent) == "a"]
+        assert forgotten == [agent for agent in range(4) if placement.lives_on[agent] == "a"]
 
     def test_other_tenants_do_not_count(self):
         busy, quiet = (AgentPlacement(5, Engines("a"), DocumentAffinity) for _ in range(2))
