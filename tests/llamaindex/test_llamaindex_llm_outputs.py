@@ -323,14 +323,6 @@ class TestBatches:
         chats = llm.chat_batch([question("abc"), question("cba")], workers=workers)
         assert [one.message.content for one in chats] == ["answer 4", "answer 5"]
 
-    async def test_with_a_progress_bar_it_starts_in_the_planned_order_too(self, capsys, inner):
-        words = ["".join(random.Random(n).sample("abcdef", 4)) for n in range(20)]
-        llm, reference = ReuseLLM(inner=inner), ReuseLLM(inner=RecordingLLM())
-        await llm.achat_batch([question(word) for word in words], show_progress=True, workers=2)
-        await reference.achat_batch([question(word) for word in words], workers=2)
-        assert sent_words(inner) == sent_words(reference.inner)
-        assert "Chatting: 100%" in capsys.readouterr().err
-
     async def test_an_error_is_raised_and_what_was_not_sent_is_taken_back(self):
         inner, planner = (
             RecordingLLM(fails=lambda prompt: OSError("gone") if "xyz" in prompt else None),

@@ -26,7 +26,6 @@ from mem0_stores import Store
 from openai_models import clients_of, openai_like
 
 from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, request_context
-from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine
 from ctxreuse.serving.emulation.openai_replies import ToolCall
 from llamaindex_ctxreuse import ReplayMemory, ReuseLLM, ReuseMemoryBlock, ReusePostprocessor
@@ -213,11 +212,6 @@ class TestReplayMemory:
                 **{"token_limit": 1_000, "memory_blocks": [], **wrong}, sql_store=ListChatStore()
             )
 
-    @pytest.mark.parametrize("ids", [5, None, "abc"])
-    def test_what_is_no_list_of_ids_is_not_forgotten(self, ids):
-        with pytest.raises(InvalidRequestError, match="memory_ids must be a list of memory ids"):
-            plain_memory().forget(ids)
-
     def test_the_system_message_is_no_place_for_memories(self):
         with pytest.raises(ValueError, match="SYSTEM changes the system message every turn"):
             plain_memory(insert_method=InsertMethod.SYSTEM)
@@ -304,12 +298,6 @@ class TestOutdatedMemories:
         assert f"{pin} no longer holds; do not use it." in new
         assert f"{lisbon} Alice lives in Lisbon.\n\n{lisbon} replaces {porto}." in new
         assert inner.prompts[2].count("replaces") == 1
-
-        memory.forget(["pin"])
-        await engine.achat("Then?")
-        assert "4711" not in inner.prompts[3]
-        assert f"{pin} (removed)" in inner.prompts[3]
-        assert "Alice lives in Porto." in inner.prompts[3]
 
     async def test_all_that_was_deleted_is_said_to_be(self, inner):
         mem0 = Store(pin="The PIN is 4711.")

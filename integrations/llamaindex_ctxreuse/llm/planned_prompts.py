@@ -49,11 +49,6 @@ def openai_role(role: MessageRole) -> str:
     return _OPENAI_ROLES.get(role, role.value)
 
 
-def message_text(message: ChatMessage) -> str:
-    """Return the texts of a message as one."""
-    return message.content or ""
-
-
 def copied_message(message: ChatMessage) -> ChatMessage:
     """Return a copy that shares nothing that is written into."""
     options = copy(message.additional_kwargs)

@@ -21,7 +21,6 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import BaseModel, PrivateAttr
 from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.reported_usage import ReportedTokens, usage_in
@@ -32,7 +31,6 @@ from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptPart, ScopedPromp
 from ctxreuse.serving.planning_fields import PlansPrompts
 from llamaindex_ctxreuse.llm.delegating_llm import DELEGATED, DelegatingLLM
 from llamaindex_ctxreuse.llm.planned_prompts import (
-    message_text,
     messages_with,
     prompt_parts,
     said_beside,
@@ -181,7 +179,6 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         batch: Sequence[Sequence[ChatMessage]],
         *,
         workers: int = DEFAULT_NUM_WORKERS,
-        show_progress: bool = False,
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[ChatResponse]:
@@ -190,28 +187,24 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         Args:
             batch: The messages of each chat.
             workers: How many are under way at a time.
-            show_progress: Whether to show a progress bar.
             return_exceptions: Whether a failed chat's exception stands in its answer's place. Else
                 the first one is raised, and the chats that still wait are not sent.
             **kwargs: For the inner model, with each chat.
         """
         calls = [self._chat(self._model.achat, messages, kwargs) for messages in batch]
-        progress = "Chatting" if show_progress else None
-        return await self._send_batch(calls, workers, progress, return_exceptions)
+        return await self._send_batch(calls, workers, return_exceptions)
 
     async def acomplete_batch(
         self,
         prompts: Sequence[str],
         *,
         workers: int = DEFAULT_NUM_WORKERS,
-        show_progress: bool = False,
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[CompletionResponse]:
         """Return the completions of many prompts, as `achat_batch` does for chats."""
         calls = [self._completion(self._model.acomplete, prompt, kwargs) for prompt in prompts]
-        progress = "Completing" if show_progress else None
-        return await self._send_batch(calls, workers, progress, return_exceptions)
+        return await self._send_batch(calls, workers, return_exceptions)
 
     def chat_batch(
         self, batch: Sequence[Sequence[ChatMessage]], **kwargs: Any
@@ -285,7 +278,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         bare = prompt.model_copy(update={"output_parser": None})  # it adds its words later
         messages = bare.format_messages(llm=self.inner, **arguments)
         is_text = not self.inner.metadata.is_chat_model
-        is_text = is_text and bare.format(llm=self.inner, **arguments) == message_text(messages[0])
+        is_text = is_text and bare.format(llm=self.inner, **arguments) == messages[0].content
         parts = self._gateway.attempt(lambda: prompt_parts(messages), lambda: ())
         read = self._prompt(parts, {**(llm_kwargs or {}), "response_format": output_cls})
         options = partial(self._options, llm_kwargs or {}, current_scope())
@@ -296,7 +289,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
             kept["metadata"] = {**prompt.metadata}
             filled: BasePromptTemplate = ChatPromptTemplate(sent, **kept)
             if is_text:
-                filled = PromptTemplate(message_text(sent[0]), **kept)
+                filled = PromptTemplate(sent[0].content or "", **kept)
             return method(output_cls, filled, options(planned))
 
         return _ModelCall(read, send)
@@ -364,7 +357,6 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         self,
         calls: Sequence[_ModelCall[Awaitable[_Answer]]],
         workers: int,
-        progress: str | None,
         return_exceptions: bool,
     ) -> list[_Answer]:
         """Return the answers to calls that are planned together, in the order given."""
@@ -386,14 +378,13 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
                 answers[position] = error
 
         works = [partial(ask, position) for position in waiting]
-        with tqdm(total=len(works), desc=progress, disable=progress is None) as bar:
-            try:
-                async with aclosing(as_they_end(works, workers)) as ended:
-                    async for _ in ended:
-                        bar.update()
-            finally:
-                for one in waiting.values():
-                    self._gateway.forget(one)
+        try:
+            async with aclosing(as_they_end(works, workers)) as ended:
+                async for _ in ended:
+                    pass
+        finally:
+            for one in waiting.values():
+                self._gateway.forget(one)
         return [answers[position] for position in range(len(calls))]
 
 

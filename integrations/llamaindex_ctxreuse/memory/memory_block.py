@@ -31,7 +31,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import message_texts
-from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.context.scope import current_scope
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
@@ -48,7 +48,7 @@ from ctxreuse.pipeline.process_planners import planning_time
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.planning_fields import PlanningFields
-from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
+from llamaindex_ctxreuse.llm.planned_prompts import openai_role
 from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, node_block
 from llamaindex_ctxreuse.nodes.run_nodes import as_retrieved, root_of_call
 
@@ -104,8 +104,6 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     annotate: bool = Field(default=False, frozen=True)
     placement: Placement = Field(default="before_question", frozen=True)
     _source: _Mem0Source | _RetrieverSource = PrivateAttr()
-    _planning: FailOpen = PrivateAttr()
-    _reading: FailOpen = PrivateAttr()
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
     _contents: TenantLRUMap[tuple[str | int | None, str], Plan] = PrivateAttr()
@@ -128,11 +126,9 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
             _REMEMBERED_CONTENTS, max_weight=_REMEMBERED_CHARACTERS, weight_of=_characters
         )
         name = type(self).__name__
-        self._planning = FailOpen(name, "memories are left out", tell=self.planner.note_failure)
-        self._reading = FailOpen(name, "those without a text are left out", "reading memories")
-        self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
+        self._searching = FailOpen(name, "the conversation goes on without", "finding memories")
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
-        self._source = _memory_source(self, self._reading)
+        self._source = _memory_source(self, self._searching)
         # the memory around it looks after growth and placement
         settings: tuple[bool, bool, None, Placement]
         settings = self.labels, self.annotate, None, "before_question"
@@ -155,14 +151,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
 
     @property
     def faults(self) -> int:
-        """How often planning, reading what was found, searching or storing has failed."""
-        steps = (
-            self._memories.fail_open,
-            self._planning,
-            self._reading,
-            self._searching,
-            self._storing,
-        )
+        """How often planning, searching or storing has failed, or a memory had no text."""
+        steps = self._memories.fail_open, self._searching, self._storing
         return sum(step.faults for step in steps)
 
     @property
@@ -176,7 +166,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
 
     async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
         said = [one for one in messages or () if one.role == MessageRole.USER]
-        query = " ".join(filter(None, map(message_text, said[-self.searched_messages :])))
+        query = " ".join(one.content for one in said[-self.searched_messages :] if one.content)
         if not query:
             return ""
         session_id = block_kwargs.get("session_id")
@@ -205,7 +195,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         """Take back the plan of a `content` that no prompt shows."""
         made = self._made(content)
         if made is not None:
-            self._planning.attempt(lambda: self.planner.forget(made), bool)
+            self._memories.fail_open.attempt(lambda: self.planner.forget(made), bool)
 
     def shown_anew(self, content: str) -> str:
         """Return about what a `content` of this block would be if it were the first."""
@@ -220,7 +210,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         if made is None:
             return 0
         first = replace(made.request, history=None)
-        return self._planning.attempt(lambda: self.planner.cached_tokens(first), lambda: 0)
+        attempt = self._memories.fail_open.attempt
+        return attempt(lambda: self.planner.cached_tokens(first), lambda: 0)
 
     def _made(self, content: str) -> Plan | None:
         """Return what a content of the surrounding tenant and conversation was made of."""
@@ -228,22 +219,13 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         with self._lock:
             return self._contents.get(self._tenant, key)
 
-    def without(
-        self, content: str, memory_ids: Iterable[str | int], conversation_id: str | int
-    ) -> str:
-        """Return a conversation's `content` without the texts of these memories of this block."""
-        shown = [{"role": "user", "content": content}]
-        scope = RequestScope(self._tenant, conversation_id)
-        [message] = self._memories.without(memory_ids, shown, scope)
-        return str(message["content"])
-
     async def _aput(self, messages: list[ChatMessage]) -> None:
         """Remember messages that the short-term memory lets go."""
         options = (message.additional_kwargs for message in messages)
         sessions = [given["session_id"] for given in options if "session_id" in given]
         said: list[tuple[MessageRole, str]] = []
         for one in messages:
-            text = message_text(one)
+            text = one.content or ""
             if one.role == MessageRole.ASSISTANT:  # what a model thought is nothing to remember
                 text = without_thoughts(text)
             said += [(one.role, text)] if text else []
@@ -258,7 +240,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         made = self._made(content)
         if made is None:
             return None
-        return self._planning.attempt(lambda: self._truncated(made, content, tokens_to_truncate))
+        attempt = self._memories.fail_open.attempt
+        return attempt(lambda: self._truncated(made, content, tokens_to_truncate))
 
     def note_shown(self, content: str, role: str, texts: Iterable[str]) -> None:
         """Have the texts among these that show a `content` sent as they are."""
