@@ -113,7 +113,6 @@ class AgentMemory:
             return self._conversations.pop(key.tenant, key) is not None
 
     def _turns(self, key: ConversationKey | None) -> _Turns:
-        """Return what is remembered of a conversation, nothing at first."""
         with self._lock:
             known = None if key is None else self._conversations.of(key.tenant).peek(key)
         return () if known is None else known[0]

@@ -64,7 +64,6 @@ class AgentPlacement:
         return made_with(AgentPlacement, len(self._agents), self._engines, self._assignment)
 
     def _start_anew(self) -> None:
-        """Forget what agents live on and have read."""
         self.lives_on: dict[int, str] = {}  # agents' engines
         self._cache_epochs: dict[str, int] = {}
         self._assigners = LRUMap[str, Assigner](_MAX_TENANTS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -75,7 +74,6 @@ class ChainOfAgents(
             order given.
         concurrency: Calls that run at a time on an engine; more wait and are planned together.
         params: For addresses: further parameters of each call, such as `temperature`.
-        clock: Seconds from any start.
         **client: For addresses: further arguments of `EnginePool`, such as `model` and `api_key`.
 
     Raises:
@@ -105,7 +103,6 @@ class ChainOfAgents(
         assignment: Callable[[], Assigner] | None = None,
         concurrency: int = 256,
         params: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
         **client: Any,
     ) -> None:
         planner = ReusePlanner(annotate=False) if planner is None else planner
@@ -124,7 +121,6 @@ class ChainOfAgents(
             context_window=context_window,
             timeout_s=timeout_s,
             min_read=min_read,
-            clock=clock,
         )
         self._model = as_model(llm, planner, concurrency, params or {}, client, ChainOfAgents)
         if assignment is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import RunnableConfig
@@ -44,7 +45,7 @@ class ChainRun:
     config: RunnableConfig
 
     def __post_init__(self) -> None:
-        self._began = self.settings.clock()
+        self._began = perf_counter()
         self._turns: list[AgentTurn] = []
         self._steps: tuple[Step, ...] = ()
         self._first_failure: Exception | None = None
@@ -190,7 +191,6 @@ class ChainRun:
         keeps_turn: bool = True,  # in the history of the agent, once the manager has answered
         on_piece: OnPiece | None = None,
     ) -> tuple[Step, AgentReply | Exception]:
-        """Send a request; return the step at its end, and the reply or what went wrong."""
         try:
             reply = await self._reply(step.name, request, on_piece)
         except Exception as error:
@@ -251,4 +251,4 @@ class ChainRun:
         )
 
     def _now(self) -> float:
-        return self.settings.clock() - self._began
+        return perf_counter() - self._began

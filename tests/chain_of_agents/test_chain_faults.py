@@ -390,7 +390,6 @@ class TestArguments:
             ({"assignment": 3}, "assignment must be a function that makes what assigns documents"),
             ({"concurrency": 0}, "concurrency must be an integer from 1, not 0 (int)"),
             ({"params": 3}, "params must be a dict, not 3 (int)"),
-            ({"clock": 3}, "clock must be a function, not 3 (int)"),
             ({"params": {"temperature": 0}}, "temperature: these are for addresses; set them on"),
             ({"api_key": "k"}, "api_key: these are for addresses; set them on the model"),
             ({"llm": "http://e", "params": {"max_tokens": 3}}, "params must not have max_tokens"),

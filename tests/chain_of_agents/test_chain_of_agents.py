@@ -23,7 +23,7 @@ from chain_helpers import (
     question,
 )
 
-from chain_of_agents import ChainOfAgents, ChainPrompts, Step, Trace
+from chain_of_agents import ChainOfAgents, ChainPrompts, Step, Trace, run
 from ctxreuse import ReusePlanner
 from ctxreuse.serving import EmulatedEngine
 
@@ -38,9 +38,10 @@ def numbered(messages: Messages) -> str:
     return text.partition("] ")[2].partition(" says")[0] + " was read."
 
 
-def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it():
+def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it(monkeypatch):
     engine = EmulatedEngine(answer=lambda body: numbered(body["messages"]))
-    ticks = count()
+    ticks = map(float, count())
+    monkeypatch.setattr(run, "perf_counter", ticks.__next__)
     chain = chain_of(
         engine,
         mode="sequential",
@@ -48,7 +49,6 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it():
         packing="single",
         planner=ReusePlanner(labels=True, annotate=False),
         assignment=InTurn,
-        clock=lambda: float(next(ticks)),
         prompts=ChainPrompts(worker="Read.", manager="Several readers have each read."),
     )
     answer = chain.invoke(

@@ -5,7 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from chain_helpers import Agents, documents, is_managers, session, word_count
+from chain_helpers import Agents, documents, is_managers, session, word_count, worker_query
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -176,12 +176,6 @@ def is_note(reply: str | None) -> bool:
     return reply is not None and any(character.isalnum() for character in reply)
 
 
-def asked(prompts: ChainPrompts, note: str) -> str:
-    if not note:
-        return prompts.first.format(question="Why?")
-    return prompts.next.format(note=note, question="Why?")
-
-
 def asked_of_the_manager(prompts: ChainPrompts, notes: list[tuple[int, str]]) -> str:
     told = [prompts.note.format(worker=number, note=note) for number, note in notes]
     return prompts.final.format(notes="\n\n".join(told) or prompts.no_notes, question="Why?")
@@ -213,7 +207,7 @@ def test_in_sequence_workers_and_manager_get_the_note_so_far(number, answers, wo
     prompts, note, last = agents.settings.prompts, "", 0
     for place, reply in enumerate(script.given, 1):
         prompt = agents.model.prompts[place - 1]
-        assert prompt[-1]["content"].endswith("\n\n" + asked(prompts, note))
+        assert prompt[-1]["content"].endswith("\n\n" + worker_query(prompts, "Why?", note))
         assert ("Note of the readers before you:" in prompt[-1]["content"]) == bool(note)
         if reply and is_note(reply):
             after = note_after(prompts, note, reply.strip(), "Why?")
@@ -234,7 +228,7 @@ def test_in_parallel_the_manager_gets_answered_notes_in_order(number, answers, w
 
     prompts = agents.settings.prompts
     for prompt in agents.model.prompts[:-1]:
-        assert prompt[-1]["content"].endswith(asked(prompts, ""))
+        assert prompt[-1]["content"].endswith(worker_query(prompts, "Why?", ""))
     notes = [
         (place, reply.strip())
         for place, reply in enumerate(script.given, 1)

@@ -160,7 +160,6 @@ def _percentage(time_s: float, duration_s: float) -> float:
 
 
 def _ticks(duration_s: float) -> list[tuple[str, int]]:
-    """Return marks at the quarters of the time, and where they stand."""
     if not 0 < duration_s < inf:
         return []
     return [(seconds(duration_s * left / 100), left) for left in range(0, 101, 25)]

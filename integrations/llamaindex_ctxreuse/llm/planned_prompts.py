@@ -213,7 +213,6 @@ def _rebuilt(message: ChatMessage, content: Sequence[Any], kind: str) -> ChatMes
 
 @cache
 def _log_no_marks(kind: str) -> None:
-    """Say once that a model cannot carry marks."""
     _log.warning(
         "the planner's cache keeps prefixes up to marks, and LlamaIndex's %s sends none; prompts "
         "are sent without. Take a class that sends cache points (Anthropic, BedrockConverse), or "

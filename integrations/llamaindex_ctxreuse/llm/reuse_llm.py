@@ -48,8 +48,6 @@ _Answer_co = TypeVar("_Answer_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class _ModelCall(Generic[_Answer_co]):
-    """A call of the inner model."""
-
     prompt: ScopedPrompt
     send: Callable[[PlannedPrompt], _Answer_co]
     wire: Wire | None = None  # None where it is unknown
@@ -91,7 +89,6 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
     _always_sent: Mapping[str, Any] = PrivateAttr()
 
     def _build(self) -> None:
-        """Build what plans the calls, and what they are sent with."""
         self._open(reported_usage, follow_runs)
         self._model, self._always_sent = self.inner, {}
         always: Any = getattr(self.inner, "additional_kwargs", None)
@@ -297,7 +294,6 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
     def _on_the_wire(
         self, given: list[ChatMessage], options: Callable[..., Any], planned: PlannedPrompt
     ) -> WirePrompt:
-        """Return a chat as it goes over the wire."""
         from llama_index.llms.openai.utils import to_openai_message_dicts
 
         model = self.inner.metadata.model_name
@@ -346,7 +342,6 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         yield from self._gateway.stream(planned, lambda: call.send(planned))
 
     async def _astream(self, call: _ModelCall[Any]) -> AsyncGenerator[Any, None]:
-        """Yield what the model streams, as `_stream` does."""
         planned = await self._gateway.aplan(call.prompt, call.wire)
         steps = self._gateway.astream(planned, lambda: call.send(planned))
         async with aclosing(steps):

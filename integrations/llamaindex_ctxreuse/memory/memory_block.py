@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from types import NoneType
 from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -24,8 +23,8 @@ from llama_index.core.vector_stores.types import (
     MetadataFilter,
     MetadataFilters,
 )
+from pydantic import InstanceOf
 
-from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -97,7 +96,9 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     memory: Any = Field(exclude=True, repr=False, frozen=True)
     top_k: int = Field(default=10, ge=1, frozen=True)
     filters: Mapping[str, Any] | None = Field(default=None, frozen=True)
-    embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, frozen=True)
+    embed_model: InstanceOf[BaseEmbedding] | None = Field(
+        default=None, exclude=True, repr=False, frozen=True
+    )
     metadata_mode: MetadataMode = Field(default=MetadataMode.NONE, frozen=True)
     searched_messages: int = Field(default=1, ge=1)
     labels: bool = Field(default=False, frozen=True)
@@ -112,14 +113,6 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
 
     _check_placement = field_validator("placement", mode="before")(checked_placement)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
-
-    @field_validator("embed_model", mode="before")
-    @classmethod
-    def _check_embed_model(cls, model: object) -> BaseEmbedding | None:
-        # pydantic would try to make one of a dict
-        return checked_kind(
-            "embed_model", model, (BaseEmbedding, NoneType), "a LlamaIndex BaseEmbedding or None"
-        )
 
     def _build(self) -> None:
         self._contents = TenantLRUMap(
@@ -280,7 +273,6 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         return self._kept(self._annotated(planner.plan(shorter, **planning_time(planner))))
 
     def _annotated(self, plan: Plan) -> Plan:
-        """Return a plan as its prompt shows it."""
         return plan if self.annotate else plan.with_order_annotation(None)
 
     @property
@@ -354,7 +346,6 @@ class _RetrieverSource:
 
 
 def _memory_source(block: ReuseMemoryBlock, reading: FailOpen) -> _Mem0Source | _RetrieverSource:
-    """Return the source that reads from and writes to the memory of a block."""
     memory = block.memory
     is_of_llamaindex = isinstance(memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever))
     if block.filters is not None and is_of_llamaindex:

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -67,12 +67,9 @@ class ReplayMemory(Memory):
             if name in given:
                 checked_number(name, given[name], at_least)
         checked_growth_limit(given.get("growth_limit"))
-        if "memory_blocks" not in given:
-            return fields
-        kind: Any = BaseMemoryBlock
+        blocks, kind = given.get("memory_blocks", ()), cast(Any, BaseMemoryBlock)
         words = "a LlamaIndex memory block, such as ReuseMemoryBlock(memory=...)"
-        blocks = checked_each("memory_blocks", given["memory_blocks"], kind, words)
-        return {**given, "memory_blocks": blocks}
+        return {**given, "memory_blocks": checked_each("memory_blocks", blocks, kind, words)}
 
     @field_validator("insert_method", mode="before")
     @classmethod
@@ -160,7 +157,6 @@ class ReplayMemory(Memory):
     def _is_too_long(
         self, turns: _PlacedHistory, known: _Insertions, content: Mapping[str, Any]
     ) -> bool:
-        """Return whether a prompt is too long with the memories of earlier turns."""
         behind = turns.behind_the_turn
         tokens = self._tokens([*turns.before_the_turn(known), *behind, *content.values()])
         is_planned = any(one.planner.mode == "active" for one in self._ours)
@@ -340,7 +336,6 @@ def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> Replay
 
 @cache
 def _log_unknown_turns() -> None:
-    """Say once that earlier turns were sent with memories that are not known."""
     _log.warning(
         "reuse_memory: the chat store holds earlier turns, but not the memories they were sent "
         "with, so the engine's cache does not serve them. Keep one memory for a whole conversation."
