@@ -18,8 +18,6 @@ from ctxreuse.serving.pool.placement import Document, DocumentAffinity, rendezvo
 
 _MAX_TENANTS = 1_000
 _MAX_DOCUMENTS = 200_000
-_AT_ONCE = 64
-"""Documents whose assigner is held for them."""
 
 
 class Assigner(Protocol):
@@ -66,8 +64,7 @@ class AgentPlacement:
         return made_with(AgentPlacement, len(self._agents), self._engines, self._assignment)
 
     def _start_anew(self) -> None:
-        """Forget what agents live on and have read."""
-        self._lives_on: dict[int, str] = {}
+        self.lives_on: dict[int, str] = {}  # agents' engines
         self._cache_epochs: dict[str, int] = {}
         self._assigners = LRUMap[str, Assigner](_MAX_TENANTS)
         self._documents = TenantShares(_MAX_DOCUMENTS)
@@ -78,11 +75,6 @@ class AgentPlacement:
         with self._lock:
             return {"tenants": self._assigners.size, "documents": self._documents.size}
 
-    def engine_of(self, agent: int) -> str:
-        """Return the engine that an agent lives on."""
-        with self._lock:
-            return self._lives_on[agent]
-
     def assign(
         self, documents: Sequence[Document], tenant: str, shown: Mapping[bytes, int]
     ) -> list[int]:
@@ -91,7 +83,7 @@ class AgentPlacement:
             engines = self._engines.names
             if not engines:
                 raise EngineError("the pool has no engine any more; add() one", attempts=0)
-            lives_on = self._lives_on = placed(self._agents, engines, self._lives_on)
+            lives_on = self.lives_on = placed(self._agents, engines, self.lives_on)
             for engine in engines:
                 epoch = self._engines.cache_epoch(engine)
                 if self._cache_epochs.setdefault(engine, epoch) != epoch:  # what was read is gone
@@ -124,13 +116,11 @@ class AgentPlacement:
                 return assigner.assign(documents, agents, lives_on)
             propose = assigner.proposal(documents, agents, lives_on)
         proposed = propose()
-        for start in range(0, len(documents), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
-            with self._lock:
-                assigner = self._assigner(name)
-                if isinstance(assigner, DocumentAffinity):  # a new one if it was forgotten
-                    assigner.note(documents[part], proposed[part])
-                    self._keep_bound(name)
+        with self._lock:
+            assigner = self._assigner(name)
+            if isinstance(assigner, DocumentAffinity):  # a new one if it was forgotten
+                assigner.note(documents, proposed)
+                self._keep_bound(name)
         return proposed
 
     def _assigner(self, tenant: str) -> Assigner:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -75,7 +74,6 @@ class ChainOfAgents(
             order given.
         concurrency: Calls that run at a time on an engine; more wait and are planned together.
         params: For addresses: further parameters of each call, such as `temperature`.
-        clock: Seconds from any start.
         **client: For addresses: further arguments of `EnginePool`, such as `model` and `api_key`.
 
     Raises:
@@ -105,7 +103,6 @@ class ChainOfAgents(
         assignment: Callable[[], Assigner] | None = None,
         concurrency: int = 256,
         params: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.perf_counter,
         **client: Any,
     ) -> None:
         planner = ReusePlanner(annotate=False) if planner is None else planner
@@ -124,7 +121,6 @@ class ChainOfAgents(
             context_window=context_window,
             timeout_s=timeout_s,
             min_read=min_read,
-            clock=clock,
         )
         self._model = as_model(llm, planner, concurrency, params or {}, client, ChainOfAgents)
         if assignment is None:
@@ -147,8 +143,8 @@ class ChainOfAgents(
 
     def end_conversation(self, conversation_id: str | int, tenant: str = "") -> bool:
         """Forget the agents' memory of a conversation; return whether it was known."""
-        name = conversation_name(conversation_id)
-        return self._memory.forget(ConversationKey(str(tenant), type(name), name))
+        key = ConversationKey(str(tenant), conversation_name(conversation_id))
+        return self._memory.forget(key)
 
     async def aclose(self) -> None:
         """Close the connections to engines that were given as addresses."""

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from ctxreuse.errors import InvalidRequestError, describe
-
-Note: TypeAlias = tuple[int, str]
-"""A worker's number, counted from 1, and its note."""
-
-NOTE_SEPARATOR = "\n\n"
-"""Separates the notes that the manager reads."""
 
 _LABEL = re.compile(r"\[\w+\]")
 _COMPARED = 20_000
@@ -96,21 +88,6 @@ def note_after(prompts: ChainPrompts, note: str, reply: str, question: str) -> s
     lines = [line for line in note.splitlines() if line.strip()]
     again = _Repetition(reply, question)
     return "\n".join([*[line for line in lines if not again.holds(line)], reply])
-
-
-def worker_query(prompts: ChainPrompts, question: str, note: str) -> str:
-    """Return what follows a worker's segment."""
-    if not note:
-        return prompts.first.format(question=question)
-    return prompts.next.format(note=note, question=question)
-
-
-def manager_query(prompts: ChainPrompts, question: str, notes: Sequence[Note]) -> str:
-    """Return the manager's question, with notes in the order of the segments."""
-    shown = [prompts.note.format(worker=number, note=note) for number, note in notes]
-    return prompts.final.format(
-        notes=NOTE_SEPARATOR.join(shown) or prompts.no_notes, question=question
-    )
 
 
 def _words(text: str) -> list[str]:

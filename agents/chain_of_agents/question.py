@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -13,7 +13,6 @@ from chain_of_agents.chain_prompts import ChainPrompts
 from chain_of_agents.segments import Packing, as_blocks, as_sent
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import (
-    check_function,
     checked_choice,
     checked_integer,
     checked_kind,
@@ -42,7 +41,6 @@ class Settings:
     context_window: int | None
     timeout_s: float | None
     min_read: float
-    clock: Callable[[], float]
 
     def __post_init__(self) -> None:
         checked_kind("prompts", self.prompts, ChainPrompts, "ChainPrompts")
@@ -55,7 +53,6 @@ class Settings:
         if self.timeout_s is not None:
             checked_positive("timeout_s", self.timeout_s)
         checked_share("min_read", self.min_read)
-        check_function("clock", self.clock, "a function")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +87,10 @@ def question_of(given: object, config: RunnableConfig | None = None) -> ChainQue
         None if tenant is None else str(tenant),
         None if conversation is None else conversation_name(conversation),
     )
-    key, conversation_id = None, scope.conversation_id
-    if conversation_id is not None:
-        key = ConversationKey(scope.tenant or "", type(conversation_id), conversation_id)
+    owner, key = scope.tenant or "", scope.conversation_id
     return ChainQuestion(
         text=text,
         documents=as_blocks(given["documents"]),
-        tenant=scope.tenant or "",
-        conversation=key,
+        tenant=owner,
+        conversation=None if key is None else ConversationKey(owner, key),
     )

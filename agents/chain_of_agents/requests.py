@@ -5,26 +5,24 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from chain_of_agents.agent_memory import MANAGER, AgentMemory
-from chain_of_agents.chain_prompts import (
-    NOTE_SEPARATOR,
-    Note,
-    manager_query,
-    note_after,
-    worker_query,
-)
+from chain_of_agents.chain_prompts import note_after
 from chain_of_agents.models import AgentRequest
 from chain_of_agents.question import ChainQuestion, Settings
 from chain_of_agents.segments import Segment
 from chain_of_agents.trace.steps import Step, remarked
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.context.rendering import Templates, render_block
+from ctxreuse.context.rendering import render_block
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.engine_options import conversation_session
 from ctxreuse.planner import ReusePlanner
 
+Note: TypeAlias = tuple[int, str]
+"""A worker's number, counted from 1, and its note."""
+
+_NOTE_SEPARATOR = "\n\n"
 _DEFAULT_WINDOW_TOKENS = 8_192
 """The context window where the model does not say; as in the Chain-of-Agents paper."""
 
@@ -68,7 +66,12 @@ def budget_of(
     usable = window if planner.counts_tokens else int(window * _ESTIMATE_MARGIN)
     longer = max(0, count_tokens(question) - _QUESTION_TOKENS)  # than what is kept for it
     label = templates.label_of(ContextBlock(text=""))
-    label_tokens = count_tokens(_beside_a_text(label, templates, count_tokens))
+    beside_a_text = render_block(label, "", templates) + templates.separator
+    # a ranking of few documents has room anyway
+    named, most = templates.order_separator + label, templates.most_ranked
+    if most is None or most * count_tokens(named) > _RANKING_TOKENS:
+        beside_a_text += named
+    label_tokens = count_tokens(beside_a_text)
     location, location_line = templates.location_annotations([label])[0] + templates.separator, ""
     if templates.has_location_line:
         location, location_line = f", {label}", location
@@ -85,7 +88,7 @@ def budget_of(
             f"a question of {count_tokens(question)} tokens, notes of {note_tokens} and an answer "
             f"of {answer_tokens}; ask a shorter question, or lower note_tokens or answer_tokens"
         )
-    note = count_tokens(prompts.note.format(worker=_HIGH_NUMBER, note="") + NOTE_SEPARATOR)
+    note = count_tokens(prompts.note.format(worker=_HIGH_NUMBER, note="") + _NOTE_SEPARATOR)
     return Budget(
         cut=min(cut, settings.segment_tokens or cut),
         segment=min(segment, settings.segment_tokens or segment),
@@ -95,16 +98,6 @@ def budget_of(
         location_line=count_tokens(location_line),
         note=note,
     )
-
-
-def _beside_a_text(label: str, templates: Templates, count_tokens: Callable[[str], int]) -> str:
-    """Return the words that a document adds to a segment besides its text."""
-    words = render_block(label, "", templates) + templates.separator
-    # a ranking of few documents has room anyway
-    named, most = templates.order_separator + label, templates.most_ranked
-    if most is None or most * count_tokens(named) > _RANKING_TOKENS:
-        words += named
-    return words
 
 
 def history_tokens(history: Iterable[Mapping[str, Any]], count_tokens: Callable[[str], int]) -> int:
@@ -148,7 +141,11 @@ class AgentRequests:
 
     def worker(self, segment: Segment, note: str, replica: str) -> tuple[AgentRequest, str]:
         """Return a worker's request, and a remark on it."""
-        settings = self.settings
+        settings, question = self.settings, self.question.text
+        if note:
+            query = settings.prompts.next.format(note=note, question=question)
+        else:
+            query = settings.prompts.first.format(question=question)
         history: Sequence[Mapping[str, Any]] = ()
         if segment.is_first_of_agent:
             history = self.memory.history(self.question.conversation, segment.agent)
@@ -163,7 +160,7 @@ class AgentRequests:
             context=self._context(
                 f"agent {segment.agent}",
                 segment.blocks,
-                worker_query(settings.prompts, self.question.text, note),
+                query,
                 settings.prompts.worker,
                 history,
             ),
@@ -184,7 +181,11 @@ class AgentRequests:
         cut = clipped_together([note for _, note in kept], room, count_tokens)
         shown = [(number, note) for (number, _), note in zip(kept, cut, strict=True)]
         remark = "" if shown == notes else "notes were cut to fit the model's context"
-        query = manager_query(settings.prompts, question.text, shown)
+        prompts = settings.prompts
+        told = [prompts.note.format(worker=number, note=note) for number, note in shown]
+        query = prompts.final.format(
+            notes=_NOTE_SEPARATOR.join(told) or prompts.no_notes, question=question.text
+        )
         history = self.memory.history(question.conversation, MANAGER)
         if history and history_tokens(history, count_tokens) + count_tokens(query) > most:
             history, remark = (), "the conversation was left out to fit the model's context"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
 from langchain_core.runnables import RunnableConfig
@@ -12,10 +13,9 @@ from langchain_core.runnables.config import patch_config
 
 from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn
 from chain_of_agents.agent_placement import AgentPlacement
-from chain_of_agents.chain_prompts import Note
 from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.question import ChainQuestion, Settings
-from chain_of_agents.requests import AgentRequests, Budget, budget_of
+from chain_of_agents.requests import AgentRequests, Budget, Note, budget_of
 from chain_of_agents.segments import Segment, parcels_of, pieces_of, segments_of
 from chain_of_agents.trace.answer import ManagerError, Trace, UnreadError
 from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_of, remarked
@@ -45,7 +45,7 @@ class ChainRun:
     config: RunnableConfig
 
     def __post_init__(self) -> None:
-        self._began = self.settings.clock()
+        self._began = perf_counter()
         self._turns: list[AgentTurn] = []
         self._steps: tuple[Step, ...] = ()
         self._first_failure: Exception | None = None
@@ -127,11 +127,7 @@ class ChainRun:
     async def _work(self, segment: Segment, note: str) -> list[tuple[Step, str]]:
         """Let a worker read its segment, in parts if need be; return steps with their notes."""
         began = self._now()
-        if self.memory.is_refused(self.question.tenant, segment.blocks):
-            halves = segment.halves(self.planner.count_tokens)
-            if halves:
-                return await self._work_in_parts(halves, note)
-        engine = self.placement.engine_of(segment.agent)
+        engine = self.placement.lives_on[segment.agent]
         request, remark = self._requests.worker(segment, note, engine)
         in_parts = "read in parts, because the model had no room" * bool(segment.halvings)
         step = Step(
@@ -147,11 +143,6 @@ class ChainRun:
         parts = segment.halves(self.planner.count_tokens) if is_too_long(reply) else ()
         if not parts:
             return [self._requests.note_of(step, note)]
-        self.memory.note_refused(self.question.tenant, segment.blocks)
-        return await self._work_in_parts(parts, note)
-
-    async def _work_in_parts(self, parts: Sequence[Segment], note: str) -> list[tuple[Step, str]]:
-        """Let a worker read a segment's parts one after the other."""
         read: list[tuple[Step, str]] = []
         for part in parts:
             read += await self._work(part, note)
@@ -200,7 +191,6 @@ class ChainRun:
         keeps_turn: bool = True,  # in the history of the agent, once the manager has answered
         on_piece: OnPiece | None = None,
     ) -> tuple[Step, AgentReply | Exception]:
-        """Send a request; return the step at its end, and the reply or what went wrong."""
         try:
             reply = await self._reply(step.name, request, on_piece)
         except Exception as error:
@@ -261,4 +251,4 @@ class ChainRun:
         )
 
     def _now(self) -> float:
-        return self.settings.clock() - self._began
+        return perf_counter() - self._began

@@ -16,13 +16,13 @@ from chain_helpers import (
     chain_of,
     documents,
     is_managers,
+    worker_query,
 )
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chain_of_agents import ChainOfAgents, ManagerError, UnreadError
-from chain_of_agents.chain_prompts import worker_query
 from ctxreuse import PAPER_TEMPLATES, ReusePlanner, request_context
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES
 from ctxreuse.serving import EmulatedEngine

@@ -259,7 +259,7 @@ class TestPlacement:
         engines.down = {"a"}
         shown = {one.key: agent for one, agent in zip(some("p", "q"), (0, 1), strict=True)}
         agents = placement.assign(some("x", "y", "z", "p", "q"), "", shown)
-        assert {placement.engine_of(agent) for agent in agents} == {"b"}
+        assert {placement.lives_on[agent] for agent in agents} == {"b"}
         engines.down = {"a", "b"}
         assert len(placement.assign(some("x", "y"), "", {})) == 2
 
@@ -275,7 +275,7 @@ class TestPlacement:
         placement.assign(some("x"), "", {})
         engines.cache_epochs["a"] += 1
         placement.assign(some("y"), "", {})
-        assert forgotten == [agent for agent in range(4) if placement.engine_of(agent) == "a"]
+        assert forgotten == [agent for agent in range(4) if placement.lives_on[agent] == "a"]
 
     def test_other_tenants_do_not_count(self):
         busy, quiet = (AgentPlacement(5, Engines("a"), DocumentAffinity) for _ in range(2))
@@ -340,7 +340,7 @@ class TestPlacement:
         assert placement.assign(documents, "a", {}) == expected, "they stay where they were read"
 
 
-KEY = ConversationKey("", str, "c")
+KEY = ConversationKey("", "c")
 A, B = (ContextBlock(id=name, text=name).key for name in "ab")
 
 
@@ -349,20 +349,6 @@ def turn(prompt: str, answer: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 class TestHistories:
-    def test_a_turn_that_begins_anew_or_comes_behind_a_history_that_has_gone_on_is_told_apart(self):
-        memory = AgentMemory()
-        memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,))])
-        memory.record(KEY, [AgentTurn(0, turn("p1", "a1"), "p2", "a2")])
-        memory.record(KEY, [AgentTurn(0, turn("p1", "a1"), "late", "late", (B,))])
-        assert memory.history(KEY, 0) == (*turn("p1", "a1"), *turn("p2", "a2"))
-        assert memory.shown(KEY) == {A: 0}
-
-        memory = AgentMemory()
-        memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,)), AgentTurn(1, (), "p", "a", (B,))])
-        memory.record(KEY, [AgentTurn(0, (), "p2", "a2")])
-        assert memory.history(KEY, 0) == turn("p2", "a2")
-        assert memory.shown(KEY) == {B: 1}
-
     def test_the_oldest_conversation_is_forgotten_and_one_alone_keeps_to_the_bound(self):
         memory = AgentMemory(max_conversations=2)
         first, second, third = (KEY._replace(id=name) for name in ("c1", "c2", "c3"))
@@ -379,11 +365,11 @@ class TestHistories:
 
     def test_a_tenants_many_or_long_conversations_take_no_other_tenants_away(self):
         memory = AgentMemory(max_conversations=20, max_characters=100_000)
-        quiet = ConversationKey("quiet", str, "c")
+        quiet = ConversationKey("quiet", "c")
         memory.record(quiet, [AgentTurn(0, (), "p", "a", (A,))])
         for number in range(200):
             prompt = "x" * (number % 9 * 2_000)
-            loud = ConversationKey("loud", str, f"{number % 50}" * (number % 40))
+            loud = ConversationKey("loud", f"{number % 50}" * (number % 40))
             memory.record(loud, [AgentTurn(1, memory.history(loud, 1), prompt, "", (A, B))])
             assert all(size.entries <= size.bound for size in memory.parts.values())
         assert memory.parts["conversation_characters"].entries > 50_000

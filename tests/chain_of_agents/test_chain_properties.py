@@ -5,15 +5,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from chain_helpers import Agents, documents, is_managers, session, word_count
+from chain_helpers import Agents, documents, is_managers, session, word_count, worker_query
 from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import ODD_TEXTS
 from python_processes import python
 
-from chain_of_agents import Trace, UnreadError
-from chain_of_agents.chain_prompts import manager_query, note_after, worker_query
+from chain_of_agents import ChainPrompts, Trace, UnreadError
+from chain_of_agents.chain_prompts import note_after
 from chain_of_agents.segments import as_blocks
 from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, Templates
 
@@ -176,6 +176,11 @@ def is_note(reply: str | None) -> bool:
     return reply is not None and any(character.isalnum() for character in reply)
 
 
+def asked_of_the_manager(prompts: ChainPrompts, notes: list[tuple[int, str]]) -> str:
+    told = [prompts.note.format(worker=number, note=note) for number, note in notes]
+    return prompts.final.format(notes="\n\n".join(told) or prompts.no_notes, question="Why?")
+
+
 def run_unless_nothing_is_read(agents: Agents, script: Script, number: int) -> Trace | None:
     try:
         trace = agents.run(documents(number), "Why?")
@@ -208,7 +213,7 @@ def test_in_sequence_workers_and_manager_get_the_note_so_far(number, answers, wo
             after = note_after(prompts, note, reply.strip(), "Why?")
             note, last = (note, last) if after is None else (after, place)
             assert reply.strip() in note
-    query = manager_query(prompts, "Why?", [(last, note)] if note else [])
+    query = asked_of_the_manager(prompts, [(last, note)] if note else [])
     assert agents.model.prompts[-1][-1]["content"] == query
 
 
@@ -229,7 +234,7 @@ def test_in_parallel_the_manager_gets_answered_notes_in_order(number, answers, w
         for place, reply in enumerate(script.given, 1)
         if reply and is_note(reply)
     ]
-    query = manager_query(prompts, "Why?", notes)
+    query = asked_of_the_manager(prompts, notes)
     assert agents.model.prompts[-1][-1]["content"] == query
     assert [step.position for step in trace.workers] == list(range(len(script.given)))
     assert [step.outcome == "answered" for step in trace.workers] == list(

@@ -126,20 +126,6 @@ class TestNothingRead:
                 ask(ChainOfAgents(llm=model, mode=mode))
         assert model.prompts == []
 
-    @pytest.mark.parametrize("min_read", [-0.1, 1.1, "0.5", True, float("nan")])
-    def test_min_read_is_a_share(self, min_read):
-        with pytest.raises(InvalidRequestError, match="min_read must be a number from 0 to 1"):
-            ChainOfAgents(llm=SaysModel(), min_read=min_read)
-
-    def test_a_conversation_goes_on_after_a_turn_in_which_nothing_was_read(self):
-        down = True
-        engine = EmulatedEngine(fail=lambda number, body: 503 if down else None)
-        chain = chain_of(engine)
-        with pytest.raises(UnreadError):
-            chain.invoke(question(2, conversation_id="c"))
-        down = False
-        assert chain.invoke(question(2, conversation_id="c")).trace.unread == ()
-
 
 class TestBusyEngines:
     def test_some_seconds_of_a_restarting_engine_do_not_fail_a_chain(self):
@@ -156,26 +142,6 @@ class TestBusyEngines:
             llm="http://engine", http_client=client_of(engine), backoff_s=0.001, failures=100
         )
         assert chain.invoke(question(2)).trace.failures == ()
-
-    def test_an_engine_that_asks_for_time_is_given_it(self):
-        engine = EmulatedEngine()
-        refusals = 0
-
-        class Limited(httpx.AsyncBaseTransport):
-            inner: Any = engine.transport()
-
-            async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-                nonlocal refusals
-                if request.url.path.endswith("completions") and refusals < 2:
-                    refusals += 1
-                    return httpx.Response(429, headers={"retry-after": "0.05"}, json={})
-                response: httpx.Response = await self.inner.handle_async_request(request)
-                return response
-
-        client = httpx.AsyncClient(transport=Limited())
-        chain = ChainOfAgents(llm="http://engine", http_client=client)
-        assert chain.invoke(question(2)).trace.failures == ()
-        assert refusals == 2
 
     def test_an_engine_that_says_nothing_is_asked_elsewhere(self):
         mute = EmulatedEngine(answer=lambda body: "" if not is_managers(body["messages"]) else "A")
@@ -204,15 +170,7 @@ class TestTooLongForTheModel:
             and len(engine.prompt_tokens(body["messages"])) <= 4_000
         )
         assert set(TABLE.split()) <= set(read.split())
-
-        refused = len(engine.requests) - len(answer.trace.steps)
-        assert refused > 0
-        engine.requests.clear()
-        again = chain.invoke({"question": "When?", "documents": [{"id": "t", "text": TABLE}]})
-        assert again.trace.read_share == 1
-        assert len(engine.requests) == len(again.trace.steps), (
-            "the length of a token was not learnt"
-        )
+        assert len(engine.requests) > len(answer.trace.steps), "nothing was refused"
 
     @MODES
     def test_a_document_is_cut_once_whatever_else_is_asked_in_whichever_chain(self, mode):
@@ -385,13 +343,6 @@ class TestNotes:
         assert max(lengths) < min(lengths) + 2 * 80 * 4 + 400
         assert answer.trace.steps[-2].remark == "its note was cut to note_tokens"
 
-    def test_a_worker_is_not_told_two_things(self):
-        agents = Agents(workers=2)
-        agents.run(["a", "b"])
-        system, user = (message["content"] for message in agents.model.prompts[1])
-        assert "there is no note yet, write: Nothing relevant." in system
-        assert user.endswith("Write the note again, with what your part adds.")
-
     @MODES
     def test_a_note_within_max_tokens_is_handed_on_whole(self, mode):
         """Four bytes are no token in most scripts."""
@@ -455,7 +406,7 @@ class TestThoughts:
             assert "".join(pieces) == "In 1889."
             for step in pieces[-1].trace.steps:
                 assert (step.note, step.outcome) == ("In 1889.", "answered")
-        history = chain._memory.history(ConversationKey("", str, "c"), 0)
+        history = chain._memory.history(ConversationKey("", "c"), 0)
         assert [one["content"] for one in history[1::2]] == ["In 1889."] * 2
 
     @MODES

@@ -1,5 +1,4 @@
 import itertools
-import json
 import logging
 import re
 from typing import Any
@@ -11,7 +10,6 @@ from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugH
 from llama_index.core.llms import MockLLM
 from llama_index.core.schema import ImageNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 from llamaindex_helpers import (
-    CountingPlanner,
     LetterRetriever,
     RecordingLLM,
     grow,
@@ -98,20 +96,6 @@ class TestPrompts:
         assert inner.prompts[2].count("says:") == 4
         assert "Read documents" not in inner.prompts[2]
 
-    def test_a_retriever_that_knows_the_history_hides_nothing_from_the_engine(self):
-        inner, planner = RecordingLLM(), ReusePlanner()
-        retriever = ReuseRetriever(
-            LetterRetriever(), planner=planner, metadata_mode=MetadataMode.NONE
-        )
-        chat = engine(inner, retriever=retriever, planner=planner)
-        with request_context(conversation_id="c"):
-            chat.chat("ab one?")
-        history = [{"role": one.role.value, "content": one.content} for one in chat.chat_history]
-        with request_context(conversation_id="c", history=history):
-            response = chat.chat("b two?")
-        assert inner.prompts[1].endswith(f"<user>{located('b')}\n\nb two?</>")
-        assert [node.node_id for node in response.source_nodes] == ["id-b"]
-
     def test_a_model_that_schedules_leaves_the_prompt_alone(self):
         inner, plain = RecordingLLM(), RecordingLLM()
         wrapped, bare = engine(ReuseLLM(inner=inner, window_s=0)), engine(plain)
@@ -154,21 +138,6 @@ class TestHistory:
             message.blocks.clear()
         chat.chat("cd two?")
         assert grow(inner.prompts)
-
-    def test_what_a_message_carries_may_be_nested_deeply(self):
-        carried = json.loads('{"a": ' * 900 + "1" + "}" * 900)
-        earlier = ChatMessage(role="user", content="hi", additional_kwargs={"metadata": carried})
-        chat = engine(MockLLM(), chat_history=[earlier, said("hello")])
-        chat.chat("a one?")
-        assert [one.content for one in chat.said] == [
-            "hi",
-            "hello",
-            "a one?",
-            chat.said[-1].content,
-        ]
-        assert chat.chat_history[0].additional_kwargs["metadata"] is carried
-        chat.chat_history[0].additional_kwargs.clear()
-        assert chat.chat_history[0].additional_kwargs
 
     @pytest.mark.parametrize("way", CHATS)
     def test_a_turn_that_fails_is_not_part_of_it(self, way):
@@ -243,18 +212,6 @@ class TestWindow:
         for number in cut:
             assert re.match(r"<user>\[[A-Z]{4}\] \w says", inner.prompts[number])
 
-    @pytest.mark.parametrize("settings", [{}, {"mode": "shadow"}])
-    def test_each_turn_is_planned_once_cut_or_not(self, settings):
-        inner = RecordingLLM(context_window=1_000, num_output=100)
-        planner = CountingPlanner(**settings)
-        chat = engine(inner, planner=planner, token_counter=lambda text: len(text) // 4)
-        for number, letters in enumerate(("ab", "cd", "ef", "gh", "ij", "kl")):
-            chat.chat(f"{letters} {number}?")
-        assert not grow(inner.prompts), "the conversation is longer than the window"
-        assert (planner.plans, planner.forgotten) == (6, 0)
-        assert all(len(prompt) // 4 <= 900 for prompt in inner.prompts)
-        assert chat.faults == 0
-
     def test_a_turn_that_cannot_be_planned_is_cut_as_it_is_sent(self):
         inner = RecordingLLM(context_window=1_000, num_output=100)
         chat = engine(inner, planner=FaultyPlanner(), token_counter=lambda text: len(text) // 4)
@@ -297,19 +254,6 @@ class TestWindow:
         chat = engine(inner, chat_history=given)
         chat.chat("a one?")
         assert inner.prompts[0].startswith(f"<user>hi</><assistant>ho</><user>{labelled('a')}")
-
-    def test_a_turn_that_fails_drops_no_older_ones(self):
-        def fails(prompt: str) -> Exception | None:
-            return TimeoutError("busy") if "fail?" in prompt else None
-
-        inner = RecordingLLM(context_window=1_000, num_output=100, fails=fails)
-        chat = engine(inner, token_counter=lambda text: len(text) // 4)
-        for letters in ("ab", "cd", "ef"):
-            chat.chat(f"{letters} ?")
-        before = chat.chat_history
-        with pytest.raises(TimeoutError):
-            chat.chat("ghij fail?")
-        assert chat.chat_history == before
 
 
 class TestResponses:
@@ -437,14 +381,6 @@ class TestRetrieval:
         assert [one.node for one in response.source_nodes] == nodes
         assert chat.faults == (1 if is_ours else 2)
         assert planner.statistics().requests == 0
-
-    def test_an_error_of_the_retriever_is_the_callers(self):
-        class Broken(LetterRetriever):
-            def _retrieve(self, query_bundle: Any) -> Any:
-                raise LookupError("no store")
-
-        with pytest.raises(LookupError, match="no store"):
-            engine(retriever=Broken()).chat("ab?")
 
 
 class TestMaking:

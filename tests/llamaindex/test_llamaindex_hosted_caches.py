@@ -50,9 +50,10 @@ def context(*names: str) -> str:
     return format_context([NodeWithScore(node=node, score=1.0) for node in nodes])
 
 
-def claude(server: CachingServer, **settings: Any) -> ReuseLLM:
+def claude(server: CachingServer, window_s: float = 0, **settings: Any) -> ReuseLLM:
     planner = ReusePlanner(cache="anthropic", token_counter=count_tokens)
-    return ReuseLLM(inner=Anthropic.at(server.url, **settings), planner=planner, window_s=0)
+    inner = Anthropic.at(server.url, **settings)
+    return ReuseLLM(inner=inner, planner=planner, window_s=window_s)
 
 
 def marked(body: dict[str, Any]) -> list[str]:
@@ -143,30 +144,6 @@ def test_a_model_without_marks_gets_the_key_alone_and_says_so(caplog):
     assert sum("OpenAILike sends none" in one.message for one in caplog.records) == 1
 
 
-def test_in_shadow_mode_the_provider_gets_what_the_plain_model_sends():
-    planner = ReusePlanner(cache="openai", mode="shadow")
-    with caching_server("openai") as server:
-        inner = OpenAILike(
-            model="m", api_base=f"{server.url}/v1", api_key="k", is_chat_model=True,
-            context_window=100_000,
-        )  # fmt: skip
-        for llm in (inner, ReuseLLM(inner=inner, planner=planner, window_s=0)):
-            llm.chat([ChatMessage(content=f"{context('one', 'two')}\n\nWhich?")])
-        assert server.bodies[0] == server.bodies[1]
-
-
-async def test_a_batch_sends_leaders_first():
-    with caching_server("anthropic") as server:
-        began: list[int] = []
-        server.before_first_token = lambda: began.append(len(server.usages))
-        batch = [
-            [ChatMessage(content=f"{context('one', 'two', 'three')}\n\nQuestion {n}?")]
-            for n in range(4)
-        ]
-        await claude(server).achat_batch(batch)
-        assert began.count(0) == 1
-
-
 QUERIES = ["one two three", "two one four", "five one two", "one two", "two one six", "one two"]
 
 
@@ -186,30 +163,21 @@ class Named(BaseRetriever):
         ]
 
 
-def planner(cache: str = "anthropic") -> ReusePlanner:
-    return ReusePlanner(cache=cache, token_counter=count_tokens)
-
-
-def wrapped(server: CachingServer, planner: ReusePlanner) -> ReuseLLM:
-    return ReuseLLM(inner=Anthropic.at(server.url), planner=planner, window_s=0)
-
-
 @pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE])
 @pytest.mark.parametrize("is_retriever", [False, True])
 def test_a_query_engine_sends_the_marks_of_planned_nodes(mode, is_retriever):
     with caching_server("anthropic") as server:
-        shared = planner()
-        llm = wrapped(server, shared)
+        llm = claude(server)
         engine: Any
         if is_retriever:
-            retriever = ReuseRetriever(Named(), planner=shared)
+            retriever = ReuseRetriever(Named(), planner=llm.planner)
             engine = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode=mode)
         else:
             engine = RetrieverQueryEngine.from_args(
                 Named(),
                 llm=llm,
                 response_mode=mode,
-                node_postprocessors=[ReusePostprocessor(planner=shared)],
+                node_postprocessors=[ReusePostprocessor(planner=llm.planner)],
             )
         for query in [*QUERIES, *QUERIES]:
             engine.query(query)
@@ -217,38 +185,18 @@ def test_a_query_engine_sends_the_marks_of_planned_nodes(mode, is_retriever):
         assert not server.refusals
 
 
-async def test_a_streaming_query_engine_sends_them_too():
-    with caching_server("anthropic") as server:
-        shared = planner()
-        engine: Any = RetrieverQueryEngine.from_args(
-            ReuseRetriever(Named(), planner=shared), llm=wrapped(server, shared), streaming=True
-        )
-        for number, query in enumerate([*QUERIES, *QUERIES]):
-            if number % 2:
-                response = await engine.aquery(query)
-                answer = "".join([piece async for piece in response.response_gen])
-            else:
-                response = await asyncio.to_thread(engine.query, query)
-                answer = "".join(response.response_gen)
-            assert answer == server.answer
-        assert all(usage.read > 1_600 for usage in server.usages[-2:])
-
-
 def test_chat_engines_send_the_marks_of_their_plans():
     with caching_server("anthropic") as server:
-        shared = planner()
-        llm = wrapped(server, shared)
+        llm = claude(server)
         for query in [*QUERIES, *QUERIES]:
-            engine = ReuseChatEngine.from_defaults(retriever=Named(), llm=llm, planner=shared)
+            engine = ReuseChatEngine.from_defaults(retriever=Named(), llm=llm, planner=llm.planner)
             engine.chat(query)
         assert server.usages[-1].read > 1_600
 
 
 async def test_single_calls_wait_for_the_one_that_writes_what_they_read():
     with caching_server("anthropic") as server:
-        shared = planner()
-        inner = Anthropic.at(server.url)
-        llm = ReuseLLM(inner=inner, planner=shared, window_s=0.2)
+        llm = claude(server, window_s=0.2)
         nodes = Named().retrieve("one two")
         prompts = [
             [ChatMessage(content=f"{format_context(nodes)}\n\nQuestion {n}?")] for n in range(4)

@@ -1,4 +1,3 @@
-import pickle
 from typing import Any
 
 import pytest
@@ -280,15 +279,6 @@ class TestTheInnerModel:
     def test_wrong_arguments_are_refused(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             ReuseLLM(inner=MockLLM(), **arguments)
-
-
-def test_a_model_in_another_process_has_a_planner_of_its_own():
-    llm = ReuseLLM(inner=MockLLM(), window_s=0.25)
-    again = pickle.loads(pickle.dumps(llm))
-    assert again.window_s == 0.25
-    assert isinstance(llm.planner, ReusePlanner), "the original keeps its own"
-    assert again.planner is not llm.planner
-    assert again.complete("Where is Paris?").text == "Where is Paris?"
 
 
 class TestWhatTheEngineIsTold:

@@ -1,9 +1,6 @@
 import asyncio
-import random
-import re
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from threading import Barrier, Thread, current_thread
 from typing import Any
 
 import pytest
@@ -107,18 +104,6 @@ class TestStructuredOutput:
         template = PromptTemplate("{context}\n\nWhich city?", output_parser=Polite())
         served.llm.structured_predict(City, template, context=context("cba"))
         assert planned("abc", "cba") in served.prompt_of(served.requests()[1])
-
-    def test_all_contexts_of_a_template_are_planned(self):
-        served = Served()
-        template = ChatPromptTemplate.from_messages([("system", "{one}"), ("user", "{two}")])
-        for one, two in (("abc", "xyz"), ("cba", "zyx")):
-            served.llm.structured_predict(City, template, one=context(one), two=context(two))
-        [first, second] = map(served.prompt_of, served.requests())
-        assert planned("abc", "cba") in second
-        order = re.compile(r"(\w) says")
-        assert order.findall(first) == list("abcxyz")
-        assert order.findall(second)[:3] == list("abc")
-        assert sorted(order.findall(second)[3:]) == list("xyz")
 
     @pytest.mark.parametrize("is_chat_model", [True, False])
     def test_a_question_that_is_asked_again_stays_in_the_history_as_it_was(self, is_chat_model):
@@ -237,33 +222,6 @@ class TestTools:
 
 
 class TestConcurrentCalls:
-    def test_threads_and_tasks_share_a_window(self):
-        class Counting(ReusePlanner):
-            def plan_batch(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
-                sizes.append(len(list(requests)))
-                return super().plan_batch(requests, *args, **kwargs)
-
-        async def tasks() -> None:
-            together.wait()
-            await asyncio.gather(*(llm.achat(question(word)) for word in ("abc", "xyz")))
-
-        def thread(word: str) -> None:
-            together.wait()
-            llm.chat(question(word))
-
-        sizes: list[int] = []
-        together = Barrier(3)
-        llm = ReuseLLM(inner=RecordingLLM(), planner=Counting(), window_s=0.25)
-        with ThreadPoolExecutor(3) as pool:
-            running = [
-                pool.submit(lambda: asyncio.run(tasks())),
-                pool.submit(thread, "cba"),
-                pool.submit(thread, "zxy"),
-            ]
-            for one in running:
-                one.result()
-        assert sizes == [4]
-
     async def test_a_cancelled_call_is_taken_back_and_holds_up_nobody(self, planner):
         llm = ReuseLLM(inner=RecordingLLM(), planner=planner, window_s=0.01)
         first = asyncio.create_task(llm.achat(question("abc")))
@@ -323,14 +281,6 @@ class TestBatches:
         chats = llm.chat_batch([question("abc"), question("cba")], workers=workers)
         assert [one.message.content for one in chats] == ["answer 4", "answer 5"]
 
-    async def test_with_a_progress_bar_it_starts_in_the_planned_order_too(self, capsys, inner):
-        words = ["".join(random.Random(n).sample("abcdef", 4)) for n in range(20)]
-        llm, reference = ReuseLLM(inner=inner), ReuseLLM(inner=RecordingLLM())
-        await llm.achat_batch([question(word) for word in words], show_progress=True, workers=2)
-        await reference.achat_batch([question(word) for word in words], workers=2)
-        assert sent_words(inner) == sent_words(reference.inner)
-        assert "Chatting: 100%" in capsys.readouterr().err
-
     async def test_an_error_is_raised_and_what_was_not_sent_is_taken_back(self):
         inner, planner = (
             RecordingLLM(fails=lambda prompt: OSError("gone") if "xyz" in prompt else None),
@@ -377,24 +327,6 @@ class TestBatches:
         assert isinstance(answers[1], OSError)
         assert [answers[n].message.content for n in (0, 2)] == ["answer 1", "answer 2"]
         assert await ReuseLLM(inner=RecordingLLM()).achat_batch([]) == []
-
-    async def test_a_large_batch_is_planned_off_the_event_loop_in_its_tenants_name(self):
-        threads: list[Thread] = []
-
-        class Noting(ReusePlanner):
-            def plan_batch(self, *args: Any, **kwargs: Any) -> Any:
-                threads.append(current_thread())
-                return super().plan_batch(*args, **kwargs)
-
-        inner = RecordingLLM()
-        llm = ReuseLLM(inner=inner, planner=Noting())
-        rng = random.Random(1)
-        words = ["".join(rng.sample("abcdef", 4)) for _ in range(100)]
-        with request_context(tenant="one"):
-            answers = await llm.acomplete_batch([context(word) for word in words], workers=7)
-        assert len({one.text for one in answers}) == 100
-        assert current_thread() not in threads
-        assert sorted(map(sorted, sent_words(inner))) == sorted(map(sorted, words))
 
     async def test_a_planning_fault_sends_the_batch_as_given(self, inner):
         llm = ReuseLLM(inner=inner, planner=FaultyPlanner())

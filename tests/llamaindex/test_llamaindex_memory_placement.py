@@ -81,8 +81,6 @@ async def test_other_memory_blocks_and_the_system_message_keep_their_text():
     _, second = await turns(memory, ["ab one?", "bc two?"], is_stored=True)
     assert shown(second)[0] == ("system", "ab")
     assert (second[0].content or "").startswith("Be brief.")
-    memory.forget(["id-a"])
-    assert shown(await memory.aget())[0] == ("system", "b")
 
     block = ReuseMemoryBlock(memory=LetterMemory())
     await turns(reuse_memory(block, chat_store=ListChatStore()), ["efg zero?"], is_stored=True)

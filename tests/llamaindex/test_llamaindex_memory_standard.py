@@ -277,19 +277,6 @@ class TestReplaying:
         assert prompts[0].startswith(begun)
         assert prompts[1].startswith(prompts[0])
 
-    async def test_served_turns_and_forgotten_messages_stay_as_they_were_shown(self):
-        block = TextMemory()
-        kept = memory(ReplayMemory, block)
-        [prompt] = await self.prompts(kept, "one")
-        assert as_prompt(await kept.aget()) == f"{prompt}<assistant>Answer to one</>"
-        assert len(block.asked) == 1
-
-        kept = memory(ReplayMemory, ExamplesMemory())
-        await self.prompts(kept, "one")
-        assert isinstance(kept, ReplayMemory)
-        kept.forget(["unknown"])
-        assert "as I said" in all_texts(await kept.aget())
-
     async def test_a_question_in_another_conversation_is_served_there(self):
         kept = memory(ReplayMemory, TextMemory())
         with request_context(conversation_id="c"):

@@ -3,7 +3,6 @@
 import asyncio
 import pickle
 from collections.abc import Sequence
-from threading import Thread, current_thread
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from llama_index.core.schema import (
 )
 from llamaindex_helpers import LetterRetriever, letter_nodes
 
-from ctxreuse import ReusePlanner, request_context
+from ctxreuse import ReusePlanner
 from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
 
@@ -194,24 +193,6 @@ class TestIdentityAndRank:
 
 
 class TestPostprocessor:
-    async def test_many_nodes_are_planned_off_the_event_loop_in_their_tenants_name(self):
-        threads: list[Thread] = []
-
-        class Noting(ReusePlanner):
-            def plan(self, *args: Any, **kwargs: Any) -> Any:
-                threads.append(current_thread())
-                return super().plan(*args, **kwargs)
-
-        postprocessor = ReusePostprocessor(planner=Noting())
-        nodes = [NodeWithScore(node=TextNode(id_=str(n), text=f"{n} " * 50)) for n in range(300)]
-        with request_context(tenant="one"):
-            await postprocessor.apostprocess_nodes(nodes)
-            planned = await postprocessor.apostprocess_nodes(nodes[::-1])
-        assert planned == nodes
-        assert len(threads) == 2
-        assert current_thread() not in threads
-        assert await postprocessor.apostprocess_nodes(nodes[::-1]) == nodes[::-1]
-
     def test_without_a_planner_all_share_that_of_the_process(self):
         for word in ("abc", "cba"):
             planned = ReusePostprocessor(planner=None).postprocess_nodes(letter_nodes(word))

@@ -1,6 +1,5 @@
 """The adapters inside LlamaIndex's own engines, executors and workflows."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -85,16 +84,6 @@ class TestWorkflow:
         assert [letters(prompt) for prompt in inner.prompts] == ["abc", "cba", "abc"]
         salts = [options["extra_body"]["cache_salt"] for options in inner.options]
         assert salts[0] == salts[2] != salts[1]
-
-    async def test_runs_at_the_same_time_do_not_mix(self):
-        workflow = Asking(ReuseLLM(inner=RecordingLLM(), window_s=0.001), ReusePlanner())
-
-        async def run(tenant: str) -> Any:
-            with request_context(tenant=tenant):
-                return await workflow.run(query="abc")
-
-        await asyncio.gather(*(run(tenant) for tenant in ("one", "two", "three")))
-        assert sorted(map(str, workflow.tenants)) == sorted(["one", "two", "three"] * 2)
 
 
 class TestPackage:

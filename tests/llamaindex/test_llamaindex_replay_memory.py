@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.chat_engine import SimpleChatEngine
-from llama_index.core.embeddings import MockEmbedding
-from llama_index.core.memory import InsertMethod, Memory, VectorMemoryBlock
-from llama_index.core.schema import MetadataMode
+from llama_index.core.memory import InsertMethod, Memory
 from llama_index.core.tools import FunctionTool
 from llamaindex_helpers import LetterRetriever, ListChatStore, as_prompt, grow, letter_text
 from llamaindex_memory_helpers import (
     LetterMemory,
-    ListVectorStore,
     assistant,
     chat_prompts,
     labelled,
@@ -26,9 +23,8 @@ from mem0_stores import Store
 from openai_models import clients_of, openai_like
 
 from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner, request_context
-from ctxreuse.errors import InvalidRequestError
 from ctxreuse.serving.emulation.emulated_engine import EmulatedEngine, ToolCall
-from llamaindex_ctxreuse import ReplayMemory, ReuseLLM, ReuseMemoryBlock, ReusePostprocessor
+from llamaindex_ctxreuse import ReplayMemory, ReuseLLM, ReuseMemoryBlock
 from llamaindex_ctxreuse.memory import replay_memory
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -54,15 +50,6 @@ class TestReplayMemory:
             positions = [text.index(part) for part in parts]
             assert positions == sorted(positions)
         assert prompts[2].count("says:") == 5, "each memory stands there once"
-
-    @pytest.mark.parametrize("method", [InsertMethod.SYSTEM, InsertMethod.USER])
-    async def test_llamaindexs_own_memory_changes_what_was_sent(self, method):
-        memory = Memory.from_defaults(
-            memory_blocks=[ReuseMemoryBlock(memory=LetterMemory())],
-            insert_method=method,
-            chat_store=ListChatStore(),
-        )
-        assert not grow(await chat_prompts(memory, ["abc one?", "cbd two?", "bx three?"]))
 
     async def test_two_blocks_refer_to_the_same_labels(self, planner):
         memory = plain_memory(
@@ -212,11 +199,6 @@ class TestReplayMemory:
                 **{"token_limit": 1_000, "memory_blocks": [], **wrong}, sql_store=ListChatStore()
             )
 
-    @pytest.mark.parametrize("ids", [5, None, "abc"])
-    def test_what_is_no_list_of_ids_is_not_forgotten(self, ids):
-        with pytest.raises(InvalidRequestError, match="memory_ids must be a list of memory ids"):
-            plain_memory().forget(ids)
-
     def test_the_system_message_is_no_place_for_memories(self):
         with pytest.raises(ValueError, match="SYSTEM changes the system message every turn"):
             plain_memory(insert_method=InsertMethod.SYSTEM)
@@ -245,29 +227,6 @@ class TestReplayMemory:
         for earlier, later in itertools.pairwise(chats):
             assert later[: len(earlier)] == earlier
         assert str(chats[-1]).count("says:") == 5
-
-
-class TestInsideLlamaIndexsOwn:
-    async def test_a_vector_memory_block_takes_the_postprocessor(self):
-        store = ListVectorStore()
-        block = VectorMemoryBlock(
-            vector_store=store,
-            embed_model=MockEmbedding(4),
-            similarity_top_k=3,
-            retrieval_context_window=1,
-            node_postprocessors=[ReusePostprocessor(metadata_mode=MetadataMode.NONE)],
-        )
-        for letter in "cba":
-            await block.aput([user(letter_text(letter))])
-
-        def order(text: str) -> str:
-            return "".join(part[0] for part in text.split("<message role='user'>")[1:])
-
-        assert order(await block.aget([user("q")])) == "abc"
-        store.nodes.reverse()
-        second = await block.aget([user("q")])
-        assert order(second) == "abc"
-        assert "priority order" not in second, "no node holds words"
 
 
 @pytest.mark.parametrize("again", [copy, deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
@@ -303,21 +262,6 @@ class TestOutdatedMemories:
         assert f"{pin} no longer holds; do not use it." in new
         assert f"{lisbon} Alice lives in Lisbon.\n\n{lisbon} replaces {porto}." in new
         assert inner.prompts[2].count("replaces") == 1
-
-        memory.forget(["pin"])
-        await engine.achat("Then?")
-        assert "4711" not in inner.prompts[3]
-        assert f"{pin} (removed)" in inner.prompts[3]
-        assert "Alice lives in Porto." in inner.prompts[3]
-
-    async def test_all_that_was_deleted_is_said_to_be(self, inner):
-        mem0 = Store(pin="The PIN is 4711.")
-        prompts_memory = plain_memory(ReuseMemoryBlock(memory=mem0))
-        engine = SimpleChatEngine.from_defaults(llm=inner, memory=prompts_memory)
-        await engine.achat("Where?")
-        mem0.texts = {}
-        await engine.achat("And now?")
-        assert "[Doc_pin] no longer holds" in inner.prompts[1].removeprefix(inner.prompts[0])
 
     async def test_what_another_block_has_shown_is_not_looked_up(self, planner):
         mem0 = Store(pin="The PIN is 4711.")

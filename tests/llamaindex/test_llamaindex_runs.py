@@ -90,17 +90,6 @@ class TestQueryEngines:
         )
         assert sent == plain
 
-    def test_responses_are_those_of_the_model_alone(self):
-        for mode in (*MOVED, *LEFT_ALONE):
-            one, other = (
-                asked(llm, "abc first?", "cba second?", response_mode=mode)
-                for llm in (RecordingLLM(), reusing()[1])
-            )
-            for response, plain in zip(other, one, strict=True):
-                assert str(response) == str(plain)
-                assert response.source_nodes == plain.source_nodes
-                assert response.metadata == plain.metadata
-
     def test_it_can_be_switched_off(self):
         plain, sent, model = both(
             lambda llm: asked(llm, "abc first?", "cba second?"), find_retrieved=False

@@ -198,12 +198,6 @@ class TestSpeculativeRAGQueryEngine:
             else "Response"
         )
 
-    async def test_a_streamed_answer_comes_piece_by_piece(self):
-        response: Any = await linked(streaming=True).aquery("red")
-        pieces = [piece async for piece in response.async_response_gen()]
-        assert len(pieces) > 1
-        assert "".join(pieces) == "Yes, so."
-
     async def test_the_model_is_shown_the_users_template_with_the_documents_in_it(self):
         llm = RecordingLLM()
         template = ChatPromptTemplate(

@@ -46,6 +46,10 @@ def is_managers(messages: Messages) -> bool:
     return str(messages[0]["content"]).startswith(MANAGER_BEGINS)
 
 
+def worker_query(prompts: ChainPrompts, question: str, note: str) -> str:
+    return (prompts.next if note else prompts.first).format(question=question, note=note)
+
+
 def word_count(text: str) -> int:
     return len(text.split())
 
@@ -145,7 +149,6 @@ class Agents:
             "context_window": None,
             "timeout_s": None,
             "min_read": 0.5,
-            "clock": lambda: 0.0,
             **settings,
         }
         self.settings = Settings(**given)

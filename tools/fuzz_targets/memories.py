@@ -14,7 +14,7 @@ from llama_index.core.memory import Memory, StaticMemoryBlock
 from llamaindex_helpers import ListChatStore
 
 from ctxreuse import request_context
-from ctxreuse.errors import CtxreuseError, InvalidRequestError
+from ctxreuse.errors import InvalidRequestError
 from fuzz_targets.llamaindex_models import fields_of, message
 from fuzz_targets.mutation import Target, UsersError, json_value, mutated, text
 from fuzz_targets.wrapped import DOCUMENTS, Comparison, Outcome, fresh, names, odd
@@ -188,12 +188,10 @@ def _replay(source: Random) -> dict[str, Any]:
     }
     steps: list[tuple[str, Any, Any]] = []
     for _ in range(source.randrange(1, 5)):
-        kind = source.choice(("put", "put", "get", "ask", "forget", "set", "reset"))
+        kind = source.choice(("put", "put", "get", "ask", "set", "reset"))
         given: Any = fields_of(source, source.choice(("user", "assistant", "tool")), text(source))
         if kind == "ask":
             given = source.choice((text(source), given))
-        elif kind == "forget":
-            given = source.choice((["a", "b"], [3], odd(source)))
         steps.append((kind, given, found_memories(source)))
     return {"fields": fields, "has_block": source.random() < 0.7, "steps": steps}
 
@@ -231,9 +229,6 @@ async def _steps(given: Mapping[str, Any], plain: Memory, memory: Any, store: _S
         _check_shown(_remembered(found), content, content)
         outcomes = [await _stepped(one, kind, value) for one in (plain, memory)]
         error = outcomes[1].error
-        if kind == "forget":
-            assert error is None or isinstance(error, (CtxreuseError, UsersError)), repr(error)
-            continue
         if isinstance(error, UsersError) and memory.memory_blocks:  # of what these say
             continue
         if not outcomes[1].check_as_fine_as(outcomes[0]) or kind not in ("get", "ask"):
@@ -264,8 +259,6 @@ async def _stepped(memory: Any, kind: str, value: Any) -> Outcome:
             # LlamaIndex's own takes it for its blocks alone
             asked = {"input": question} if isinstance(memory, ReplayMemory) else {}
             return await Outcome.awaited(lambda: memory.aget(**asked))
-        if kind == "forget" and isinstance(memory, ReplayMemory):
-            return Outcome.of(lambda: memory.forget(value))
         return await Outcome.awaited(memory.aget)
 
 

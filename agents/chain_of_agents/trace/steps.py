@@ -145,7 +145,6 @@ def server_words(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what has caused it, one after the other."""
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if cause is None:

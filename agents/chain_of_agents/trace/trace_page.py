@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chain_of_agents.trace.steps import Step
 from ctxreuse.context.blocks import BlockId
@@ -30,30 +30,6 @@ class _ShownCall(NamedTuple):
     @property
     def has_failed(self) -> bool:
         return self.step.outcome != "answered"
-
-
-class _Bar(NamedTuple):
-    """A call in the timeline; in percent of the chain's time."""
-
-    call: _ShownCall
-    left: float
-    width: float
-    row: int  # from 0: an agent's calls at the same time stand below each other
-
-
-class _Lane(NamedTuple):
-    """An agent's calls in the timeline."""
-
-    name: str
-    bars: list[_Bar]
-    rows: int
-
-
-class _Total(NamedTuple):
-    """Tokens of the calls whose models report them; None where none does."""
-
-    tokens: int | None
-    unknown: int  # calls whose tokens are unknown
 
 
 def render(question: str, mode: str, steps: Sequence[Step], duration_s: float) -> str:
@@ -136,7 +112,7 @@ def _calls(mode: str, steps: Sequence[Step]) -> list[_ShownCall]:
             number=number,
             step=step,
             labels=labels,
-            read=_read(step),
+            read=list((Counter(step.documents) - Counter(step.shown_before)).elements()),
             others=[one for one in labels if one not in known],
             notes=notes if is_sequential or step.role == "manager" else (),
             cached=_share(step.cached_tokens, step.prompt_tokens),
@@ -147,36 +123,26 @@ def _calls(mode: str, steps: Sequence[Step]) -> list[_ShownCall]:
     return calls
 
 
-def _read(step: Step) -> list[BlockId]:
-    """Return a step's documents without those only pointed to, each as often as it stands."""
-    left_out = Counter(step.shown_before)
-    read = []
-    for one in step.documents:
-        if left_out[one]:
-            left_out[one] -= 1
-        else:
-            read.append(one)
-    return read
-
-
 def _share(part: int | None, whole: int | None) -> float | None:
     if part is None or whole is None or whole <= 0:
         return None
     return min(1.0, max(0.0, part / whole))
 
 
-def _total(counts: Sequence[int | None]) -> _Total:
+def _total(counts: Sequence[int | None]) -> dict[str, int | None]:
+    """Return the tokens of the calls that tell them, and the number of the others."""
     known = [count for count in counts if count is not None]
-    return _Total(tokens=sum(known) if known else None, unknown=len(counts) - len(known))
+    return {"tokens": sum(known) if known else None, "unknown": len(counts) - len(known)}
 
 
-def _lanes(calls: Sequence[_ShownCall], duration_s: float) -> list[_Lane]:
-    """Return a lane for each agent, in the order of their first calls."""
-    lanes: dict[str, list[_ShownCall]] = {}
-    for call in calls:
-        lanes.setdefault(call.step.name, []).append(call)
+def _lanes(calls: Sequence[_ShownCall], duration_s: float) -> list[dict[str, Any]]:
+    """Return a lane for each agent, in the order of their first calls, with its calls' bars.
+
+    Bars stand in percent of the chain's time; calls at the same time stand below each other.
+    """
     shown = []
-    for agent, own in lanes.items():
+    for agent in dict.fromkeys(call.step.name for call in calls):
+        own = [call for call in calls if call.step.name == agent]
         ends: list[float] = []  # of the rows, in percent
         bars = []
         for call in sorted(own, key=lambda call: call.step.began_s):
@@ -184,8 +150,8 @@ def _lanes(calls: Sequence[_ShownCall], duration_s: float) -> list[_Lane]:
             end = max(_percentage(call.step.ended_s, duration_s), left + _NARROWEST_BAR)
             row = next((row for row, taken in enumerate(ends) if taken <= left), len(ends))
             ends[row : row + 1] = [end]
-            bars.append(_Bar(call=call, left=left, width=end - left, row=row))
-        shown.append(_Lane(name=agent, bars=bars, rows=len(ends)))
+            bars.append({"call": call, "left": left, "width": end - left, "row": row})
+        shown.append({"name": agent, "bars": bars, "rows": len(ends)})
     return shown
 
 
@@ -194,7 +160,6 @@ def _percentage(time_s: float, duration_s: float) -> float:
 
 
 def _ticks(duration_s: float) -> list[tuple[str, int]]:
-    """Return marks at the quarters of the time, and where they stand."""
     if not 0 < duration_s < inf:
         return []
     return [(seconds(duration_s * left / 100), left) for left in range(0, 101, 25)]

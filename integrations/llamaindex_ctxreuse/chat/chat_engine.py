@@ -246,7 +246,6 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
 
     @contextmanager
     def _taking_back(self, turn: ChatTurn) -> Iterator[None]:
-        """Take the turn back if sending it fails or is cancelled."""
         try:
             yield
         except BaseException:
@@ -254,7 +253,6 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
             raise
 
     def _prompt(self, turn: ChatTurn) -> list[ChatMessage]:
-        """Return the prompt: system prompt, history as it was sent, this turn."""
         system = []
         if self._system_prompt is not None:
             role = self._llm.metadata.system_role
@@ -292,7 +290,6 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
 
 
 def _add_piece(answer: list[str], piece: ChatResponse) -> None:
-    """Add the next piece to the pieces of an answer, byte for byte."""
     if piece.delta is not None:
         answer.append(piece.delta)
     elif piece.message.content:  # the whole answer so far
@@ -310,7 +307,6 @@ class _NoMemory:
 
 
 def _retrieved(turn: ChatTurn) -> dict[str, Any]:
-    """Return the fields of a response that say what was retrieved."""
     output = ToolOutput(
         tool_name="retriever",
         content=str(turn.nodes),

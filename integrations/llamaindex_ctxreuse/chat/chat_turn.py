@@ -196,7 +196,6 @@ class ChatTurnPlanner:
     def _fitting(
         self, history: Transcript, window: int, content_behind: Callable[[Transcript], str]
     ) -> Transcript:
-        """Return the history, without its oldest turns if the prompt would be too long."""
         room = window
         while len(history) and self._length(history, content_behind(history)) > window:
             room //= 2  # so a context that is too long by itself is not tried behind every turn
@@ -204,7 +203,6 @@ class ChatTurnPlanner:
         return history
 
     def _warn_if_too_long(self, content: str, window: int, model: LLMMetadata) -> None:
-        """Log, once, that a turn is longer than the window even without a history."""
         if self._has_warned or (length := self._length(Transcript(), content)) <= window:
             return
         self._has_warned = True
@@ -223,7 +221,6 @@ class ChatTurnPlanner:
         return sum(map(self._tokens, [*system, *sent, content]))
 
     def _tokens(self, text: str) -> int:
-        """Return what a message of this text takes."""
         count, estimate = partial(self._given_count, text), partial(estimate_tokens, text)
         return self._counting.attempt(count, estimate) + _TOKENS_OF_A_MESSAGE
 

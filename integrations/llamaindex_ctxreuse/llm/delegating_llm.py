@@ -97,7 +97,6 @@ class DelegatingLLM(FunctionCallingLLM):
             super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return the state of a copy in another process; see `pickled_state`."""
         return pickled_state(self, DELEGATED)
 
     @property

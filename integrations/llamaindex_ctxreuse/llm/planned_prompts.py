@@ -49,11 +49,6 @@ def openai_role(role: MessageRole) -> str:
     return _OPENAI_ROLES.get(role, role.value)
 
 
-def message_text(message: ChatMessage) -> str:
-    """Return the texts of a message as one."""
-    return message.content or ""
-
-
 def copied_message(message: ChatMessage) -> ChatMessage:
     """Return a copy that shares nothing that is written into."""
     options = copy(message.additional_kwargs)
@@ -218,7 +213,6 @@ def _rebuilt(message: ChatMessage, content: Sequence[Any], kind: str) -> ChatMes
 
 @cache
 def _log_no_marks(kind: str) -> None:
-    """Say once that a model cannot carry marks."""
     _log.warning(
         "the planner's cache keeps prefixes up to marks, and LlamaIndex's %s sends none; prompts "
         "are sent without. Take a class that sends cache points (Anthropic, BedrockConverse), or "

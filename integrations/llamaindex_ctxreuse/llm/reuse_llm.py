@@ -32,7 +32,6 @@ from ctxreuse.pipeline.prompt_turn import PlannedPrompt, PromptPart, ScopedPromp
 from ctxreuse.serving.planning_fields import PlansPrompts
 from llamaindex_ctxreuse.llm.delegating_llm import DELEGATED, DelegatingLLM
 from llamaindex_ctxreuse.llm.planned_prompts import (
-    message_text,
     messages_with,
     prompt_parts,
     said_beside,
@@ -57,8 +56,6 @@ def reported_usage(answer: object) -> ReportedTokens | None:
 
 @dataclass(frozen=True, slots=True)
 class _ModelCall(Generic[_Answer_co]):
-    """A call of the inner model."""
-
     prompt: ScopedPrompt
     send: Callable[[PlannedPrompt], _Answer_co]
     wire: Wire | None = None  # None where it is unknown
@@ -102,7 +99,6 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
     _always_sent: Mapping[str, Any] = PrivateAttr()
 
     def _build(self) -> None:
-        """Build what plans the calls, and what they are sent with."""
         super()._build()
         self._model, self._always_sent = self.inner, {}
         always: Any = getattr(self.inner, "additional_kwargs", None)
@@ -205,8 +201,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
             **kwargs: For the inner model, with each chat.
         """
         calls = [self._chat(self._model.achat, messages, kwargs) for messages in batch]
-        progress = "Chatting" if show_progress else None
-        return await self._send_batch(calls, workers, progress, return_exceptions)
+        return await self._send_batch(calls, workers, show_progress, return_exceptions)
 
     async def acomplete_batch(
         self,
@@ -219,8 +214,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
     ) -> list[CompletionResponse]:
         """Return the completions of many prompts, as `achat_batch` does for chats."""
         calls = [self._completion(self._model.acomplete, prompt, kwargs) for prompt in prompts]
-        progress = "Completing" if show_progress else None
-        return await self._send_batch(calls, workers, progress, return_exceptions)
+        return await self._send_batch(calls, workers, show_progress, return_exceptions)
 
     def chat_batch(
         self, batch: Sequence[Sequence[ChatMessage]], **kwargs: Any
@@ -294,7 +288,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         bare = prompt.model_copy(update={"output_parser": None})  # it adds its words later
         messages = bare.format_messages(llm=self.inner, **arguments)
         is_text = not self.inner.metadata.is_chat_model
-        is_text = is_text and bare.format(llm=self.inner, **arguments) == message_text(messages[0])
+        is_text = is_text and bare.format(llm=self.inner, **arguments) == messages[0].content
         parts = self._gateway.attempt(lambda: prompt_parts(messages), lambda: ())
         read = self._prompt(parts, {**(llm_kwargs or {}), "response_format": output_cls})
         options = partial(self._options, llm_kwargs or {}, current_scope())
@@ -305,7 +299,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
             kept["metadata"] = {**prompt.metadata}
             filled: BasePromptTemplate = ChatPromptTemplate(sent, **kept)
             if is_text:
-                filled = PromptTemplate(message_text(sent[0]), **kept)
+                filled = PromptTemplate(sent[0].content or "", **kept)
             return method(output_cls, filled, options(planned))
 
         return _ModelCall(read, send)
@@ -313,7 +307,6 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
     def _on_the_wire(
         self, given: list[ChatMessage], options: Callable[..., Any], planned: PlannedPrompt
     ) -> WirePrompt:
-        """Return a chat as it goes over the wire."""
         from llama_index.llms.openai.utils import to_openai_message_dicts
 
         model = self.inner.metadata.model_name
@@ -362,7 +355,6 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         yield from self._gateway.stream(planned, lambda: call.send(planned))
 
     async def _astream(self, call: _ModelCall[Any]) -> AsyncGenerator[Any, None]:
-        """Yield what the model streams, as `_stream` does."""
         planned = await self._gateway.aplan(call.prompt, call.wire)
         steps = self._gateway.astream(planned, lambda: call.send(planned))
         async with aclosing(steps):
@@ -373,7 +365,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         self,
         calls: Sequence[_ModelCall[Awaitable[_Answer]]],
         workers: int,
-        progress: str | None,
+        show_progress: bool,
         return_exceptions: bool,
     ) -> list[_Answer]:
         """Return the answers to calls that are planned together, in the order given."""
@@ -395,7 +387,7 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
                 answers[position] = error
 
         works = [partial(ask, position) for position in waiting]
-        with tqdm(total=len(works), desc=progress, disable=progress is None) as bar:
+        with tqdm(total=len(works), disable=not show_progress) as bar:
             try:
                 async with aclosing(as_they_end(works, workers)) as ended:
                     async for _ in ended:

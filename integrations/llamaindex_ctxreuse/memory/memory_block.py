@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from types import NoneType
 from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -24,14 +23,14 @@ from llama_index.core.vector_stores.types import (
     MetadataFilter,
     MetadataFilters,
 )
+from pydantic import InstanceOf
 
-from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.copies import made_with
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize, TenantLRUMap
 from ctxreuse.context.rendering import message_texts
-from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.context.scope import current_scope
 from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidBlockError, InvalidRequestError
@@ -49,7 +48,7 @@ from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.planning_fields import PlanningFields
-from llamaindex_ctxreuse.llm.planned_prompts import message_text, openai_role
+from llamaindex_ctxreuse.llm.planned_prompts import openai_role
 from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, node_block
 from llamaindex_ctxreuse.nodes.run_nodes import as_retrieved, root_of_call
 
@@ -98,15 +97,15 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     memory: Any = Field(exclude=True, repr=False, frozen=True)
     top_k: int = Field(default=10, ge=1, frozen=True)
     filters: Mapping[str, Any] | None = Field(default=None, frozen=True)
-    embed_model: BaseEmbedding | None = Field(default=None, exclude=True, repr=False, frozen=True)
+    embed_model: InstanceOf[BaseEmbedding] | None = Field(
+        default=None, exclude=True, repr=False, frozen=True
+    )
     metadata_mode: MetadataMode = Field(default=MetadataMode.NONE, frozen=True)
     searched_messages: int = Field(default=1, ge=1)
     labels: bool = Field(default=False, frozen=True)
     annotate: bool = Field(default=False, frozen=True)
     placement: Placement = Field(default="before_question", frozen=True)
     _source: _Mem0Source | _RetrieverSource = PrivateAttr()
-    _planning: FailOpen = PrivateAttr()
-    _reading: FailOpen = PrivateAttr()
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
     _contents: TenantLRUMap[tuple[str | int | None, str], Plan] = PrivateAttr()
@@ -116,24 +115,14 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     _check_placement = field_validator("placement", mode="before")(checked_placement)
     _check_metadata_mode = field_validator("metadata_mode", mode="before")(checked_metadata_mode)
 
-    @field_validator("embed_model", mode="before")
-    @classmethod
-    def _check_embed_model(cls, model: object) -> BaseEmbedding | None:
-        # pydantic would try to make one of a dict
-        return checked_kind(
-            "embed_model", model, (BaseEmbedding, NoneType), "a LlamaIndex BaseEmbedding or None"
-        )
-
     def _build(self) -> None:
         self._contents = TenantLRUMap(
             _REMEMBERED_CONTENTS, max_weight=_REMEMBERED_CHARACTERS, weight_of=_characters
         )
         name = type(self).__name__
-        self._planning = FailOpen(name, "memories are left out", tell=self.planner.note_failure)
-        self._reading = FailOpen(name, "those without a text are left out", "reading memories")
-        self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
+        self._searching = FailOpen(name, "the conversation goes on without", "finding memories")
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
-        self._source = _memory_source(self, self._reading)
+        self._source = _memory_source(self, self._searching)
         # the memory around it looks after growth and placement
         settings: tuple[bool, bool, None, Placement]
         settings = self.labels, self.annotate, None, "before_question"
@@ -156,14 +145,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
 
     @property
     def faults(self) -> int:
-        """How often planning, reading what was found, searching or storing has failed."""
-        steps = (
-            self._memories.fail_open,
-            self._planning,
-            self._reading,
-            self._searching,
-            self._storing,
-        )
+        """How often planning, searching or storing has failed, or a memory had no text."""
+        steps = self._memories.fail_open, self._searching, self._storing
         return sum(step.faults for step in steps)
 
     @property
@@ -177,7 +160,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
 
     async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> str:
         said = [one for one in messages or () if one.role == MessageRole.USER]
-        query = " ".join(filter(None, map(message_text, said[-self.searched_messages :])))
+        query = " ".join(one.content for one in said[-self.searched_messages :] if one.content)
         if not query:
             return ""
         session_id = block_kwargs.get("session_id")
@@ -205,7 +188,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         """Take back the plan of a `content` that no prompt shows."""
         made = self._made(content)
         if made is not None:
-            self._planning.attempt(lambda: self.planner.forget(made), bool)
+            self._memories.fail_open.attempt(lambda: self.planner.forget(made), bool)
 
     def shown_anew(self, content: str) -> str:
         """Return about what a `content` of this block would be if it were the first."""
@@ -220,7 +203,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         if made is None:
             return 0
         first = replace(made.request, history=None)
-        return self._planning.attempt(lambda: self.planner.cached_tokens(first), lambda: 0)
+        attempt = self._memories.fail_open.attempt
+        return attempt(lambda: self.planner.cached_tokens(first), lambda: 0)
 
     def _made(self, content: str) -> Plan | None:
         """Return what a content of the surrounding tenant and conversation was made of."""
@@ -228,22 +212,13 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         with self._lock:
             return self._contents.get(self._tenant, key)
 
-    def without(
-        self, content: str, memory_ids: Iterable[str | int], conversation_id: str | int
-    ) -> str:
-        """Return a conversation's `content` without the texts of these memories of this block."""
-        shown = [{"role": "user", "content": content}]
-        scope = RequestScope(self._tenant, conversation_id)
-        [message] = self._memories.without(memory_ids, shown, scope)
-        return str(message["content"])
-
     async def _aput(self, messages: list[ChatMessage]) -> None:
         """Remember messages that the short-term memory lets go."""
         options = (message.additional_kwargs for message in messages)
         sessions = [given["session_id"] for given in options if "session_id" in given]
         said: list[tuple[MessageRole, str]] = []
         for one in messages:
-            text = message_text(one)
+            text = one.content or ""
             if one.role == MessageRole.ASSISTANT:  # what a model thought is nothing to remember
                 text = without_thoughts(text)
             said += [(one.role, text)] if text else []
@@ -258,7 +233,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         made = self._made(content)
         if made is None:
             return None
-        return self._planning.attempt(lambda: self._truncated(made, content, tokens_to_truncate))
+        attempt = self._memories.fail_open.attempt
+        return attempt(lambda: self._truncated(made, content, tokens_to_truncate))
 
     def note_shown(self, content: str, role: str, texts: Iterable[str]) -> None:
         """Have the texts among these that show a `content` sent as they are."""
@@ -297,7 +273,6 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         return self._kept(self._annotated(planner.plan(shorter, **planning_time(planner))))
 
     def _annotated(self, plan: Plan) -> Plan:
-        """Return a plan as its prompt shows it."""
         return plan if self.annotate else plan.with_order_annotation(None)
 
     @property
@@ -371,7 +346,6 @@ class _RetrieverSource:
 
 
 def _memory_source(block: ReuseMemoryBlock, reading: FailOpen) -> _Mem0Source | _RetrieverSource:
-    """Return the source that reads from and writes to the memory of a block."""
     memory = block.memory
     is_of_llamaindex = isinstance(memory, (BasePydanticVectorStore, BaseIndex, BaseRetriever))
     if block.filters is not None and is_of_llamaindex:

@@ -7,14 +7,14 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from llama_index.core.base.llms.types import ChatMessage, ContentBlock, MessageRole, TextBlock
 from llama_index.core.bridge.pydantic import Field, PrivateAttr, field_validator, model_validator
 from llama_index.core.memory.memory import BaseMemoryBlock, InsertMethod, Memory
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 
-from ctxreuse.context.checks import checked_each, checked_list, checked_number
+from ctxreuse.context.checks import checked_each, checked_number
 from ctxreuse.context.scope import current_scope, request_context
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.memories import Placement, checked_growth_limit, is_too_long
@@ -22,7 +22,6 @@ from llamaindex_ctxreuse.llm.planned_prompts import (
     copied_blocks,
     copied_message,
     message_as_openai,
-    message_text,
 )
 from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 
@@ -35,25 +34,7 @@ class _Addition(NamedTuple):
     system: tuple[ContentBlock, ...] = ()  # the end of the system message
     messages: tuple[ChatMessage, ...] = ()  # before the user's
     content: tuple[ContentBlock, ...] = ()  # the beginning of the user's
-    texts: tuple[str, ...] = ()
-
-    def with_texts(self, texts: Sequence[str]) -> _Addition:
-        """Return it with other texts in place of `texts`, wherever they stand."""
-
-        def replaced(content: ContentBlock) -> ContentBlock:
-            if not isinstance(content, TextBlock):
-                return content
-            text = content.text
-            for old, new in zip(self.texts, texts, strict=True):
-                text = text.replace(old, new)
-            return content.model_copy(update={"text": text})
-
-        messages = [
-            one.model_copy(update={"blocks": list(map(replaced, one.blocks))})
-            for one in self.messages
-        ]
-        system, content = tuple(map(replaced, self.system)), tuple(map(replaced, self.content))
-        return _Addition(system, tuple(messages), content, tuple(texts))
+    texts: tuple[str, ...] = ()  # of our blocks, as they stand among these
 
 
 _Insertions: TypeAlias = Mapping[bytes, _Addition]
@@ -86,12 +67,9 @@ class ReplayMemory(Memory):
             if name in given:
                 checked_number(name, given[name], at_least)
         checked_growth_limit(given.get("growth_limit"))
-        if "memory_blocks" not in given:
-            return fields
-        kind: Any = BaseMemoryBlock
+        blocks, kind = given.get("memory_blocks", ()), cast(Any, BaseMemoryBlock)
         words = "a LlamaIndex memory block, such as ReuseMemoryBlock(memory=...)"
-        blocks = checked_each("memory_blocks", given["memory_blocks"], kind, words)
-        return {**given, "memory_blocks": blocks}
+        return {**given, "memory_blocks": checked_each("memory_blocks", blocks, kind, words)}
 
     @field_validator("insert_method", mode="before")
     @classmethod
@@ -118,25 +96,6 @@ class ReplayMemory(Memory):
         memory.growth_limit = limit
         return memory
 
-    def forget(self, memory_ids: Iterable[str | int]) -> None:
-        """Take the texts of memories, by their ids, out of what is replayed.
-
-        What the messages say of them stays. The engine computes anew what stands behind the first
-        text that is gone.
-        """
-        ids = checked_list("memory_ids", memory_ids, "a list of memory ids")
-        conversation = self._conversation_id()
-
-        def without(text: str) -> str:
-            for block in self._ours:
-                text = block.without(text, ids, conversation)
-            return text
-
-        self._inserted = {
-            place: one.with_texts(list(map(without, one.texts)))
-            for place, one in self._inserted.items()
-        }
-
     async def aget(
         self,
         input: str | ChatMessage | None = None,  # noqa: A002  # the base class names it so
@@ -155,7 +114,9 @@ class ReplayMemory(Memory):
             _log_unknown_turns()
         known: _Insertions = {one: found[one] for one in turns.places if one in found}
         if turns.place not in known:
-            with request_context(conversation_id=self._conversation_id()):
+            conversation = current_scope().conversation_id
+            conversation = self.session_id if conversation is None else conversation
+            with request_context(conversation_id=conversation):
                 known = await self._with_new_content(turns, known, block_kwargs)
         self._inserted = known
         return turns.as_sent(known)
@@ -196,7 +157,6 @@ class ReplayMemory(Memory):
     def _is_too_long(
         self, turns: _PlacedHistory, known: _Insertions, content: Mapping[str, Any]
     ) -> bool:
-        """Return whether a prompt is too long with the memories of earlier turns."""
         behind = turns.behind_the_turn
         tokens = self._tokens([*turns.before_the_turn(known), *behind, *content.values()])
         is_planned = any(one.planner.mode == "active" for one in self._ours)
@@ -265,11 +225,6 @@ class ReplayMemory(Memory):
     def _ours(self) -> list[ReuseMemoryBlock]:
         return [one for one in self.memory_blocks if isinstance(one, ReuseMemoryBlock)]
 
-    def _conversation_id(self) -> str | int:
-        """Return the conversation of `request_context`, else the session."""
-        conversation = current_scope().conversation_id
-        return self.session_id if conversation is None else conversation
-
     def _tokens(self, contents: Iterable[Any]) -> int:
         return sum(self._estimate_token_count(content) for content in contents)
 
@@ -284,7 +239,7 @@ class _PlacedHistory:
         if isinstance(asked, str):
             asked = ChatMessage(role=MessageRole.USER, content=asked)
         last = stored[-1] if stored and stored[-1].role == MessageRole.USER else None
-        if asked is not None and (last is None or message_text(last) != message_text(asked)):
+        if asked is not None and (last is None or last.content != asked.content):
             self.messages.append(asked)
         self._digests = [bytes(16)]
         for message in self.messages:
@@ -381,7 +336,6 @@ def reuse_memory(*memory_blocks: BaseMemoryBlock[Any], **options: Any) -> Replay
 
 @cache
 def _log_unknown_turns() -> None:
-    """Say once that earlier turns were sent with memories that are not known."""
     _log.warning(
         "reuse_memory: the chat store holds earlier turns, but not the memories they were sent "
         "with, so the engine's cache does not serve them. Keep one memory for a whole conversation."

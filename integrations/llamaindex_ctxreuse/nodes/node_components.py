@@ -61,7 +61,6 @@ class ReusePostprocessor(PlansDocuments, BaseNodePostprocessor):
         return "ReusePostprocessor"
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Return the state of a copy in another process; see `pickled_state`."""
         return pickled_state(self)
 
     def _postprocess_nodes(

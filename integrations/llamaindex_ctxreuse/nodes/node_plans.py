@@ -198,7 +198,6 @@ def checked_retriever(retriever: object) -> BaseRetriever:
 
 
 def _shown(nodes: Sequence[NodeWithScore], template: str | None, mode: MetadataMode) -> list[str]:
-    """Return nodes as a template shows them, or as LlamaIndex does."""
     if template is None:
         return [one.node.get_content(metadata_mode=mode) for one in nodes]
     checked_kind("text_template", template, str, "a string with {content} in it")

@@ -120,9 +120,10 @@ class _RunHandler(OpenCalls):
         default_factory=lambda: FailOpen("ReuseLLM", "retrieved nodes are not found in prompts")
     )
 
-    def current(self) -> BegunCall | None:
-        """Return the innermost call under way, if the handler was told of it."""
-        return self._calls.get(active_span_id.get() or "")
+    def under_way(self) -> list[BegunCall]:
+        """Return the calls under way, the innermost first, of which the handler was told."""
+        call = self._calls.get(active_span_id.get() or "")
+        return [] if call is None else list(call.outwards())
 
     def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
         """Forget a call."""
@@ -165,20 +166,19 @@ def run_parts() -> dict[str, PartSize]:
 
 def root_of_call() -> str | None:
     """Return the outermost call around the one at hand; None outside of any."""
-    call = _HANDLER.current()
-    return None if call is None else call.root
+    calls = _HANDLER.under_way()
+    return calls[0].root if calls else None
 
 
 def retrieved_items(
     nodes: Sequence[NodeWithScore], query: QueryBundle | None
 ) -> RetrievedItems[NodeWithScore]:
     """Return what the call at hand has retrieved; it, and those around it, wait for no more."""
-    call = _HANDLER.current()
-    for one in () if call is None else call.outwards():
+    for one in _HANDLER.under_way():
         RETRIEVALS.pop(one.id, None)
     given = without_annotations(nodes) if isinstance(nodes, list) else nodes
     asked = "" if query is None else query.query_str
-    return RetrievedItems(given, asked, current_scope(), None if call is None else call.root)
+    return RetrievedItems(given, asked, current_scope(), root_of_call())
 
 
 def as_retrieved(
@@ -192,12 +192,12 @@ def as_retrieved(
 
 def is_fused() -> bool:
     """Return whether the retriever at hand retrieves for one that fuses results; say so once."""
-    call = _HANDLER.current()
-    while call is not None and isinstance(call.instance, BaseRetriever):
+    for call in _HANDLER.under_way():
         if isinstance(call.instance, QueryFusionRetriever):
             _log_fused()
             return True
-        call = call.parent
+        if not isinstance(call.instance, BaseRetriever):
+            break
     return False
 
 
