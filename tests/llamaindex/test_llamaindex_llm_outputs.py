@@ -281,6 +281,11 @@ class TestBatches:
         chats = llm.chat_batch([question("abc"), question("cba")], workers=workers)
         assert [one.message.content for one in chats] == ["answer 4", "answer 5"]
 
+    async def test_a_progress_bar_shows_how_many_have_ended(self, capsys, inner):
+        chats = [question(word) for word in ("abc", "cba")]
+        await ReuseLLM(inner=inner).achat_batch(chats, show_progress=True)
+        assert "2/2" in capsys.readouterr().err
+
     async def test_an_error_is_raised_and_what_was_not_sent_is_taken_back(self):
         inner, planner = (
             RecordingLLM(fails=lambda prompt: OSError("gone") if "xyz" in prompt else None),
