@@ -43,8 +43,8 @@ def continuation(
 ) -> Continuation:
     """Order the blocks behind `placed` so that later requests find the longest prefix.
 
-    Of several first blocks the one is taken whose chain the earlier requests could have shared for
-    most tokens, counted from `missing` tokens on. What too few requests share stays as retrieved.
+    That is the chain which earlier requests could have shared for most tokens, counted from
+    `missing` tokens on. What too few requests share stays as retrieved.
     """
     together = _MORE_THAN_ALL
     for key in placed:

@@ -169,10 +169,12 @@ def as_form(messages: Iterable[Json], form: PromptForm) -> Json:
         return {"input": [item for message in messages for item in _response_items(message)]}
     system: list[Json] = []
     turns: list[Json] = []
+    role: Any = None
     for message in messages:
-        if message.get("role") in _SYSTEM:
+        before, role = role, message.get("role")
+        if role in _SYSTEM:
             system += _anthropic_parts(message)
-        elif message.get("role") == "tool" and turns and _holds_results(turns[-1]):
+        elif role == before == "tool":  # one turn holds the results of all calls
             turns[-1]["content"] += _anthropic_turn(message)["content"]
         else:
             turns.append(_anthropic_turn(message))
@@ -319,16 +321,6 @@ def _anthropic_turn(message: Json) -> Json:
     if isinstance(given, str) and not calls:
         return {"role": role, "content": given, **rest}
     return {"role": role, "content": [*_anthropic_parts(message), *calls], **rest}
-
-
-def _holds_results(message: Json) -> bool:
-    content = message.get("content")
-    return (
-        message.get("role") == "user"
-        and isinstance(content, list)
-        and bool(content)
-        and all(isinstance(one, Mapping) and one.get("type") == "tool_result" for one in content)
-    )
 
 
 def _anthropic_parts(message: Json) -> list[Json]:

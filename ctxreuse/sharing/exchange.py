@@ -21,7 +21,7 @@ from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 from ctxreuse.memory.names import Sharing, named_by, request_name
-from ctxreuse.memory.sent_log import EditEntry, Entry, RatioEntry, ToldEntry
+from ctxreuse.memory.sent_log import EditEntry, Entry, ToldEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")
@@ -131,10 +131,7 @@ class SharedLogs(SharedLog, Protocol):
 
 
 class Exchange(Sharing):
-    """Writes and reads a log in a thread; a fork goes on with a thread and a name of its own.
-
-    The thread keeps it until the planner is gone and what waits is told.
-    """
+    """Writes and reads a log in a thread, which keeps it until the planner's last entry is told."""
 
     def __init__(self, log: SharedLog, take_in: Callable[[ToldEntry], object]) -> None:
         """Hand each entry of another planner to a method, as long as its object lives."""
@@ -295,8 +292,6 @@ class Exchange(Sharing):
     def _take(self, one: bytes) -> None:
         try:
             writer, number, entry = decode(one)
-            if isinstance(entry, RatioEntry):
-                raise UnreadableEntryError("the log holds an entry that belongs into a file")
         except UnreadableEntryError as error:
             self._note("unreadable", "%s; it is left out. Further ones are only counted.", error)
             return

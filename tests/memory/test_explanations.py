@@ -45,19 +45,6 @@ def test_a_prompt_that_an_earlier_one_begins_with_is_a_hit():
     )
 
 
-def test_blocks_that_no_close_prompt_has_are_new():
-    assert why("abcd", "abxy", "cd") == told(
-        Cause.new_blocks,
-        "It begins as request 0 does, for 2 of its 4 blocks (200 of 400 block tokens). "
-        "They part at block 'c', where the earlier prompt has 'x'. "
-        "No block from there on stands in that prompt.",
-        shared=2,
-        closest=0,
-        block="c",
-        other_block="x",
-    )
-
-
 def test_the_first_prompt_has_none_to_compare_with():
     assert why("ab") == told(
         Cause.new_blocks,

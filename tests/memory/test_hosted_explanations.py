@@ -109,16 +109,6 @@ def test_a_key_counts_only_where_it_routes():
     assert why("aby", before, marks=(2,), cache=ANTHROPIC).cause is Cause.new_blocks
 
 
-def test_another_tenant_is_another_key():
-    explanation = explain(
-        prompt("now", "aby"),
-        [prompt("before", "abx", tenant="t")],
-        across_tenants=True,
-        cache=ANTHROPIC,
-    )
-    assert figures(explanation) == (Cause.other_tenant, MissReason.key, 200)
-
-
 def test_the_first_prompt_was_never_written_and_the_same_blocks_in_another_order_are_messages():
     assert why("ab").reason is MissReason.never_written
     assert why("bay", prompt("before", "abx", marks=(2,)), marks=(2,)).reason is MissReason.messages

@@ -48,16 +48,6 @@ def test_what_two_planners_sent_differently_at_once_is_sent_alike_from_then_on(f
     assert prompts[0] == prompts[1] == prompts[2]
 
 
-def test_a_repeat_keeps_its_prompt_in_all_processes(log):
-    one, other = sharing(log)
-    one.plan(asked("ba"), "none")
-    prompt = one.plan(asked("ab"), "none").messages()
-    for _ in range(3):
-        one.plan(asked("ba"), "none")
-    caught_up(one, other)
-    assert other.plan(asked("ab")).messages() == one.plan(asked("ab")).messages() == prompt
-
-
 def test_tenants_stay_apart(log):
     one, other = sharing(log)
     one.plan(asked("abc", tenant="A"))

@@ -52,15 +52,14 @@ _FOLLOWS_NONE = (
 class ReplayBackoff:
     """Whether to ask for a replay: after one that did not come the wait doubles."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._asked = deque([-math.inf] * _MOST_ASKED_A_SECOND, maxlen=_MOST_ASKED_A_SECOND)
         self._until = -math.inf
         self._next_s = _LEAST_BACKOFF_S
 
     def admits(self) -> bool:
         """Return whether to ask now; who is told so asks."""
-        now = self._clock()
+        now = time.monotonic()
         # mixed messages of two senders look like an engine that starts anew each time
         is_admitted = now >= self._until and now >= self._asked[0] + 1.0
         if is_admitted:
@@ -69,7 +68,7 @@ class ReplayBackoff:
 
     def fail(self) -> None:
         """Note that a replay did not come, or not in time."""
-        self._until = self._clock() + self._next_s
+        self._until = time.monotonic() + self._next_s
         self._next_s = min(2 * self._next_s, _LONGEST_BACKOFF_S)
 
     def reset(self) -> None:
@@ -311,14 +310,10 @@ class KVEventStatistics:
 class KVEventSync(FixedSettings, OnePerProcess):
     """Follows vLLM's KV-cache events, so that a planner's index holds what the engine holds.
 
-    Start vLLM with::
-
-        --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "kv",
-            "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
-
-    A thread follows the stream. Tell it with `record` which tokens a plan's prompt had, or give it
-    to `EngineClient(events=...)`; the index is then trimmed to what the engine still holds. When
-    the engine is gone, starts anew or drops its cache, or messages are lost, the index is emptied.
+    Start vLLM with `--kv-events-config`, as the guide on vLLM says. A thread follows the stream.
+    Tell it with `record` which tokens a plan's prompt had, or give it to `EngineClient(events=)`;
+    the index is then trimmed to what the engine still holds. When the engine is gone, starts anew
+    or drops its cache, or messages are lost, the index is emptied.
 
     Without a replay endpoint, vLLM can be asked to report what a request found in the cache: send
     `extra_body={"vllm_xargs": {"kv_cache_report_mode": "full"}}`.
