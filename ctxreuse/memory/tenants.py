@@ -10,8 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from operator import add, gt, itemgetter, sub
 from typing import Final
@@ -184,6 +183,28 @@ _LIMITS = "cached_paths", "greedy_paths", "continuations", "paper_orders", "show
 _STEPS_A_HOLD = 64
 
 
+class Hold:
+    """A tenant's state, held for as long as the context lasts; then the bounds are enforced."""
+
+    __slots__ = ("_state", "_tenants")
+
+    def __init__(self, tenants: Tenants, state: TenantState) -> None:
+        self._tenants = tenants
+        self._state = state
+
+    def __enter__(self) -> TenantState:
+        self._state.lock.__enter__()
+        return self._state
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._tenants.measure(self._state)
+        finally:
+            self._state.lock.__exit__(*error)
+        while self._tenants.are_over and self._tenants.shrink():
+            pass
+
+
 class Tenants:
     """The states of all tenants, within common bounds.
 
@@ -217,19 +238,9 @@ class Tenants:
         self.are_over = False  # whether one of them may be over its bound
         self._shares: dict[int, TenantShares[tuple[int, str]]] = {}  # of the parts that have been
 
-    @contextmanager
-    def holding(self, tenant: str | TenantState) -> Iterator[TenantState]:
-        """Hold a state, a new one of a tenant that is not known; then enforce the bounds."""
-        state = self.state(tenant) if isinstance(tenant, str) else tenant
-        try:
-            with state.lock:
-                try:
-                    yield state
-                finally:
-                    self.measure(state)
-        finally:
-            while self.are_over and self.shrink():
-                pass
+    def holding(self, tenant: str) -> Hold:
+        """Hold a tenant's state, a new one if it is not known, for as long as the context lasts."""
+        return Hold(self, self.state(tenant))
 
     def state(self, tenant: str) -> TenantState:
         """Return a tenant's state, a new one if it is not known; its lock is not held."""
@@ -344,7 +355,7 @@ class Tenants:
         for request_id in dict.fromkeys(request_ids):
             gone, holders = None, [state for state in states if request_id in state.index]
             if len(holders) == 1:  # without a tenant, the only one that has such a request
-                with self.holding(holders[0]) as holder:
+                with Hold(self, holders[0]) as holder:
                     gone = holder.forget(request_id, blocks)
             if gone is None:
                 unknown.append(request_id)
@@ -374,7 +385,7 @@ class Tenants:
         while heap and gone < tokens:
             _, number, state = heapq.heappop(heap)
             until = heap[0][0] if heap else math.inf
-            with self.holding(state):
+            with Hold(self, state):
                 index, oldest = state.index, state.index.oldest_use()
                 for _ in range(_STEPS_A_HOLD):
                     if oldest is None or oldest > until or gone >= tokens:
@@ -389,7 +400,7 @@ class Tenants:
         """Return what all tenants' logs hold, by time, without conversations' later turns."""
         logged, edits = list[tuple[int, ToldEntry]](), list[ToldEntry]()
         for state in self._asked(None):
-            with self.holding(state):
+            with Hold(self, state):
                 logged += state.log.replay()
                 edits += [EditEntry(key, state.name, one) for key, one in state.log.edits.items()]
         logged.sort(key=itemgetter(0))

@@ -32,6 +32,11 @@ PromptForm: TypeAlias = Literal["openai", "responses", "anthropic", "bedrock"]
 
 Json: TypeAlias = dict[str, Any]
 
+_MARK_FIELDS: Mapping[PromptForm, MarkField] = {
+    "responses": "prompt_cache_breakpoint",
+    "anthropic": "cache_control",
+    "bedrock": "cachePoint",
+}
 _SYSTEM = ("system", "developer")
 _CONSUMED = ("role", "content", "tool_calls", "tool_call_id")
 _INPUTS = {"image_url": "input_image", "file": "input_file"}
@@ -119,11 +124,7 @@ def prompt_body(
         raise InvalidRequestError(
             'citations need form="anthropic"; other protocols have no search results'
         )
-    field: MarkField = "cache_control" if form == "anthropic" else "prompt_cache_breakpoint"
-    if form == "openai":
-        field = mark_field(profile)
-    elif form == "bedrock":
-        field = "cachePoint"
+    field = _MARK_FIELDS.get(form) or mark_field(profile)
     tools = checked_list("tools", tools, "a list of tools")
     written, own_tools = marked_prompt(messages, profile, field, tools, cites=citations)
     body = as_form(written, form)

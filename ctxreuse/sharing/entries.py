@@ -16,6 +16,7 @@ _HEADER = struct.Struct("<BB8sQ16s16s")
 _SENT_HEAD = struct.Struct("<????d16sIII")
 _BLOCKS = struct.Struct("<q")
 _CHECK = struct.Struct("<I")
+CHECK_BYTES = _CHECK.size
 _DIGEST = 16
 _MOST_BLOCKS = 100_000
 _LONGEST_EDIT = 1_000_000
@@ -90,11 +91,10 @@ def _decode(written: bytes) -> tuple[bytes, int, ToldEntry]:
 def _sent(uid: bytes, tenant: str, body: bytes) -> SentEntry:
     *told, time_s, system, front_tokens, marked, size = _SENT_HEAD.unpack_from(body)
     is_labelled, has_system, has_time, is_alone = told
-    at = _SENT_HEAD.size
-    end = at + size * _DIGEST
+    end = _SENT_HEAD.size + size * _DIGEST
     if size > _MOST_BLOCKS or marked > size + 1 or len(body) != end + 8 * size + 4 * marked:
         raise ValueError("length")
-    keys = tuple([BlockKey(body[n : n + _DIGEST]) for n in range(at, end, _DIGEST)])
+    keys = tuple([BlockKey(body[n : n + _DIGEST]) for n in range(_SENT_HEAD.size, end, _DIGEST)])
     numbers = struct.unpack_from(f"<{2 * size + marked}I", body, end)
     tokens, ranks, marks = numbers[:size], numbers[size : 2 * size], numbers[2 * size :]
     if len(set(keys)) < size or sorted(ranks) != list(range(size)) or 0 in tokens:

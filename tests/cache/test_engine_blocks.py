@@ -313,17 +313,6 @@ def test_any_events_leave_it_consistent(steps, max_blocks, size):
             known[name] = tokens
 
 
-def test_who_goes_on_before_the_news_is_taken_is_told_only_what_is_new(blocks):
-    stored(blocks, "xyz", None, "aabbcc")
-    assert follow(blocks, "p", "aabbccdd") == 6
-    removed(blocks, "z")
-    stored(blocks, "zw", "y", "ccdd")
-    assert follow(blocks, "p", "aabbccdd", goes_on=True) == 8
-    assert blocks.take_lowered() == {}
-    removed(blocks, "z")
-    assert blocks.take_lowered() == {"p": 4}
-
-
 ROUTE = ((b"a", 0), (b"b", 1), (b"c", 1), (b"d", 0))
 """The blocks of a prompt, one token each."""
 PROMPTS = ((0, 1, 1, 0), (0, 1, 0, 1))

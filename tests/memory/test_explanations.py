@@ -9,7 +9,7 @@ from sent_prompts import prompt
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import PrefixCacheSimulator
 from ctxreuse.memory.explanations import Cause, Explanation, explain
-from ctxreuse.rules.cache_rules import vllm
+from ctxreuse.rules.cache_rules import cache_profile
 
 
 def why(letters, *earlier, cached=None, tokens=100, across_tenants=False, **fields):
@@ -387,7 +387,7 @@ PATHS = st.tuples(st.text("01", min_size=1, max_size=4), st.sampled_from([0, 0, 
 
 @given(st.lists(PATHS, min_size=1, max_size=12))
 def test_where_states_are_kept_what_is_lost_is_what_an_engine_computes_again(prompts):
-    rules = vllm(states="junctions", block_tokens=1)
+    rules = cache_profile("vllm(states=junctions, block_tokens=1)")
     engine, earlier = PrefixCacheSimulator(None, 1, states="junctions"), []
     for number, (path, prime) in enumerate(prompts):
         # a block is named by all before it, so that none comes again elsewhere
