@@ -439,10 +439,9 @@ _ByLength: TypeAlias = dict[int, dict[bytes, _Row]]
 
 
 class _Places:
-    """Looks for recorded blocks under the labels of a history.
+    """Looks for recorded blocks under the labels of a history, of which there may be thousands.
 
-    The work is bounded, since a hostile text may hold thousands of labels. What is not found by
-    then counts as not shown, so it is sent again.
+    What is not found within its work counts as not shown, so it is sent again.
     """
 
     def __init__(

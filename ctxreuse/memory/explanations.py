@@ -129,10 +129,11 @@ def explain(
         words = "The prompt has no blocks: there is nothing to reuse."
         return _explained(prompt, Cause.empty, words)
     same_root = [one for one in earlier if not one.is_later_turn]
-    wider: list[tuple[Cause, list[SentEntry]]] = []  # each with what parts it from the next
-    for name, cause in _IN_FRONT.items():
+    # each with what parts it from the next
+    wider: list[tuple[tuple[Cause, str], list[SentEntry]]] = []
+    for name, what in _IN_FRONT.items():
         if name != "key" or cache.is_routed:
-            wider.append((cause, same_root))
+            wider.append((what, same_root))
             same_root = [one for one in same_root if getattr(one, name) == getattr(prompt, name)]
     closest = _closest(prompt, same_root)
     shared = 0 if closest is None else _shared_tokens(prompt, closest)
@@ -140,11 +141,11 @@ def explain(
         return _older(prompt, cached_tokens)
     least = max(1, cache.least_tokens - prompt.front_tokens)
     compared = len(same_root)
-    for cause, others in reversed(wider):
-        if len(others) > compared and (cause is not Cause.other_tenant or across_tenants):
+    for what, others in reversed(wider):
+        if len(others) > compared and (what[0] is not Cause.other_tenant or across_tenants):
             compared, other = len(others), _closest(prompt, others)
             if other is not None and _shared_tokens(prompt, other) >= least > shared:
-                return _apart(prompt, other, cause)
+                return _apart(prompt, other, *what)
     if closest is None:
         words = (
             "No earlier prompt with this tenant and system text is known: everything is computed."
@@ -154,14 +155,17 @@ def explain(
 
 
 _IN_FRONT = {
-    "tenant": Cause.other_tenant,
-    "model": Cause.other_model,
-    "key": Cause.other_key,
-    "tools": Cause.other_tools,
-    "system": Cause.other_system,
-    "is_labelled": Cause.other_labels,
+    "tenant": (Cause.other_tenant, "tenants share nothing"),
+    "model": (Cause.other_model, "another model was asked, whose cache is another one"),
+    "key": (Cause.other_key, "its key is another one and leads to another cache"),
+    "tools": (Cause.other_tools, "its tools are others and stand before them"),
+    "system": (Cause.other_system, "its system text is another one and stands before them"),
+    "is_labelled": (
+        Cause.other_labels,
+        "one of the two prompts shows them under labels and the other does not",
+    ),
 }
-"""What stands in front of all blocks, and the cause where only that differs."""
+"""What stands in front of all blocks; the cause where only that differs, and words on it."""
 
 
 def _kept(
@@ -327,10 +331,10 @@ def _later_turn(prompt: SentEntry, before: Sequence[SentEntry], cache: CacheRule
 
 def _rewritten(prompt: SentEntry, last: SentEntry, cache: CacheRules) -> tuple[Cause, str] | None:
     """Return why nothing of a conversation's last turn is read; None if all of it can be."""
-    for name, cause in _IN_FRONT.items():
+    for name, what in _IN_FRONT.items():
         is_in_front = name not in ("tenant", "is_labelled") and (name != "key" or cache.is_routed)
         if is_in_front and getattr(prompt, name) != getattr(last, name):
-            return cause, _STANDS_BEFORE[cause]
+            return what
     if prompt.history < last.history:
         shortened = f"of {last.history} messages was shortened to {prompt.history}"
         return Cause.compacted, f"its history {shortened}, which is another beginning"
@@ -340,17 +344,7 @@ def _rewritten(prompt: SentEntry, last: SentEntry, cache: CacheRules) -> tuple[C
     return None
 
 
-_STANDS_BEFORE = {
-    Cause.other_labels: "one of the two prompts shows them under labels and the other does not",
-    Cause.other_system: "its system text is another one and stands before them",
-    Cause.other_tools: "its tools are others and stand before them",
-    Cause.other_key: "its key is another one and leads to another cache",
-    Cause.other_model: "another model was asked, whose cache is another one",
-    Cause.other_tenant: "tenants share nothing",
-}
-
-
-def _apart(prompt: SentEntry, other: SentEntry, cause: Cause) -> Explanation:
+def _apart(prompt: SentEntry, other: SentEntry, cause: Cause, why: str) -> Explanation:
     blocks = common_blocks(prompt.keys, other.keys)
     lost = sum(prompt.tokens[:blocks])
     name = other_block = None
@@ -360,8 +354,8 @@ def _apart(prompt: SentEntry, other: SentEntry, cause: Cause) -> Explanation:
         name, other_block = other.own_id, other.ids[0]
         who = f"Request {_named(name)}"
     words = (
-        f"{who} began with the same {blocks} blocks ({lost:,} tokens), but "
-        f"{_STANDS_BEFORE[cause]}; they are computed again."
+        f"{who} began with the same {blocks} blocks ({lost:,} tokens), but {why}; "
+        "they are computed again."
     )
     return _explained(prompt, cause, words, name, 0, other_block, lost)
 

@@ -10,14 +10,7 @@ from typing import TypeAlias, cast
 
 from ctxreuse.context.blocks import BlockKey, encoded, text_digest
 from ctxreuse.memory.prefix_index import RequestId
-from ctxreuse.memory.sent_log import (
-    EditEntry,
-    Entry,
-    LostEntry,
-    RatioEntry,
-    SavedEntry,
-    ToldEntry,
-)
+from ctxreuse.memory.sent_log import EditEntry, Entry, LostEntry, ToldEntry
 
 Ranks: TypeAlias = tuple[int, ...]
 """An order: the place of each of its blocks as they were retrieved, from 0."""
@@ -101,7 +94,7 @@ class IndexNames:
         named = request_name(tenant, request_id)
         return hashlib.blake2b(named, digest_size=16, key=begun_behind).digest()
 
-    def renamed(self, entry: SavedEntry) -> SavedEntry:
+    def renamed(self, entry: ToldEntry) -> ToldEntry:
         """Return an entry of a planner that takes no digests, by these names."""
         keyed = self._keyed
         assert keyed is not None
@@ -113,8 +106,6 @@ class IndexNames:
             return EditEntry(message, tenant, self.sealed(message, entry.edit))
         assert not isinstance(entry.system, str)
         system = None if entry.system is None else keyed.keyed(b"system" + entry.system)
-        if isinstance(entry, RatioEntry):
-            return entry._replace(tenant=tenant, system=system)
         keys = cast(list[BlockKey], keyed.keyed_each(entry.keys))
         return replace(entry, tenant=tenant, system=system, keys=tuple(keys))
 

@@ -1,8 +1,7 @@
 """The prefix index: the tree of block sequences that were sent, so probably stand in the cache.
 
 A path from a root is a sent sequence; there is a root for each system text. Nodes hold *runs* of
-blocks (a radix tree), and children are found by their first block, whatever the fan-out; the
-papers' descent (ContextPilot Algorithm 1) is `policy.paper.paper_order`.
+blocks (a radix tree), and children are found by their first block, whatever the fan-out.
 """
 
 from __future__ import annotations

@@ -74,14 +74,6 @@ class LostEntry(NamedTuple):
     blocks: int | None  # still held, from the first on; None is an eviction of the request
 
 
-class RatioEntry(NamedTuple):
-    """How long a tenant's texts are in the engine's tokens, as far as that was learnt."""
-
-    tenant: str
-    system: bytes | None
-    learnt: tuple[float, ...]  # of `TokenRatio`
-
-
 class EditEntry(NamedTuple):
     """How a message was sent, as JSON of digests and numbers; `request_id` names the message."""
 
@@ -94,10 +86,7 @@ Entry: TypeAlias = SentEntry | LostEntry
 """What a log of what was sent holds."""
 
 ToldEntry: TypeAlias = Entry | EditEntry
-"""What planners tell each other."""
-
-SavedEntry: TypeAlias = ToldEntry | RatioEntry
-"""What a file holds for the process that starts next."""
+"""What planners tell each other, and the process that starts next."""
 
 
 _Kept: TypeAlias = tuple[int, int, tuple[Any, ...]]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from operator import add, gt, itemgetter, sub
 from typing import Final
@@ -31,12 +30,10 @@ from ctxreuse.memory.prefix_index import (
 from ctxreuse.memory.sent_log import (
     Cooccurrence,
     EditEntry,
-    RatioEntry,
-    SavedEntry,
     SentEntry,
     SentLog,
+    ToldEntry,
 )
-from ctxreuse.memory.token_ratio import TokenRatio
 from ctxreuse.rules.cache_rules import CacheRules
 
 
@@ -54,6 +51,51 @@ class Bounds:
     logged_blocks: int = 200_000
     sent_messages: int = 100_000
     token_counts: int = 100_000
+
+
+_FORGETTING = 0.99
+_LEAST_WEIGHT = 14.0  # of some 16 prompts
+_SPREAD = 0.05
+_LEAST_FIT = 0.8  # of the squared correlation: so much too small the slope is at most
+_STEP = 1 / 8
+_LEAST, _MOST = 1 / 4, 4.0
+
+
+@dataclass(slots=True)
+class TokenRatio:
+    """How many tokens an engine counts where one is estimated: about 2 for tables, 1 for prose.
+
+    Question and instructions are about as long whatever the blocks. So it is the slope of the line
+    that fits reported to estimated lengths best (least squares); older prompts count less. Where
+    lengths are nearly equal, as of chunks of a splitter, the slope says nothing.
+    """
+
+    value: float = 1.0
+    number: float = 0.0
+    estimated: float = 0.0  # on average, as the next one
+    reported: float = 0.0
+    variance: float = 0.0  # times the number, as the next two
+    covariance: float = 0.0
+    variance_reported: float = 0.0
+
+    def note(self, estimated: int, reported: int) -> None:
+        """Learn of a prompt."""
+        self.number = 1 + _FORGETTING * self.number
+        more, longer = estimated - self.estimated, reported - self.reported  # than on average
+        self.estimated += more / self.number
+        self.reported += longer / self.number
+        new = 1 - 1 / self.number
+        self.variance = _FORGETTING * self.variance + new * more * more
+        self.covariance = _FORGETTING * self.covariance + new * more * longer
+        self.variance_reported = _FORGETTING * self.variance_reported + new * longer * longer
+        least = self.number * (_SPREAD * self.estimated) ** 2
+        fit = _LEAST_FIT * self.variance * self.variance_reported
+        if self.number < _LEAST_WEIGHT or self.variance <= least or self.covariance**2 < fit:
+            return
+        slope = min(max(self.covariance / self.variance, _LEAST), _MOST)
+        # in steps, since known blocks keep the weight that they were sent with
+        if abs(slope - self.value) >= _STEP:
+            self.value = round(slope / _STEP) * _STEP
 
 
 class TenantState:
@@ -141,6 +183,28 @@ _LIMITS = "cached_paths", "greedy_paths", "continuations", "paper_orders", "show
 _STEPS_A_HOLD = 64
 
 
+class Hold:
+    """A tenant's state, held for as long as the context lasts; then the bounds are enforced."""
+
+    __slots__ = ("_state", "_tenants")
+
+    def __init__(self, tenants: Tenants, state: TenantState) -> None:
+        self._tenants = tenants
+        self._state = state
+
+    def __enter__(self) -> TenantState:
+        self._state.lock.__enter__()
+        return self._state
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._tenants.measure(self._state)
+        finally:
+            self._state.lock.__exit__(*error)
+        while self._tenants.are_over and self._tenants.shrink():
+            pass
+
+
 class Tenants:
     """The states of all tenants, within common bounds.
 
@@ -174,19 +238,9 @@ class Tenants:
         self.are_over = False  # whether one of them may be over its bound
         self._shares: dict[int, TenantShares[tuple[int, str]]] = {}  # of the parts that have been
 
-    @contextmanager
-    def holding(self, tenant: str | TenantState) -> Iterator[TenantState]:
-        """Hold a state, a new one of a tenant that is not known; then enforce the bounds."""
-        state = self.state(tenant) if isinstance(tenant, str) else tenant
-        try:
-            with state.lock:
-                try:
-                    yield state
-                finally:
-                    self.measure(state)
-        finally:
-            while self.are_over and self.shrink():
-                pass
+    def holding(self, tenant: str) -> Hold:
+        """Hold a tenant's state, a new one if it is not known, for as long as the context lasts."""
+        return Hold(self, self.state(tenant))
 
     def state(self, tenant: str) -> TenantState:
         """Return a tenant's state, a new one if it is not known; its lock is not held."""
@@ -243,17 +297,13 @@ class Tenants:
             if self._states.get(state.name) is state:
                 self._totals = [*map(add, self._totals, map(sub, sizes, before))]
                 if index.node_count and not state.name_in_order[0]:
-                    self._number(state)
+                    for shares in self._shares.values():
+                        shares.note(state.name_in_order, 0)
+                    self._senders += 1
+                    state.name_in_order = self._senders, state.name
                 for part, shares in self._shares.items():
                     shares.note(state.name_in_order, sizes[part])
                 self.are_over = any(map(gt, self._totals, self._bounds))
-
-    def _number(self, state: TenantState) -> None:
-        """Let a tenant come behind all that have sent something; the common lock is held."""
-        for shares in self._shares.values():
-            shares.note(state.name_in_order, 0)
-        self._senders += 1
-        state.name_in_order = self._senders, state.name
 
     def shrink(self) -> bool:
         """Shrink each part that is over its bound; return whether a state was held for that."""
@@ -305,7 +355,7 @@ class Tenants:
         for request_id in dict.fromkeys(request_ids):
             gone, holders = None, [state for state in states if request_id in state.index]
             if len(holders) == 1:  # without a tenant, the only one that has such a request
-                with self.holding(holders[0]) as holder:
+                with Hold(self, holders[0]) as holder:
                     gone = holder.forget(request_id, blocks)
             if gone is None:
                 unknown.append(request_id)
@@ -335,7 +385,7 @@ class Tenants:
         while heap and gone < tokens:
             _, number, state = heapq.heappop(heap)
             until = heap[0][0] if heap else math.inf
-            with self.holding(state):
+            with Hold(self, state):
                 index, oldest = state.index, state.index.oldest_use()
                 for _ in range(_STEPS_A_HOLD):
                     if oldest is None or oldest > until or gone >= tokens:
@@ -346,17 +396,15 @@ class Tenants:
                 heapq.heappush(heap, (oldest, number, state))
         return Evicted(0, gone, ())
 
-    def replay(self) -> list[SavedEntry]:
-        """Return what all tenants' logs hold, by time, without later turns, and what was learnt."""
-        logged, others = list[tuple[int, SavedEntry]](), list[SavedEntry]()
+    def replay(self) -> list[ToldEntry]:
+        """Return what all tenants' logs hold, by time, without conversations' later turns."""
+        logged, edits = list[tuple[int, ToldEntry]](), list[ToldEntry]()
         for state in self._asked(None):
-            with self.holding(state):
-                name, ratios = state.name, () if state.ratios is None else state.ratios.items()
+            with Hold(self, state):
                 logged += state.log.replay()
-                others += [EditEntry(key, name, edit) for key, edit in state.log.edits.items()]
-                others += [RatioEntry(name, system, ratio.learnt) for system, ratio in ratios]
+                edits += [EditEntry(key, state.name, one) for key, one in state.log.edits.items()]
         logged.sort(key=itemgetter(0))
-        return [*(entry for _, entry in logged), *others]
+        return [*(entry for _, entry in logged), *edits]
 
     def statistics(self) -> IndexStatistics:
         """Return the size of all indexes together, and of every part that is bounded."""

@@ -37,14 +37,11 @@ from ctxreuse.memory.sent_log import (
     EditEntry,
     LoggedPrompt,
     LostEntry,
-    RatioEntry,
-    SavedEntry,
     SentEntry,
     SentWords,
     ToldEntry,
 )
-from ctxreuse.memory.tenants import Tenants, TenantState
-from ctxreuse.memory.token_ratio import TokenRatio
+from ctxreuse.memory.tenants import Tenants, TenantState, TokenRatio
 from ctxreuse.planning.plan import BatchPlan, Plan, PreparedRequest
 from ctxreuse.policy.batch import arrange
 from ctxreuse.policy.view import Policy, View
@@ -518,25 +515,20 @@ class TenantPlanner:
             logged=logged,
         )
 
-    def replay(self, keyed: KeyedDigests) -> list[SavedEntry]:
-        """Return what was sent of late, as keyed digests, oldest first, and what was learnt."""
+    def replay(self, keyed: KeyedDigests) -> list[ToldEntry]:
+        """Return what was sent of late, as keyed digests, oldest first."""
         names = IndexNames(keyed)
-        entries: list[SavedEntry] = [
+        entries: list[ToldEntry] = [
             entry
-            if isinstance(entry, (EditEntry, RatioEntry))
+            if isinstance(entry, EditEntry)
             else named_by(entry, names.uid(entry.tenant, entry.request_id, self._begun_behind))
             for entry in self._tenants.replay()
         ]
         return entries if self._is_keyed else [*map(names.renamed, entries)]
 
-    def restore(self, entries: Iterable[SavedEntry]) -> None:
+    def restore(self, entries: Iterable[ToldEntry]) -> None:
         """Learn what a planner has sent that this one, still empty, goes on for."""
         for entry in entries:
-            with self._tenants.holding(entry.tenant) as state:
-                if isinstance(entry, RatioEntry):
-                    state.ratios = state.ratios or LRUMap(_MOST_RATIOS)
-                    state.ratios.put(entry.system, TokenRatio.restored(entry.learnt))
-                    continue
             self.take_in(entry)
             if isinstance(entry, EditEntry):
                 continue

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.context.fork_safety import importing_late
+from ctxreuse.memory.prefix_index import common_blocks
 from ctxreuse.policy.view import Arrangement, Policy, View, depth_first_order
 
 _MORE_THAN_ALL = -1  # every bit set, as an integer of any width
@@ -43,8 +44,8 @@ def continuation(
 ) -> Continuation:
     """Order the blocks behind `placed` so that later requests find the longest prefix.
 
-    Of several first blocks the one is taken whose chain the earlier requests could have shared for
-    most tokens, counted from `missing` tokens on. What too few requests share stays as retrieved.
+    That is the chain which earlier requests could have shared for most tokens, counted from
+    `missing` tokens on. What too few requests share stays as retrieved.
     """
     together = _MORE_THAN_ALL
     for key in placed:
@@ -207,11 +208,8 @@ def _moved_for_too_little(
     shared = [0] * len(views)
     # in depth-first order a context shares most with a neighbour
     for one, other in pairwise(execution):
-        common = 0
-        for key, same in zip(orders[one], orders[other], strict=False):
-            if key != same:
-                break
-            common += views[one].weights[key]
+        blocks = common_blocks(orders[one], orders[other])
+        common = sum([views[one].weights[key] for key in orders[one][:blocks]])
         shared[one] = max(shared[one], common)
         shared[other] = max(shared[other], common)
     moved = []

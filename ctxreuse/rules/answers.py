@@ -65,8 +65,7 @@ def read_end(
 ) -> int:
     """Return how many common first blocks the second prompt reads; no marks are unknown ones.
 
-    `kept` are the first one's marks, or the ends of its primes; `parted` is where prompts before
-    the second one parted from each other.
+    `kept` are the first one's marks, or ends of primes; `parted` is where earlier prompts parted.
     """
     if profile.serves_all:
         return common

@@ -7,9 +7,8 @@ the price of an uncached input token.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import signature
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -273,142 +272,108 @@ class CacheRules:
         return 0 if tokens < self.least_tokens else tokens - tokens % self.step_tokens
 
 
-def vllm(
-    block_tokens: int = ENGINE_BLOCK_TOKENS,
-    states: States = "everywhere",
-    prime_tokens: int = 300,
-) -> CacheRules:
-    """Return the profile of vLLM, for models whose layers all have full attention.
-
-    Models with sliding windows have states="junctions" since vLLM 0.29 (unless it is started with
-    `--prefix-cache-retention-interval 64`); so have those with recurrent or linear layers, and
-    blocks of 528 to 3,584 tokens. `ctxreuse doctor` tells which it is.
-    """
-    return CacheRules(
-        name="vllm",
-        granularity="blocks",
-        step_tokens=block_tokens,
-        minimum=checked_integer("block_tokens", block_tokens, 1),
-        states=states,
-        prime_tokens=prime_tokens,
-        follower_hits="scheduled",
-        date=_READ,
-        source="vLLM 0.32, v1/core",
-    )
-
-
-def sglang(
-    block_tokens: int = 1, states: States = "everywhere", prime_tokens: int = 300
-) -> CacheRules:
-    """Return the profile of SGLang, whose radix tree holds single tokens; as `vllm` for states."""
-    return replace(
-        vllm(block_tokens, states, prime_tokens),
-        name="sglang",
-        source="SGLang's documentation of RadixAttention",
-    )
-
-
-def openai(minimum: int = 1024, life: str = "30m") -> CacheRules:
-    """Return the profile of OpenAI's API from GPT-5.6 on, with explicit breakpoints."""
-    return CacheRules(
-        name="openai",
-        granularity="marks",
-        minimum=minimum,
-        marks=4,
-        marks_read=80,
-        marks_end=True,
-        times_to_live=(TimeToLive("30m", 1_800, 1.25),),
-        life=life,
-        read_factor=0.1,
-        key="needed",
-        key_rate=15,
-        date=_READ,
-        source="types of openai 2.54 (prompt_cache_breakpoint, prompt_cache_options) and OpenAI's "
-        "guide to prompt caching; not tried against the live API",
-    )
-
-
-def openai_before_5_6(minimum: int = 1024, read_factor: float = 0.5) -> CacheRules:
-    """Return the profile of OpenAI's API before GPT-5.6; `read_factor` is 0.1 to 0.5, by model."""
-    return CacheRules(
-        name="openai-before-5.6",
-        granularity="steps",
-        step_tokens=128,
-        minimum=minimum,
-        times_to_live=(TimeToLive("", 300, 1.0),),
-        read_factor=read_factor,
-        key="optional",
-        key_rate=15,
-        date=_READ,
-        source="OpenAI's guide to prompt caching: entries live 5 to 10 minutes, at most 24 hours",
-    )
-
-
-def anthropic(minimum: int = 1024, life: str = "5m") -> CacheRules:
-    """Return the profile of Anthropic's API; `minimum` is 512, 1,024, 2,048 or 4,096, by model."""
-    return CacheRules(
-        name="anthropic",
-        granularity="marks",
-        minimum=minimum,
-        marks=4,
-        look_back=20,
-        times_to_live=(TimeToLive("5m", 300, 1.25), TimeToLive("1h", 3_600, 2.0)),
-        life=life,
-        read_factor=0.1,
-        date=_READ,
-        source="types of anthropic 2.11 (cache_control) and Anthropic's documentation of prompt "
-        "caching; not tried against the live API",
-    )
-
-
-def bedrock(minimum: int = 1024, life: str = "5m") -> CacheRules:
-    """Return the profile of Claude models on Amazon Bedrock, whose marks are cache points."""
-    return replace(
-        anthropic(minimum, life),
-        name="bedrock",
-        source="Amazon Bedrock's user guide on prompt caching (cachePoint); not tried against the "
-        "live API",
-    )
-
-
-def gemini(minimum: int = 4096) -> CacheRules:
-    """Return the profile of Gemini's implicit cache; `minimum` is 4,096 (Gemini 3) or 2,048."""
-    return CacheRules(
-        name="gemini",
-        granularity="steps",
-        minimum=minimum,
-        times_to_live=(TimeToLive("", 300, 1.0),),
-        read_factor=0.1,
-        date=_READ,
-        source="Gemini's documentation of context caching; the lifetime is not stated (minutes)",
-    )
-
-
-def deepseek(read_factor: float = 0.1) -> CacheRules:
-    """Return the profile of DeepSeek's disk cache; `read_factor` is 0.02 to 0.2, by model."""
-    return CacheRules(
-        name="deepseek",
-        granularity="steps",
-        step_tokens=64,
-        minimum=64,
-        states="junctions",
-        read_factor=read_factor,
-        date=_READ,
-        source="DeepSeek's guide to context caching; shortest prefix and lifetime are not stated, "
-        "64 tokens are its storage unit",
-    )
-
-
-READY_PROFILES: Final[Mapping[str, Callable[..., CacheRules]]] = MappingProxyType(
-    {
-        make().name: make
-        for make in (vllm, sglang, openai, openai_before_5_6, anthropic, bedrock, gemini, deepseek)
-    }
+# for models whose layers all have full attention. Since vLLM 0.29, those with sliding windows have
+# states="junctions" (unless it is started with `--prefix-cache-retention-interval 64`), and so have
+# recurrent or linear layers, with blocks of 528 to 3,584 tokens
+DEFAULT_CACHE: Final = CacheRules(
+    name="vllm",
+    granularity="blocks",
+    step_tokens=ENGINE_BLOCK_TOKENS,
+    minimum=ENGINE_BLOCK_TOKENS,
+    follower_hits="scheduled",
+    date=_READ,
+    source="vLLM 0.32, v1/core",
 )
-"""The ready profiles by name, as `cache_profile` reads them."""
-
-DEFAULT_CACHE: Final = vllm()
 """The rules where nobody names a cache."""
+
+_SGLANG = replace(
+    DEFAULT_CACHE,
+    name="sglang",
+    step_tokens=1,  # its radix tree holds single tokens
+    minimum=1,
+    source="SGLang's documentation of RadixAttention",
+)
+# from GPT-5.6 on, with explicit breakpoints
+_OPENAI = CacheRules(
+    name="openai",
+    granularity="marks",
+    minimum=1024,
+    marks=4,
+    marks_read=80,
+    marks_end=True,
+    times_to_live=(TimeToLive("30m", 1_800, 1.25),),
+    life="30m",
+    read_factor=0.1,
+    key="needed",
+    key_rate=15,
+    date=_READ,
+    source="types of openai 2.54 (prompt_cache_breakpoint, prompt_cache_options) and OpenAI's "
+    "guide to prompt caching; not tried against the live API",
+)
+_OPENAI_BEFORE = CacheRules(
+    name="openai-before-5.6",
+    granularity="steps",
+    step_tokens=128,
+    minimum=1024,
+    times_to_live=(TimeToLive("", 300, 1.0),),
+    read_factor=0.5,  # 0.1 to 0.5, by model
+    key="optional",
+    key_rate=15,
+    date=_READ,
+    source="OpenAI's guide to prompt caching: entries live 5 to 10 minutes, at most 24 hours",
+)
+_ANTHROPIC = CacheRules(
+    name="anthropic",
+    granularity="marks",
+    minimum=1024,  # 512, 1,024, 2,048 or 4,096, by model
+    marks=4,
+    look_back=20,
+    times_to_live=(TimeToLive("5m", 300, 1.25), TimeToLive("1h", 3_600, 2.0)),
+    life="5m",
+    read_factor=0.1,
+    date=_READ,
+    source="types of anthropic 2.11 (cache_control) and Anthropic's documentation of prompt "
+    "caching; not tried against the live API",
+)
+_BEDROCK = replace(
+    _ANTHROPIC,
+    name="bedrock",
+    source="Amazon Bedrock's user guide on prompt caching (cachePoint); not tried against the "
+    "live API",
+)
+_GEMINI = CacheRules(
+    name="gemini",
+    granularity="steps",
+    minimum=4096,  # of Gemini 3; 2,048 before
+    times_to_live=(TimeToLive("", 300, 1.0),),
+    read_factor=0.1,
+    date=_READ,
+    source="Gemini's documentation of context caching; the lifetime is not stated (minutes)",
+)
+_DEEPSEEK = CacheRules(
+    name="deepseek",
+    granularity="steps",
+    step_tokens=64,
+    minimum=64,
+    states="junctions",
+    read_factor=0.1,  # 0.02 to 0.2, by model
+    date=_READ,
+    source="DeepSeek's guide to context caching; shortest prefix and lifetime are not stated, "
+    "64 tokens are its storage unit",
+)
+
+_ENGINES, _PROVIDERS = (DEFAULT_CACHE, _SGLANG), (_OPENAI, _OPENAI_BEFORE, _ANTHROPIC, _BEDROCK)
+READY_PROFILES: Final[Mapping[str, CacheRules]] = MappingProxyType(
+    {one.name: one for one in (*_ENGINES, *_PROVIDERS, _GEMINI, _DEEPSEEK)}
+)
+"""The ready profiles by name."""
+
+_ARGUMENTS: Final[Mapping[Granularity, Sequence[str]]] = {
+    "blocks": ("block_tokens", "states", "prime_tokens"),
+    "steps": ("minimum", "read_factor"),
+    "marks": ("minimum", "life"),
+}
+"""What a text may set of a ready profile, by where its prefixes end."""
 
 
 def cache_profile(given: str | CacheRules) -> CacheRules:
@@ -430,35 +395,24 @@ def cache_profile(given: str | CacheRules) -> CacheRules:
     names = ", ".join(map(repr, READY_PROFILES))
     checked_kind("cache", given, str, f"CacheRules or one of {names}")
     call = _CALL.fullmatch(given)
-    make = READY_PROFILES.get(call[1].lower()) if call else None
-    if call is None or make is None:
+    profile = READY_PROFILES.get(call[1].lower()) if call else None
+    if call is None or profile is None:
         hint = suggestion(call[1].lower() if call else "", READY_PROFILES)
         raise InvalidRequestError(
             f"there is no cache profile {describe(given)}{hint}; choose one of {names}, with "
             "arguments as in 'anthropic(minimum=4096, life=1h)'"
         )
-    return make(**_arguments(call[1].lower(), make, call[2] or ""))
+    return _with(profile, _arguments(profile, call[2] or ""))
 
 
 def profile_spec(profile: CacheRules) -> str:
     """Return what `cache_profile` reads as a profile; of the user's own its name."""
-    make = READY_PROFILES.get(profile.name)
-    if make is None:
+    ready = READY_PROFILES.get(profile.name)
+    if ready is None:
         return profile.name
-    known = {
-        "block_tokens": profile.step_tokens,
-        "states": profile.states,
-        "prime_tokens": profile.prime_tokens,
-        "minimum": profile.minimum,
-        "life": profile.time_to_live.name,
-        "read_factor": profile.read_factor,
-    }
-    given = {
-        name: known[name]
-        for name, one in signature(make).parameters.items()
-        if known[name] != one.default
-    }
-    if replace(make(**given), life=profile.life) != profile:
+    known = {name: _setting(profile, name) for name in _ARGUMENTS[ready.granularity]}
+    given = {name: one for name, one in known.items() if one != _setting(ready, name)}
+    if replace(_with(ready, given), life=profile.life) != profile:
         return profile.name
     arguments = ", ".join(f"{name}={value}" for name, value in given.items())
     return f"{profile.name}({arguments})" if arguments else profile.name
@@ -469,24 +423,37 @@ def planner_setting(profile: CacheRules) -> tuple[str, ...]:
     return () if profile == DEFAULT_CACHE else (f'cache="{profile_spec(profile)}"',)
 
 
-def _arguments(profile: str, make: Callable[..., CacheRules], given: str) -> dict[str, Any]:
-    parameters = signature(make).parameters
+def _setting(profile: CacheRules, name: str) -> Any:
+    if name == "life":
+        return profile.time_to_live.name
+    return profile.step_tokens if name == "block_tokens" else getattr(profile, name)
+
+
+def _with(profile: CacheRules, given: Mapping[str, Any]) -> CacheRules:
+    fields = dict(given)
+    if "block_tokens" in fields:  # a block is the shortest prefix, too
+        size = checked_integer("block_tokens", fields.pop("block_tokens"), 1)
+        fields |= {"step_tokens": size, "minimum": size}
+    return replace(profile, **fields)
+
+
+def _arguments(profile: CacheRules, given: str) -> dict[str, Any]:
+    known = _ARGUMENTS[profile.granularity]
     arguments: dict[str, Any] = {}
     for text in given.split(",") if given.strip() else ():
         pair = _ARGUMENT.fullmatch(text)
-        if pair is None or pair[1] not in parameters or pair[1] in arguments:
-            known = ", ".join(parameters) or "none"
+        if pair is None or pair[1] not in known or pair[1] in arguments:
             raise InvalidRequestError(
-                f"the cache profile {profile!r} cannot take {describe(text.strip())}; write "
-                f"argument=value, each once; its arguments: {known}"
+                f"the cache profile {profile.name!r} cannot take {describe(text.strip())}; write "
+                f"argument=value, each once; its arguments: {', '.join(known)}"
             )
         name, value = pair.groups()
-        number = type(parameters[name].default)
-        if number is str:
+        kind = type(_setting(profile, name))
+        if kind is str:
             arguments[name] = value.strip("'\"")
             continue
         try:
-            arguments[name] = number(value.replace("_", ""))
+            arguments[name] = kind(value.replace("_", ""))
         except ValueError:
             arguments[name] = value  # the profile's own check names it
     return arguments

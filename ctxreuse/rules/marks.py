@@ -1,6 +1,4 @@
-"""Which prefixes a prompt marks, where a cache keeps only what is marked, and charges for it.
-
-Where an engine keeps states at junctions, the same tree says behind which prefixes a prime ends.
+"""Which prefixes a prompt marks, or behind which a prime ends where states are kept at junctions.
 
 A written token costs `1 + premium`, a read one `1 - saving`. Among `n` requests that share what a
 mark adds, the first pays `premium` more a token, and each other `saving` less.

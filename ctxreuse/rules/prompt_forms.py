@@ -34,6 +34,11 @@ PromptForm: TypeAlias = Literal["openai", "responses", "anthropic", "bedrock"]
 
 Json: TypeAlias = dict[str, Any]
 
+_MARK_FIELDS: Mapping[PromptForm, MarkField] = {
+    "responses": "prompt_cache_breakpoint",
+    "anthropic": "cache_control",
+    "bedrock": "cachePoint",
+}
 _SYSTEM = ("system", "developer")
 _CONSUMED = ("role", "content", "tool_calls", "tool_call_id")
 _MARKS = ("cache_control", "prompt_cache_breakpoint")
@@ -122,11 +127,7 @@ def prompt_body(
         raise InvalidRequestError(
             'citations need form="anthropic"; other protocols have no search results'
         )
-    field: MarkField = "cache_control" if form == "anthropic" else "prompt_cache_breakpoint"
-    if form == "openai":
-        field = mark_field(profile)
-    elif form == "bedrock":
-        field = "cachePoint"
+    field = _MARK_FIELDS.get(form) or mark_field(profile)
     tools = checked_list("tools", tools, "a list of tools")
     written, own_tools = marked_prompt(messages, profile, field, tools, cites=citations)
     body = as_form(written, form)
@@ -172,10 +173,12 @@ def as_form(messages: Iterable[Json], form: PromptForm) -> Json:
         return {"input": [item for message in messages for item in _response_items(message)]}
     system: list[Json] = []
     turns: list[Json] = []
+    role: Any = None
     for message in messages:
-        if message.get("role") in _SYSTEM:
+        before, role = role, message.get("role")
+        if role in _SYSTEM:
             system += _anthropic_parts(message)
-        elif message.get("role") == "tool" and turns and _holds_results(turns[-1]):
+        elif role == before == "tool":  # one turn holds the results of all calls
             turns[-1]["content"] += _anthropic_turn(message)["content"]
         else:
             turns.append(_anthropic_turn(message))
@@ -322,16 +325,6 @@ def _anthropic_turn(message: Json) -> Json:
     if isinstance(given, str) and not calls:
         return {"role": role, "content": given, **rest}
     return {"role": role, "content": [*_anthropic_parts(message), *calls], **rest}
-
-
-def _holds_results(message: Json) -> bool:
-    content = message.get("content")
-    return (
-        message.get("role") == "user"
-        and isinstance(content, list)
-        and bool(content)
-        and all(isinstance(one, Mapping) and one.get("type") == "tool_result" for one in content)
-    )
 
 
 def _anthropic_parts(message: Json) -> list[Json]:

@@ -8,30 +8,27 @@ import zlib
 
 from ctxreuse.context.blocks import BlockKey
 from ctxreuse.errors import CtxreuseError
-from ctxreuse.memory.sent_log import EditEntry, LostEntry, RatioEntry, SavedEntry, SentEntry
-from ctxreuse.memory.token_ratio import TokenRatio
+from ctxreuse.memory.sent_log import EditEntry, LostEntry, SentEntry, ToldEntry
 
 VERSION = 7
-_SENT, _LOST, _RATIO, _EDIT = 1, 2, 3, 4
+_SENT, _LOST, _EDIT = 1, 2, 4
 _HEADER = struct.Struct("<BB8sQ16s16s")
 _SENT_HEAD = struct.Struct("<????d16sIII")
 _BLOCKS = struct.Struct("<q")
-_RATIO_BODY = struct.Struct("<?16s7d")
 _CHECK = struct.Struct("<I")
+CHECK_BYTES = _CHECK.size
 _DIGEST = 16
 _MOST_BLOCKS = 100_000
 _LONGEST_EDIT = 1_000_000
 _MOST = 2**32 - 1
-_NO_UID = bytes(16)
 
 
 class UnreadableEntryError(CtxreuseError):
     """An entry of a shared log is damaged, or was written by a newer version."""
 
 
-def encode(writer: bytes, number: int, entry: SavedEntry) -> bytes:
+def encode(writer: bytes, number: int, entry: ToldEntry) -> bytes:
     """Return an entry as bytes: about 80, and 24 for each block that was sent."""
-    uid = _NO_UID if isinstance(entry, RatioEntry) else entry.request_id
     if isinstance(entry, SentEntry):
         size, marks = len(entry.keys), entry.marks or ()
         told = entry.is_labelled, entry.system is not None, entry.time_s is not None, entry.is_alone
@@ -47,17 +44,15 @@ def encode(writer: bytes, number: int, entry: SavedEntry) -> bytes:
     elif isinstance(entry, LostEntry):
         kind = _LOST
         parts = [_BLOCKS.pack(-1 if entry.blocks is None else entry.blocks)]
-    elif isinstance(entry, EditEntry):
-        kind, parts = _EDIT, [entry.edit]
     else:
-        kind = _RATIO
-        parts = [_RATIO_BODY.pack(entry.system is not None, entry.system or b"", *entry.learnt)]
-    header = _HEADER.pack(VERSION, kind, writer, number, uid, bytes.fromhex(entry.tenant))
+        kind, parts = _EDIT, [entry.edit]
+    name = entry.request_id, bytes.fromhex(entry.tenant)
+    header = _HEADER.pack(VERSION, kind, writer, number, *name)
     body = b"".join([header, *parts])
     return body + _CHECK.pack(zlib.crc32(body))
 
 
-def decode(written: bytes) -> tuple[bytes, int, SavedEntry]:
+def decode(written: bytes) -> tuple[bytes, int, ToldEntry]:
     """Return the planner that wrote an entry, its number there, by which it is known, and it."""
     if not written:
         raise UnreadableEntryError(
@@ -69,7 +64,7 @@ def decode(written: bytes) -> tuple[bytes, int, SavedEntry]:
         raise UnreadableEntryError(f"a log entry of {len(written)} bytes is damaged") from error
 
 
-def _decode(written: bytes) -> tuple[bytes, int, SavedEntry]:
+def _decode(written: bytes) -> tuple[bytes, int, ToldEntry]:
     body, check = written[: -_CHECK.size], written[-_CHECK.size :]
     version, kind, writer, number, uid, digest = _HEADER.unpack_from(body)
     if version != VERSION:
@@ -80,14 +75,10 @@ def _decode(written: bytes) -> tuple[bytes, int, SavedEntry]:
     if _CHECK.unpack(check)[0] != zlib.crc32(body):
         raise ValueError("checksum")
     rest, tenant = body[_HEADER.size :], digest.hex()
-    entry: SavedEntry
+    entry: ToldEntry
     if kind == _LOST:
         [blocks] = _BLOCKS.unpack(rest)
         entry = LostEntry(uid, tenant, None if blocks < 0 else blocks)
-    elif kind == _RATIO:
-        has_system, system, *learnt = _RATIO_BODY.unpack(rest)
-        entry = RatioEntry(tenant, system if has_system else None, tuple(learnt))
-        TokenRatio.restored(learnt)
     elif kind == _SENT:
         entry = _sent(uid, tenant, rest)
     elif kind == _EDIT and len(rest) <= _LONGEST_EDIT:
@@ -100,11 +91,10 @@ def _decode(written: bytes) -> tuple[bytes, int, SavedEntry]:
 def _sent(uid: bytes, tenant: str, body: bytes) -> SentEntry:
     *told, time_s, system, front_tokens, marked, size = _SENT_HEAD.unpack_from(body)
     is_labelled, has_system, has_time, is_alone = told
-    at = _SENT_HEAD.size
-    end = at + size * _DIGEST
+    end = _SENT_HEAD.size + size * _DIGEST
     if size > _MOST_BLOCKS or marked > size + 1 or len(body) != end + 8 * size + 4 * marked:
         raise ValueError("length")
-    keys = tuple([BlockKey(body[n : n + _DIGEST]) for n in range(at, end, _DIGEST)])
+    keys = tuple([BlockKey(body[n : n + _DIGEST]) for n in range(_SENT_HEAD.size, end, _DIGEST)])
     numbers = struct.unpack_from(f"<{2 * size + marked}I", body, end)
     tokens, ranks, marks = numbers[:size], numbers[size : 2 * size], numbers[2 * size :]
     if len(set(keys)) < size or sorted(ranks) != list(range(size)) or 0 in tokens:

@@ -21,8 +21,8 @@ from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
 from ctxreuse.memory.names import Sharing, named_by, request_name
-from ctxreuse.memory.sent_log import EditEntry, Entry, RatioEntry, ToldEntry
-from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
+from ctxreuse.memory.sent_log import EditEntry, Entry, ToldEntry
+from ctxreuse.sharing.entries import CHECK_BYTES, UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")
 _MAX_UNTOLD = 100_000
@@ -131,10 +131,7 @@ class SharedLogs(SharedLog, Protocol):
 
 
 class Exchange(Sharing):
-    """Writes and reads a log in a thread; a fork goes on with a thread and a name of its own.
-
-    The thread keeps it until the planner is gone and what waits is told.
-    """
+    """Writes and reads a log in a thread, which keeps it until the planner's last entry is told."""
 
     def __init__(self, log: SharedLog, take_in: Callable[[ToldEntry], object]) -> None:
         """Hand each entry of another planner to a method, as long as its object lives."""
@@ -161,7 +158,8 @@ class Exchange(Sharing):
         self._wake = threading.Event()
         self._rounds = threading.Condition()
         self._begun = self._finished = 0  # of these
-        self._numbers = 0  # of entries so far
+        self._numbers = self._given = 0  # of entries so far, and of those that the log may hold
+        self._written: LRUMap[int, bytes] = LRUMap(_WRITERS)  # their checksums
         self._waiting: deque[tuple[int, ToldEntry]] = deque()
         self._appending: list[tuple[int, ToldEntry]] = []
         self._counts: Counter[str] = Counter()  # by the fields of the statistics
@@ -270,7 +268,11 @@ class Exchange(Sharing):
                 number = min(len(self._waiting), _AT_ONCE)
                 self._appending = [self._waiting.popleft() for _ in range(number)]
             try:
-                self._log.append([encode(self._writer, *one) for one in self._appending])
+                written = [encode(self._writer, *one) for one in self._appending]
+                for (told, _), entry in zip(self._appending, written, strict=True):
+                    self._written.put(told, entry[-CHECK_BYTES:])
+                self._given = self._appending[-1][0]
+                self._log.append(written)
                 self._counts["told"] += number
                 self._appending = []
             except Exception as error:
@@ -295,13 +297,10 @@ class Exchange(Sharing):
     def _take(self, one: bytes) -> None:
         try:
             writer, number, entry = decode(one)
-            if isinstance(entry, RatioEntry):
-                raise UnreadableEntryError("the log holds an entry that belongs into a file")
         except UnreadableEntryError as error:
             self._note("unreadable", "%s; it is left out. Further ones are only counted.", error)
             return
-        take_in = self._take_in()
-        is_own = writer == self._writer
+        is_own = self._has_written(writer, number, one)
         if not is_own:
             if number <= (self._latest_of.get(writer) or 0):
                 return  # appended twice, or read again behind a gap
@@ -313,7 +312,7 @@ class Exchange(Sharing):
                 if is_own and latest == number:
                     self._own_edits.pop(message)
             is_own |= latest is not None
-        if is_own or take_in is None:
+        if is_own or (take_in := self._take_in()) is None:
             return
         try:
             take_in(entry)
@@ -322,6 +321,21 @@ class Exchange(Sharing):
         else:
             self._counts["taken_in"] += 1
         time.sleep(0)  # let a thread that plans go on
+
+    def _has_written(self, writer: bytes, number: int, entry: bytes) -> bool:
+        """Return whether an entry is this one's; take another name if others write under its."""
+        if writer != self._writer:
+            return False
+        known = self._written.get(number)
+        if known == entry[-CHECK_BYTES:] or (known is None and number <= self._given):
+            return True  # of one that it no longer knows nothing tells another's
+        self._writer = os.urandom(len(writer))
+        _log.warning(
+            "another process writes to the shared log under the name of this planner, as after a "
+            "copy of a running process; it has a new one. Make planners behind such a copy: what "
+            "was told since may be lost to others."
+        )
+        return False
 
     def _fail(self, error: Exception) -> None:
         # errors that are not ours may show anything

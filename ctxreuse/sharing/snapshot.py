@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ctxreuse.context.files import behind_links, read_whole, written_file
 from ctxreuse.errors import InputFileError
-from ctxreuse.memory.sent_log import SavedEntry
+from ctxreuse.memory.sent_log import ToldEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 from ctxreuse.sharing.secret_file import check_own, key_path
 
-VERSION = 4
+VERSION = 5
 _MARK = b"ctxreuse sent\n"
 _VERSION = struct.Struct("<H")
 _LENGTH = struct.Struct("<I")
@@ -23,7 +23,7 @@ _CHECK = 32
 _WRITER = bytes(8)
 
 
-def write_snapshot(path: Path, secret: bytes, entries: Sequence[SavedEntry]) -> None:
+def write_snapshot(path: Path, secret: bytes, entries: Sequence[ToldEntry]) -> None:
     """Write entries into a file that is there as a whole or not at all, with mode 0600."""
     pieces = [_MARK + _VERSION.pack(VERSION)]
     for number, entry in enumerate(entries, 1):
@@ -35,7 +35,7 @@ def write_snapshot(path: Path, secret: bytes, entries: Sequence[SavedEntry]) -> 
         file.write(_checksum(data, secret))
 
 
-def read_snapshot(path: Path) -> tuple[bytes, Sequence[SavedEntry]]:
+def read_snapshot(path: Path) -> tuple[bytes, Sequence[ToldEntry]]:
     """Return the key of a file that was written by `write_snapshot`, and its entries."""
     try:
         check_own(path, behind_links(path).stat())

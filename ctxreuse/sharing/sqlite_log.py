@@ -1,8 +1,7 @@
 """A shared log in a file, for the processes of one machine.
 
-SQLite must not be at work while a process forks, and no connection may be inherited: the child
-would wait for locks that nobody frees. So a fork waits for SQLite's step, and closes all
-connections.
+No connection may be inherited, nor SQLite be at work while a process forks: the child would wait
+for locks that nobody frees. So a fork waits for SQLite's step, and closes all connections.
 """
 
 from __future__ import annotations

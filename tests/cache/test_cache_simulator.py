@@ -87,23 +87,6 @@ def test_it_serves_what_a_slow_reference_serves(prompts, block_size, capacity, n
         assert usage == CacheUsage(len(tokens), cached)
 
 
-# longer texts of few words, as conversations make them: every prompt extends or repeats another
-@examples(150)
-@given(
-    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9), st.integers(0, 2)), max_size=30),
-    st.integers(1, 4),
-    st.integers(4, 80),
-    states,
-)
-def test_it_serves_growing_prompts_as_a_slow_reference_does(turns, block_size, capacity, states):
-    cache = PrefixCacheSimulator(capacity, block_size, states=states)
-    reference = ListOfBlocks(capacity // block_size, block_size, states)
-    sent = [()]
-    for earlier, length, token in turns:
-        sent.append(sent[earlier % len(sent)] + (token,) * length)
-        assert cache.serve(sent[-1]).cached_tokens == reference.serve(sent[-1])
-
-
 @examples(200)
 @given(
     st.lists(st.lists(st.integers(0, 1), max_size=12), max_size=14),
@@ -192,21 +175,6 @@ def check_blocks(cache, running, blocks):
     assert named == cache._hash_of
 
 
-@examples(100)
-@given(prompts, st.integers(1, 4), st.none() | st.integers(0, 30))
-def test_starting_and_finishing_one_at_a_time_serves_what_serve_does(prompts, block_size, capacity):
-    served = PrefixCacheSimulator(capacity, block_size)
-    stepped = PrefixCacheSimulator(capacity, block_size)
-    for tokens, salt, answer in prompts:
-        usage = served.serve(tokens, salt, generated=answer)
-        running = stepped.start(tokens, salt, room_for=len(answer))
-        assert (running is not None) == stepped.fits(len(tokens), len(answer))
-        if running is not None:
-            assert running.usage == usage
-            stepped.finish(running, answer)
-        assert state(stepped) == state(served)
-
-
 starts_and_finishes = st.lists(
     st.tuples(st.lists(st.integers(0, 1), max_size=12), st.integers(0, 5), st.booleans())
     | st.integers(0, 9),
@@ -247,31 +215,6 @@ def test_what_runs_keeps_its_blocks_until_it_ends_and_then_all_are_free(steps, s
         check_blocks(cache, running, blocks)
     assert len(cache._free) + cache._empty == blocks
     assert cache.start([5] * (blocks * size)) is not None
-
-
-def test_what_runs_is_not_evicted_and_what_does_not_fit_beside_it_waits():
-    cache = PrefixCacheSimulator(capacity_tokens=4, block_size=1)
-    running = cache.start(b"abc")
-    before = state(cache)
-    assert cache.start(b"xy") is None
-    assert cache.start(b"x", room_for=3) is None  # a block more for two tokens of the answer
-    assert state(cache) == before
-    assert cache.serve(b"xy") == CacheUsage(2, 0)  # refused: computed, and not kept
-    assert state(cache) == before
-    assert cache.serve(b"x", generated=b"1").cached_tokens == 0
-    assert cache.serve(b"y").cached_tokens == 0
-    assert cache.serve(b"abcz").cached_tokens == 3
-    cache.finish(running)
-    assert cache.serve(b"xyzw").cached_tokens == 0
-
-
-def test_room_for_an_answer_is_held_and_what_is_not_used_of_it_is_empty_again():
-    cache = PrefixCacheSimulator(capacity_tokens=6, block_size=1)
-    running = cache.start(b"ab", room_for=4)  # the last token of an answer is never computed
-    assert cache.start(b"xy") is None
-    cache.finish(running, b"12")
-    assert cache.serve(b"wxyz").cached_tokens == 0
-    assert cache.serve(b"ab1").cached_tokens == 2
 
 
 def test_a_prompt_that_is_aborted_leaves_what_was_computed_of_it():

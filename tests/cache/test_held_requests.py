@@ -53,17 +53,6 @@ class Followed:
         self.requests.settle(0.0)
 
 
-def test_a_request_is_trimmed_when_less_of_it_is_held():
-    followed = Followed()
-    followed.answer(followed.plan(1, 2))
-    followed.requests.settle(0.0)
-    followed.lose(10, 11, 12, 13, 20, 21, 22, 23)
-    assert followed.planner.statistics().tokens == 4
-    followed.lose(10, 11)
-    assert followed.planner.statistics() == NOTHING
-    assert followed.requests.followed == 0
-
-
 def test_what_was_sent_again_since_then_is_not_trimmed_for_an_old_loss():
     followed = Followed()
     followed.answer(followed.plan(1, 2, 3))
@@ -134,7 +123,9 @@ def test_a_tenants_many_or_long_requests_take_no_other_tenants_out_of_the_index(
         ids = range(10 * number, 10 * number + number % 9)
         followed.answer(followed.plan(*ids, tenant="loud"), told=False)
         assert len(followed.recorded) <= 6
-        assert followed.recorded.parts["unjudged_tokens"].entries <= 100
+        waiting = followed.recorded.waiting().values()
+        tokens = sum(len(one.token_ids) for one in waiting)
+        assert followed.recorded.parts["unjudged_tokens"].entries == tokens <= 100
     assert followed.planner.cached_tokens(quiet) == 8
     followed.store([10, 11, 12, 13, 20, 21, 22, 23])
     followed.requests.settle(0.0)
@@ -182,27 +173,6 @@ def test_tenants_requests_of_one_id_are_followed_apart():
     followed.lose(30, 31, 32, 33)
     assert followed.planner.evict(["same"], "a").tokens == 8
     assert followed.planner.evict(["same"], "b").tokens == 0
-
-
-def test_what_waits_to_be_followed_is_bounded_and_the_tenant_that_has_most_pays(monkeypatch):
-    monkeypatch.setattr(engine_blocks, "_MOST_TOKENS", 100)
-    planner = ReusePlanner()
-    waiting = RecordedRequests(planner, max_requests=10)
-
-    def record(tenant, tokens):
-        block = ContextBlock(id=tokens, text="text", tokens=tokens)
-        plan = planner.plan(ContextRequest([block], tenant=tenant), "none")
-        prompt = array("q", range(tokens))
-        waiting.add(SentRequest(plan.request_id, tenant, prompt, [tokens], None, None, 0.0))
-
-    record("quiet", 5)
-    for _ in range(30):
-        record("loud", 4)
-    record("long", 120)
-    assert waiting.parts["unjudged_requests"] == (9, 10)
-    assert waiting.parts["unjudged_tokens"] == (37, 100)
-    assert planner.statistics().requests == 9  # what nobody will follow has left the index
-    assert [tenant for tenant, _ in waiting.waiting()] == ["quiet"] + ["loud"] * 8
 
 
 def test_groups_share_the_bound_on_the_blocks():

@@ -18,7 +18,6 @@ from pool_helpers import Clock
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.cache import KVEventSync, block_ends
 from ctxreuse.cache.kv_events.event_stream import decode_batch
-from ctxreuse.cache.kv_events.event_sync import ReplayBackoff
 from ctxreuse.errors import InvalidRequestError, MissingExtraError
 from ctxreuse.memory.prefix_index import IndexStatistics
 from ctxreuse.serving.emulation.word_tokenizer import ENGINE_TOKENIZER, chat_markup
@@ -194,20 +193,6 @@ def test_messages_missing_for_good_empty_the_index(publisher, app):
     assert (stats.gaps, stats.replays, stats.losses) == (1, 0, 1)
 
 
-def test_a_replay_that_has_forgotten_the_missing_messages_empties_the_index():
-    with Publisher(keeps=2) as publisher:
-        app = Application(publisher)
-        with following(app.planner, publisher) as sync:
-            app.send("ab", sync)
-            caught_up(sync, publisher)
-            for _ in range(3):
-                publisher.publish([], lost=True)
-            publisher.publish([])
-            stats = caught_up(sync, publisher)
-            assert app.planner.statistics() == NOTHING
-    assert (stats.gaps, stats.losses, stats.last_seq) == (1, 1, 4)
-
-
 def test_a_new_engine_at_the_same_address_begins_with_an_empty_index():
     with Publisher() as publisher:
         app = Application(publisher)
@@ -318,17 +303,6 @@ def test_a_late_listener_without_replays_learns_from_what_is_built_upon(publishe
     assert (stats.gaps, stats.losses, stats.replays) == (0, 0, 0)
 
 
-def test_a_late_listener_that_cannot_know_takes_it_for_not_held(publisher, app):
-    app.send("ab", lost=True)
-    with following(app.planner, publisher, replays=False) as sync:
-        app.send("cd", sync)
-        caught_up(sync, publisher)
-        plan, tokens, ends, _ = app.sent[0]
-        sync.record(plan, tokens, ends)
-        assert judged(sync)
-        assert app.planner.statistics().tokens == 80
-
-
 def test_broken_and_unknown_messages_are_passed_over(publisher, app):
     with following(app.planner, publisher) as sync:
         app.send("ab", sync)
@@ -409,18 +383,6 @@ def test_without_ends_too_few_blocks_count_as_held_rather_than_too_many(publishe
             caught_up(sync, publisher)
             assert app.index_paths() <= app.held_paths()
         assert app.index_paths() >= {("", tuple(block.key for block in plan.blocks))}
-
-
-def test_only_so_many_requests_are_followed_and_the_others_leave_the_index(publisher, app):
-    with following(app.planner, publisher, max_requests=2) as sync:
-        for context in "abcd":
-            app.send(context, sync)
-            caught_up(sync, publisher)
-        assert sync.stats.requests == 2
-    assert app.planner.evict([plan.request_id for plan, *_ in app.sent]).unknown == (
-        "request-0",
-        "request-1",
-    )
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -616,20 +578,6 @@ def test_a_sender_of_too_large_messages_is_connected_to_once_a_second(publisher,
             time.sleep(0.01)
 
 
-def test_the_engine_is_asked_for_replays_ever_less_often_while_none_comes():
-    clock = Clock()
-    backoff = ReplayBackoff(clock)
-    asked = 0
-    while clock.now < 3_600:
-        if backoff.admits():
-            asked += 1
-            backoff.fail()
-        clock.now += 0.5
-    assert asked == 65  # 1, 2, 4, ... 32 s apart, then once a minute
-    backoff.reset()
-    assert backoff.admits()
-
-
 def test_senders_whose_messages_come_mixed_bring_no_flood_of_replays(publisher):
     """Each message seems to be one of an engine that has started anew, and misses those before."""
     with following(ReusePlanner(), publisher) as sync:
@@ -637,17 +585,6 @@ def test_senders_whose_messages_come_mixed_bring_no_flood_of_replays(publisher):
             publisher.send(b"kv", number.to_bytes(8, "big"), encoded([]))
         stats = until(sync, lambda stats: stats.restarts == 499)
     assert 1 <= stats.replays <= 250
-
-
-def test_an_engine_is_asked_for_so_many_replays_a_second_at_most():
-    clock = Clock()
-    backoff = ReplayBackoff(clock)
-    asked = 0
-    while clock.now < 60:
-        backoff.reset()
-        asked += backoff.admits()
-        clock.now += 1 / 64
-    assert asked == 600
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

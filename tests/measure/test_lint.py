@@ -14,11 +14,11 @@ from ctxreuse.measure.replay.explain_plan import REMEDIES
 from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import TraceRequest
 from ctxreuse.memory.explanations import Cause
-from ctxreuse.rules.cache_rules import READY_PROFILES, anthropic, cache_profile, openai, vllm
+from ctxreuse.rules.cache_rules import READY_PROFILES, cache_profile
 
 HELP = "You help people with questions about rivers. " * 100  # 1,125 tokens
 TOOLS = ("search#1", "sum#2")
-ANTHROPIC = anthropic()
+ANTHROPIC = cache_profile("anthropic")
 CORPUS = {name: ContextBlock(id=name, text=name, tokens=600) for name in "abcdefgh"}
 
 
@@ -75,8 +75,10 @@ def test_times_ids_and_counters_in_front_are_found_with_the_request_and_the_cost
 def test_what_varies_in_front_of_less_than_the_minimum_costs_nothing():
     marked = {"marks": (1,), "sent": {"marks": {"turn": 1}}}
     trace = [traced(n, "a", system=f"At 10:{n:02}.", **marked) for n in range(5)]
-    assert found(trace, anthropic(minimum=1_024)) == []
-    assert [one[0] for one in found(trace, anthropic(minimum=500))] == ["volatile text in front"]
+    assert found(trace, cache_profile("anthropic(minimum=1_024)")) == []
+    assert [one[0] for one in found(trace, cache_profile("anthropic(minimum=500)"))] == [
+        "volatile text in front"
+    ]
 
 
 def test_a_recording_without_texts_shows_how_many_system_texts_there_are():
@@ -91,7 +93,7 @@ def test_a_recording_without_texts_shows_how_many_system_texts_there_are():
 
 def test_texts_in_front_are_found_where_prompts_begin_with_them_beside_other_system_texts():
     trace = [traced(n, "ab", system=None, sent=None, front=f"Answer {n}.") for n in range(5)]
-    one = the_finding(trace, vllm())
+    one = the_finding(trace, cache_profile("vllm"))
     assert (one.check, one.requests, one.tokens) == ("volatile text in front", 4, 4 * 1_201)
     assert one.found.startswith("5 forms of the text before the documents in 5 requests")
     assert one.remedy.startswith("Say it behind the documents")
@@ -99,9 +101,9 @@ def test_texts_in_front_are_found_where_prompts_begin_with_them_beside_other_sys
 
 def test_one_or_a_few_texts_before_the_documents_are_not_said_to_be_system_texts():
     trace = [traced(n, "ab", system=None, sent=None, front=f"Help {n % 3}.") for n in range(60)]
-    assert found(trace, vllm()) == []
+    assert found(trace, cache_profile("vllm")) == []
     trace = [traced(n, "ab", system=None, sent=None, front="0" * 16) for n in range(5)]
-    assert found(trace, vllm()) == []
+    assert found(trace, cache_profile("vllm")) == []
 
 
 def test_tools_in_another_order_are_found():
@@ -181,8 +183,8 @@ def test_prompts_without_marks_or_with_marks_that_nothing_looks_back_for_are_fou
     marked = {"marks": (0,), "sent": {"marks": {"system": 1}, "system_tokens": 1_125}}
     unmarked = {"marks": (), "sent": {"marks": {"turn": 1}, "system_tokens": 1_125, "history": 2}}
     trace = [traced(0, "a", system=HELP, **marked), traced(1, "b", system=HELP, **unmarked)]
-    assert found(trace, openai()) == [("lost marks", 1, 1, 1_125)]
-    assert found(trace, anthropic()) == []
+    assert found(trace, cache_profile("openai")) == [("lost marks", 1, 1, 1_125)]
+    assert found(trace, cache_profile("anthropic")) == []
     trace = [traced(n, "ab", system=HELP, sent={"system_tokens": 1_125}) for n in range(3)]
     assert found(trace) == [("no mark where prompts fork", 1, 2, 2 * 2_325)]
     one = the_finding(trace)
@@ -193,8 +195,8 @@ def test_prompts_without_marks_or_with_marks_that_nothing_looks_back_for_are_fou
 @pytest.mark.parametrize(
     ("cache", "words"),
     [
-        (anthropic(), "the provider refuses such a request"),
-        (openai(), "the provider writes only the latest"),
+        (cache_profile("anthropic"), "the provider refuses such a request"),
+        (cache_profile("openai"), "the provider writes only the latest"),
     ],
 )
 def test_more_marks_than_the_provider_takes_are_found_first(cache, words):
@@ -224,7 +226,7 @@ def test_a_mark_behind_a_question_is_paid_in_vain_unless_the_conversation_goes_o
     later = [traced(0, "ab", sent={**sent, "history": 2})]
     for trace in (talk, later):
         assert found(trace) == []
-    assert found(alone, openai(life="30m"))[0][0] == "mark behind the question"
+    assert found(alone, cache_profile("openai(life=30m)"))[0][0] == "mark behind the question"
     assert found(alone, cache_profile("gemini(minimum=100)")) == []
 
 
@@ -233,7 +235,7 @@ def test_a_mark_behind_a_question_is_paid_in_vain_unless_the_conversation_goes_o
 )
 def test_prompts_just_under_the_minimum_are_found(minimum, checks):
     trace = [traced(n, "ab", **MARKED | {"sent": {"marks": {"turn": 1}}}) for n in range(3)]
-    report = lint(trace, CORPUS, anthropic(minimum=minimum))
+    report = lint(trace, CORPUS, cache_profile(f"anthropic(minimum={minimum})"))
     assert [one.check for one in report.findings] == checks
     for one in report.findings:
         assert (one.requests, one.tokens) == (2, 2 * 1_202)
@@ -336,7 +338,10 @@ requests = st.builds(
 )
 
 
-@given(st.lists(requests, max_size=8), st.sampled_from([vllm(), anthropic(), openai()]))
+@given(
+    st.lists(requests, max_size=8),
+    st.sampled_from([cache_profile("vllm"), cache_profile("anthropic"), cache_profile("openai")]),
+)
 def test_findings_cost_no_more_than_the_prompts_and_name_a_request(trace, cache):
     trace = [replace(one, request_id=number) for number, one in enumerate(trace)]
     report = lint(trace, CORPUS, replace(cache, minimum=min(cache.minimum, 600)))

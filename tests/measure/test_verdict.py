@@ -14,7 +14,7 @@ from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results import FirstCause, results_of
 from ctxreuse.measure.results.tables import estimate_output
 from ctxreuse.measure.results.verdict import verdict
-from ctxreuse.rules.cache_rules import anthropic
+from ctxreuse.rules.cache_rules import cache_profile
 
 PRICES = {
     "input": 2.0,
@@ -99,7 +99,7 @@ SHUFFLED = "abcd dcba badc"
 FORKED = "ab ac ad ae ba"
 MIXED = f"{SHUFFLED} a b c d"
 STATES = "vllm(states=junctions)"
-NEVER_CHEAPER = replace(anthropic(), read_factor=1.0)
+NEVER_CHEAPER = replace(cache_profile("anthropic"), read_factor=1.0)
 
 
 def system(number):

@@ -10,9 +10,9 @@ from sent_prompts import prompt
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.context.reported_usage import MissReason, ReportedMiss, reported_miss
 from ctxreuse.memory.explanations import Cause, explain
-from ctxreuse.rules.cache_rules import READY_PROFILES, anthropic, cache_profile, openai, vllm
+from ctxreuse.rules.cache_rules import READY_PROFILES, cache_profile
 
-ANTHROPIC = anthropic(minimum=150)
+ANTHROPIC = cache_profile("anthropic(minimum=150)")
 GEMINI = replace(cache_profile("gemini"), minimum=150)
 
 
@@ -48,7 +48,7 @@ def test_what_nobody_marked_was_never_written():
 def test_a_provider_that_looks_back_from_marks_reads_what_was_marked_before_them():
     before = prompt("before", "abcy", marks=(2,))
     assert figures(why("abx", before, marks=(3,)))[0] is Cause.new_blocks
-    assert figures(why("abx", before, marks=(3,), cache=openai(minimum=150))) == (
+    assert figures(why("abx", before, marks=(3,), cache=cache_profile("openai(minimum=150)"))) == (
         Cause.never_written,
         MissReason.never_written,
         200,
@@ -99,7 +99,7 @@ def test_a_prefix_that_was_read_in_between_lives_on():
 )
 def test_what_differs_in_front_is_the_reason(fields, cause, reason):
     before = prompt("before", "abx", marks=(2,), **fields)
-    explanation = why("aby", before, marks=(2,), cache=openai(minimum=150))
+    explanation = why("aby", before, marks=(2,), cache=cache_profile("openai(minimum=150)"))
     assert figures(explanation) == (cause, reason, 200)
     assert explanation.closest == "before"
 
@@ -107,16 +107,6 @@ def test_what_differs_in_front_is_the_reason(fields, cause, reason):
 def test_a_key_counts_only_where_it_routes():
     before = prompt("before", "abx", marks=(2,), key="other")
     assert why("aby", before, marks=(2,), cache=ANTHROPIC).cause is Cause.new_blocks
-
-
-def test_another_tenant_is_another_key():
-    explanation = explain(
-        prompt("now", "aby"),
-        [prompt("before", "abx", tenant="t")],
-        across_tenants=True,
-        cache=ANTHROPIC,
-    )
-    assert figures(explanation) == (Cause.other_tenant, MissReason.key, 200)
 
 
 def test_the_first_prompt_was_never_written_and_the_same_blocks_in_another_order_are_messages():
@@ -221,7 +211,7 @@ def test_a_conversation_that_is_compacted_says_so():
 
 
 def test_an_engine_of_coarse_blocks_is_explained_by_its_own():
-    planner = ReusePlanner(cache=vllm(block_tokens=1_536))
+    planner = ReusePlanner(cache=cache_profile("vllm(block_tokens=1_536)"))
     for _ in range(2):
         plan = planner.plan(ContextRequest(documents("a", "b"), "?"))
     assert plan.explain().cause is Cause.too_short

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.memory.sent_log import RatioEntry
-from ctxreuse.memory.token_ratio import TokenRatio
+from ctxreuse.memory.tenants import TokenRatio
 
 WORDS = 40
 
@@ -106,6 +105,5 @@ def test_the_ratios_of_a_tenant_are_bounded(planner):
     for number in range(50):
         for length in range(1, 20):
             ask(planner, tables(range(length)), f"system {number}")
-    learnt = [one for one in planner._planning._tenants.replay() if isinstance(one, RatioEntry)]
-    assert len({system for _, system, _ in learnt}) == len(learnt) == 16
-    assert all(ratio[0] != 1.0 for *_, ratio in learnt)
+    learnt = planner._planning._tenants.state("").ratios.values()
+    assert [ratio.value == 1.0 for ratio in learnt] == [False] * 16

@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 from paper_words import no_words
 
 from ctxreuse.context.blocks import ContextRequest
-from ctxreuse.errors import BatchTooLargeError
-from ctxreuse.policy import paper
 from ctxreuse.policy.as_retrieved import AS_RETRIEVED
 from ctxreuse.policy.batch import arrange
 from ctxreuse.policy.paper import Paper
@@ -64,14 +62,6 @@ def test_a_context_that_shares_no_more_than_words_on_its_order_cost_keeps_the_re
     assert arranged(batch) == (["ax", "ay", "bz", "bc"], [0, 1, 2, 3])
     assert arranged(batch, words=lambda blocks: 4 * blocks)[0] == ["xa", "ya", "bz", "bc"]
     assert arranged(batch, words=lambda blocks: 5 * blocks)[0] == ["xa", "ya", "zb", "cb"]
-
-
-def test_a_batch_that_the_papers_algorithm_cannot_hold_is_refused(monkeypatch):
-    monkeypatch.setattr(paper, "MAX_CONTEXTS", 1)
-    batch = [asked("a"), asked("b")]
-    assert arranged(batch, "reuse") == (["a", "b"], [0, 1])
-    with pytest.raises(BatchTooLargeError):
-        arranged(batch, "paper")
 
 
 def test_later_turns_without_their_first_turn_run_at_the_end_conversation_by_conversation():

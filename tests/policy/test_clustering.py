@@ -91,14 +91,6 @@ def test_blocks_shared_with_nobody_come_last_in_the_retrievers_order(contexts, w
 
 
 @given(batches(8), block_weights())
-def test_a_tree_never_weighs_more_than_the_contexts_or_less_than_their_blocks(contexts, weights):
-    orders = reuse_orders(contexts, weights)
-    distinct = {block for context in contexts for block in context}
-    after = tree_weight(orders, weights)
-    assert sum(weights[b] for b in distinct) <= after <= total_weight(contexts, weights)
-
-
-@given(batches(8), block_weights())
 def test_two_contexts_that_share_the_most_weight_are_merged(contexts, weights):
     saved = total_weight(contexts, weights) - tree_weight(reuse_orders(contexts, weights), weights)
     heaviest_pair = max(

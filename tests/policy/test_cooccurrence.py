@@ -91,12 +91,8 @@ def test_the_order_is_that_of_a_rule_on_lists(sent, window, max_entries, placed,
 @pytest.mark.parametrize(
     ("sent", "placed", "rest", "order"),
     [
-        (["ab", "ab", "ac"], "a", "cb", "bc"),  # b came with a more often than c
         (["abc", "abd", "abd"], "a", "cdb", "bdc"),  # first what came always, then what mostly
         (["ab", "cd", "cd"], "", "abcd", "cdab"),  # nothing placed: the most popular pair first
-        (["ab", "cd"], "", "cdab", "cdab"),  # a tie: the retriever decides
-        (["ab", "cb", "cb"], "a", "cb", "bc"),  # c came often, but never with a
-        (["abc", "c"], "", "xcy", "cxy"),  # what nobody asked for keeps its order at the end
         (["abc"], "", "xcy", "xcy"),  # one request alone is no evidence
         (["ab", "a", "a", "a", "a"], "a", "cb", "bc"),  # nor is one in more than five
         (["ab", "a", "a", "a", "a", "a"], "a", "cb", "cb"),

@@ -2,7 +2,6 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from example_counts import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.cluster.hierarchy import linkage
@@ -60,26 +59,10 @@ def algorithm_4(contexts, alpha):
     return [docs[leaf] for leaf in leaf_of], [paths[leaf] for leaf in leaf_of]
 
 
-def test_the_papers_batch_gets_the_papers_orders():
-    orders, paths = paper_orders([[2, 1, 3], [2, 6, 1], [4, 1, 0]], alpha=0.001)
-    assert orders == [[1, 2, 3], [1, 2, 6], [1, 4, 0]]
-    # below the root C5 {1}; below that C3 and C4 {1, 2}; below that C1 and C2
-    assert paths == [[0, 1, 0], [0, 1, 1], [0, 0]]
-
-
 @given(batches, st.sampled_from([0, 0.001, 0.01]))
 @example([[2, 1, 3], [2, 6, 1], [4, 1, 0]], 0.001)
 def test_orders_and_paths_equal_algorithm_4_by_the_book(contexts, alpha):
     assert paper_orders(contexts, alpha) == algorithm_4(contexts, alpha)
-
-
-@examples(50)
-@given(batches)
-def test_a_search_path_belongs_to_one_content(contexts):
-    paths = paper_orders(contexts, alpha=0.001)[1]
-    content_of = {tuple(path): set(c) for path, c in zip(paths, contexts, strict=True)}
-    assert [content_of[tuple(path)] for path in paths] == [set(context) for context in contexts]
-    assert len(content_of) == len(set(map(frozenset, contexts)))
 
 
 def test_a_tree_of_thousands_of_levels_needs_no_recursion():

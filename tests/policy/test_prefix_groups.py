@@ -44,11 +44,6 @@ def test_each_batch_begins_with_the_next_group_and_is_filled():
     assert batch_order([1, 2, 2, 2, 4], 5) == [0, 4, 1, 2, 3]
 
 
-def test_where_nothing_fills_a_batch_the_next_group_is_cut():
-    assert batch_order([3, 3, 2, 2], 4) == [0, 1, 2, 3]
-    assert cut_groups([3, 3, 2, 2], 4) == [1]
-
-
 @given(sequences, sizes_of_batches)
 def test_groups_fit_into_a_batch_and_share_their_first_entry(words, most):
     for group in groups_of(depth_first(words), most):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.memory.sent_log import EditEntry, LostEntry, RatioEntry, SentEntry
+from ctxreuse.memory.sent_log import EditEntry, LostEntry, SentEntry
 from ctxreuse.sharing.entries import UnreadableEntryError, decode, encode
 
 digests = st.binary(min_size=16, max_size=16)
@@ -47,11 +47,8 @@ def sent_with(*keys: bytes, **fields: Any) -> SentEntry:
 
 
 lost = st.builds(LostEntry, digests, tenants, st.none() | st.integers(0, 2**40))
-sums = st.floats(0, 1e9, allow_nan=False)
-covariance = sums | sums.map(lambda sum_: -sum_)
-ratios = st.tuples(st.floats(0.25, 4), sums, sums, sums, sums, covariance, sums)
 edits = st.builds(EditEntry, digests, tenants, st.binary())
-entries = sent() | lost | edits | st.builds(RatioEntry, tenants, st.none() | digests, ratios)
+entries = sent() | lost | edits
 
 
 @given(entries, st.integers(0, 2**64 - 1))
@@ -90,9 +87,6 @@ def test_another_version_says_what_to_do():
 @pytest.mark.parametrize(
     "entry",
     [
-        RatioEntry(TENANT, None, (5.0, *[1.0] * 6)),
-        RatioEntry(TENANT, None, (2.0, 1.0, 1.0, 1.0, float("nan"), 1.0, 1.0)),
-        RatioEntry(TENANT, None, (2.0, -1.0, *[1.0] * 5)),
         sent_with(marks=(1,)),
         sent_with(marks=(0, 0)),
         sent_with(time_s=float("inf")),

@@ -77,16 +77,6 @@ def test_any_bytes_come_back_as_they_were(make):
     assert log.read("", 10).entries == written
 
 
-def test_a_planner_orders_by_what_another_one_has_sent(make):
-    one, other = ReusePlanner(shared_log=make()), ReusePlanner(shared_log=make())
-    one.plan(asked("abc"))
-    caught_up(one, other)
-    assert other.cached_tokens(asked("cba")) > 0
-    assert order(other.plan(asked("cxab"))) == order(one.plan(asked("cxab"))) == "abcx"
-    caught_up(one, other)
-    assert one.sharing == SharingStatistics(told=2, taken_in=1)
-
-
 def test_prompts_are_those_of_one_planner_for_all(make):
     requests = [asked("".join(letters)) for letters in ("abc", "cab", "bxa", "axb", "cxb", "abc")]
     alone, planners = ReusePlanner(), sharing(make(), 3)
@@ -108,16 +98,6 @@ def test_a_process_that_starts_again_gives_the_prompts_that_it_would_have_given(
         for fields in ({}, {"system": "Be brief."}):
             ours, theirs = (one.plan(asked(letters, **fields)) for one in (after, before))
             assert ours.messages() == theirs.messages()
-
-
-def test_garbage_of_others_is_left_out(make):
-    log = make()
-    one, other = sharing(log)
-    log.append([b"", b"garbage", b"\x01" * 100, bytes(60)])
-    one.plan(asked("abc"))
-    caught_up(one, other)
-    assert order(other.plan(asked("cab"))) == "abc"
-    assert other.sharing.unreadable == 4
 
 
 def test_an_entry_that_was_appended_twice_is_taken_in_once(make):
@@ -234,23 +214,6 @@ def test_what_is_kept_is_bounded_and_a_reader_that_is_behind_learns_it(make_shar
     assert read.has_gap
     assert len(read.entries) < (11 if isinstance(log, SQLiteLog) else 500)
     assert log.read(read.position, 10) == (read.position, [], False)
-
-
-def test_a_planner_says_once_that_it_is_behind(caplog, tmp_path):
-    log = SQLiteLog(tmp_path / "log")
-    one, other = sharing(log)
-    one.plan(asked("abc"))
-    caught_up(one, other)
-    for path in tmp_path.glob("log*"):
-        if path.suffix != ".key":
-            path.unlink()
-    one.plan(asked("xyz"))
-    caught_up(one, other)
-    assert order(other.plan(asked("zyx"))) == "xyz"
-    assert order(other.plan(asked("cba"))) == "abc"
-    assert (other.sharing.gaps, other.sharing.faults) == (1, 0)
-    said = [one for one in caplog.records if "emptied or replaced" in one.getMessage()]
-    assert len(said) == 2, "each planner says it once"
 
 
 def test_entries_that_come_again_behind_a_gap_are_not_doubled():

@@ -60,21 +60,6 @@ def test_a_server_that_is_away_at_the_start_is_caught_up_with(server, caplog):
     assert (one.sharing.lost, one.sharing.untold) == (0, 0)
 
 
-def test_a_server_that_restarts_empty_is_told_what_comes_from_then_on(server):
-    one, other = sharing(log_at(server.url))
-    one.plan(asked("abc"))
-    caught_up(one, other)
-    server.stop()
-    one.plan(asked("xyz"))
-    until(lambda: one.sharing.faults > 0)
-    server.start()
-    caught_up(one, other)
-    assert order(other.plan(asked("zyx"))) == "xyz"
-    assert order(other.plan(asked("cba"))) == "abc", "it is known still"
-    assert other.sharing.gaps == 1
-    assert other.sharing.taken_in == 2
-
-
 @pytest.mark.parametrize("how", ["FLUSHALL", "XTRIM", "an earlier clock"])
 def test_a_stream_that_loses_what_was_read_is_read_on(server, caplog, how):
     client = redis.Redis.from_url(server.url)

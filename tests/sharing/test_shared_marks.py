@@ -149,26 +149,3 @@ def test_a_process_that_goes_on_from_a_file_marks_as_the_one_before(tmp_path, fi
         tmp_path / "sent", strict=True, cache="anthropic", token_counter=counter
     )
     assert do(after, second, now) == do(before, second, now)
-
-
-def test_what_the_engine_has_told_of_lengths_is_saved(tmp_path):
-    before = ReusePlanner()
-    for system in (None, "Be brief."):
-        for number in range(40):
-            texts = [f"word {number} " * (30 + 9 * (number % 7))]
-            request = ContextRequest(texts, "?", system=system)
-            plan = before.plan(request)
-            tokens = 2 * before.count_tokens(plan.blocks[0].text)
-            before.report_usage(plan, prompt_tokens=tokens + 20, cached_tokens=0)
-    before.save(tmp_path / "sent")
-    after = ReusePlanner.load(tmp_path / "sent", strict=True)
-    text = "A new text of some length. " * 20
-    for system in (None, "Be brief."):
-        request = ContextRequest([text], "?", system=system)
-        for planner in (before, after):
-            planner.plan(request)
-        assert after.cached_tokens(request) == before.cached_tokens(request)
-        assert after.cached_tokens(request) == 2 * before.count_tokens(text)
-    unknown = ContextRequest([text], "?", system="Another system text.")
-    after.plan(unknown)
-    assert after.cached_tokens(unknown) == after.count_tokens(text)

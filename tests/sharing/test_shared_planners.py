@@ -48,16 +48,6 @@ def test_what_two_planners_sent_differently_at_once_is_sent_alike_from_then_on(f
     assert prompts[0] == prompts[1] == prompts[2]
 
 
-def test_a_repeat_keeps_its_prompt_in_all_processes(log):
-    one, other = sharing(log)
-    one.plan(asked("ba"), "none")
-    prompt = one.plan(asked("ab"), "none").messages()
-    for _ in range(3):
-        one.plan(asked("ba"), "none")
-    caught_up(one, other)
-    assert other.plan(asked("ab")).messages() == one.plan(asked("ab")).messages() == prompt
-
-
 def test_tenants_stay_apart(log):
     one, other = sharing(log)
     one.plan(asked("abc", tenant="A"))
@@ -173,6 +163,29 @@ def test_the_thread_ends_with_the_planner():
     del planners, planner
     gc.collect()
     until(lambda: not any(one is not None and one.is_alive() for one in threads))
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_planners_with_a_copied_name_take_new_ones_and_know_of_each_other(log, caplog, before):
+    """As when the image of a running process, a snapshot or a container, goes on twice."""
+    one, other, third = sharing(log, 3)
+    for _ in range(before):
+        one.plan(asked("ihg"))
+    caught_up(one, other, third)
+    first, second = one._exchange, other._exchange
+    second._writer, second._numbers, second._given = first._writer, first._numbers, first._given
+    one.plan(asked("bac"), "none")
+    other.plan(asked("fed"), "none")
+    caught_up(one, other, third)
+    assert order(other.plan(asked("abc"))) == "bac"
+    assert order(one.plan(asked("def"))) == "fed"
+    assert first._writer != second._writer
+    assert "under the name of this planner" in caplog.text
+    for planner, letters in ((one, "onm"), (other, "srq")):
+        planner.plan(asked(letters), "none")
+    caught_up(one, other, third)
+    assert order(third.plan(asked("mno"))) == "onm"
+    assert order(third.plan(asked("qrs"))) == "srq"
 
 
 @pytest.mark.parametrize("log", [3, "a path", object()])

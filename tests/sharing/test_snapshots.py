@@ -171,7 +171,7 @@ BROKEN = {
     "cut": lambda data: data[:-1],
     "longer": lambda data: data + b"\0",
     "a bit": lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
-    "newer": lambda data: data.replace(b"sent\n\x04", b"sent\n\x05", 1),
+    "newer": lambda data: data.replace(b"sent\n\x05", b"sent\n\x06", 1),
 }
 
 
@@ -185,7 +185,7 @@ def test_a_broken_file_is_an_error_in_the_log_and_an_empty_planner(tmp_path, cap
     assert str(path) in record.getMessage()
     assert "delete it" in record.getMessage()
     assert planner.statistics().requests == 0
-    with pytest.raises(InputFileError, match=r"version 5" if how == "newer" else "delete it"):
+    with pytest.raises(InputFileError, match=r"version 6" if how == "newer" else "delete it"):
         ReusePlanner.load(path, strict=True)
     planner.plan(asked("xyz"))
     assert order(reloaded(planner, tmp_path).plan(asked("zyx"))) == "xyz", "it is replaced"

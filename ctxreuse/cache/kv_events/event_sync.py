@@ -48,35 +48,6 @@ _FOLLOWS_NONE = (
 )
 
 
-class ReplayBackoff:
-    """Whether to ask for a replay: after one that did not come the wait doubles."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._asked = deque([-math.inf] * _MOST_ASKED_A_SECOND, maxlen=_MOST_ASKED_A_SECOND)
-        self._until = -math.inf
-        self._next_s = _LEAST_BACKOFF_S
-
-    def admits(self) -> bool:
-        """Return whether to ask now; who is told so asks."""
-        now = self._clock()
-        # mixed messages of two senders look like an engine that starts anew each time
-        is_admitted = now >= self._until and now >= self._asked[0] + 1.0
-        if is_admitted:
-            self._asked.append(now)
-        return is_admitted
-
-    def fail(self) -> None:
-        """Note that a replay did not come, or not in time."""
-        self._until = self._clock() + self._next_s
-        self._next_s = min(2 * self._next_s, _LONGEST_BACKOFF_S)
-
-    def reset(self) -> None:
-        """Note that one has come, or that the engine is another one."""
-        self._until = -math.inf
-        self._next_s = _LEAST_BACKOFF_S
-
-
 @dataclass
 class EventListener:
     """Follows an engine's events in a thread, from `start` to `stop`."""
@@ -92,7 +63,9 @@ class EventListener:
         self._live: int | None = None  # the last live one's
         self.waiting: deque[Received] = deque()  # live messages behind a replay
         self._waiting_bytes = 0
-        self._backoff = ReplayBackoff()
+        # the times of the latest requests for replays; after one that fails the wait doubles
+        self._asked = deque([-math.inf] * _MOST_ASKED_A_SECOND, maxlen=_MOST_ASKED_A_SECOND)
+        self._reset_backoff()
         self._is_connected = True
         self._connects_at = -math.inf  # not before; a sender may end each connection at once
         self._is_wanted = True
@@ -177,7 +150,7 @@ class EventListener:
             self._note_restart("the engine has started anew")
         self._live = message.number
         if self.applied is None:  # with another number than 0 the listener is late
-            self._backoff.reset()
+            self._reset_backoff()
             if message.number > 0 and self.sockets.replay is None:
                 self._ask_from(0)
         self._apply_in_turn(message)
@@ -197,9 +170,16 @@ class EventListener:
             self._end_replay(is_complete=False)
 
     def _ask_from(self, start: int) -> None:
-        if self.sockets.replay_endpoint is not None and self._backoff.admits():
+        now = time.monotonic()
+        # mixed messages of two senders look like an engine that starts anew each time
+        may_ask = now >= max(self._asks_at, self._asked[0] + 1.0)
+        if self.sockets.replay_endpoint is not None and may_ask:
+            self._asked.append(now)
             self.counts["replays"] += 1
             self.sockets.begin_replay(start)
+
+    def _reset_backoff(self) -> None:
+        self._asks_at, self._backoff_s = -math.inf, _LEAST_BACKOFF_S
 
     def _take_replayed(self) -> None:
         """Apply what has come of a replay; go on with live messages when it is over."""
@@ -218,10 +198,11 @@ class EventListener:
         """Apply the live messages that have waited; what is missing still is lost."""
         waiting = self._drop_replay()
         if is_complete:
-            self._backoff.reset()
+            self._reset_backoff()
         else:
             self.counts["abandoned"] += 1
-            self._backoff.fail()
+            self._asks_at = time.monotonic() + self._backoff_s
+            self._backoff_s = min(2 * self._backoff_s, _LONGEST_BACKOFF_S)
         if waiting and self._is_wanted:
             self._apply(waiting.popleft())
         while waiting and self._is_wanted:
@@ -267,7 +248,7 @@ class EventListener:
         self.counts["restarts"] += 1
         _log.info("%s: its cache counts as empty", what)
         self._drop_replay()
-        self._backoff.reset()
+        self._reset_backoff()
         self.requests.clear()
 
 
@@ -310,14 +291,10 @@ class KVEventStatistics:
 class KVEventSync(FixedSettings, OnePerProcess):
     """Follows vLLM's KV-cache events, so that a planner's index holds what the engine holds.
 
-    Start vLLM with::
-
-        --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "kv",
-            "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
-
-    A thread follows the stream. Tell it with `record` which tokens a plan's prompt had, or give it
-    to `EngineClient(events=...)`; the index is then trimmed to what the engine still holds. When
-    the engine is gone, starts anew or drops its cache, or messages are lost, the index is emptied.
+    Start vLLM with `--kv-events-config`, as the guide on vLLM says. A thread follows the stream.
+    Tell it with `record` which tokens a plan's prompt had, or give it to `EngineClient(events=)`;
+    the index is then trimmed to what the engine still holds. When the engine is gone, starts anew
+    or drops its cache, or messages are lost, the index is emptied.
 
     Without a replay endpoint, vLLM can be asked to report what a request found in the cache: send
     `extra_body={"vllm_xargs": {"kv_cache_report_mode": "full"}}`.

@@ -38,10 +38,9 @@ class PlannerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric.
+    """A metric of planners, engines or, if the first label is that, classes of tenants.
 
-    `value` is an attribute, or reads it: of a planner or an engine, or of the savings of each class
-    of tenants if that is its first label. A mapping holds a value for each of the last label.
+    `value` is an attribute, or reads it. A mapping holds a value for each of the last label.
     """
 
     name: str
@@ -67,10 +66,6 @@ class Family:
 
 def _sent(savings: Savings) -> int:
     return savings.block_tokens - (savings.left_out if savings.mode == "active" else 0)
-
-
-def _answers(savings: Savings) -> dict[str, int]:
-    return {"reported": savings.reported.answers, "unreported": savings.reported.unreported}
 
 
 def _parts(index: int) -> Callable[[PlannerNumbers], dict[str, int]]:
@@ -125,8 +120,6 @@ OF_PLANNERS: Final = (
          "Tokens of the blocks of all requests, those that are left out included."),
         ("ctxreuse_left_out_tokens", "left_out",
          "Tokens of blocks that a reference stands for; in shadow mode, would."),
-        ("ctxreuse_references", "references",
-         "Blocks that a reference stands for; in shadow mode, would."),
         ("ctxreuse_requests", "requests", "Requests that were planned."),
         ("ctxreuse_changed_requests", "changed",
          "Of these, sent otherwise than retrieved; in shadow mode, would be."),
@@ -145,24 +138,14 @@ OF_PLANNERS: Final = (
          "Two standard errors of that estimate."),
     ),
     *_families(
-        "counter", (*_CLASS, "usage"),
-        ("ctxreuse_answers", _answers,
-         "Answers whose usage told the cached tokens (reported), or did not (unreported)."),
-    ),
-    *_families(
         "histogram", (),
         ("ctxreuse_planning_seconds", "savings.planning",
          "How long planning took; a request of a batch has its share of the batch's time."),
     ),
     *_families(
         "gauge", (),
-        ("ctxreuse_planning_max_seconds", "savings.planning.max_s",
-         "The longest time that planning took."),
-        ("ctxreuse_unseen_contexts", "savings.unseen",
-         "Contexts that were ordered where nobody sees the prompt; they count nowhere else."),
         ("ctxreuse_shadow_mode", lambda one: float(one.savings.mode == "shadow"),
          "1 if the planner only counts (shadow mode), else 0."),
-        ("ctxreuse_index_nodes", "statistics.nodes", "Nodes of the context index."),
         ("ctxreuse_index_tokens", "statistics.tokens",
          "Block tokens that the planner believes to be cached."),
         ("ctxreuse_shared_log_waiting_entries", "sharing.untold", "Entries that wait to be told."),
@@ -212,9 +195,6 @@ OF_REPLICAS: Final = (
         "counter", (),
         ("ctxreuse_replica_answered_requests", "answered", "Requests that it has answered."),
         ("ctxreuse_replica_failed_requests", "failed", "Requests that it has not answered."),
-        ("ctxreuse_replica_busy_answers", "busy", "How often it had too much to do."),
-        ("ctxreuse_replica_lost_caches", "cache_epoch",
-         "How often it was found with an empty cache."),
     ),
 )  # fmt: skip
 """What is told of each engine of a pool; labels `pool` and `replica`."""

@@ -43,7 +43,7 @@ class OwnCalls:
             raise InvalidRequestError(
                 "prime=True is for engines of your own that keep states at junctions, and "
                 f"{rules.name!r} is no rule of one; pass planner="
-                'ReusePlanner(cache=vllm(states="junctions", block_tokens=...))'
+                'ReusePlanner(cache="vllm(states=junctions, block_tokens=...)")'
             )
         address, key = engine_address(model)
         if primes and not address:

@@ -76,7 +76,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
             once.
         strategy: "reuse", "paper" or "none".
         prime: Whether calls are sent besides, up to where later prompts will likely part from one,
-            for engines that keep states at junctions: `ReusePlanner(cache=vllm(states=...))`.
+            for engines that keep states at junctions: `ReusePlanner(cache="vllm(states=...)")`.
         send_cache_salt: Whether each tenant's calls get the tenant's `cache_salt` in `extra_body`,
             for OpenAI-compatible models.
         send_session_id: Whether a conversation's calls get its hashed name in `extra_headers`, for

@@ -81,8 +81,8 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
             once. A synchronous call on a running event loop never waits.
         strategy: "reuse", "paper" or "none".
         prime: Whether calls are sent besides, up to where later prompts will likely part from one,
-            for engines that keep states at junctions: `ReusePlanner(cache=vllm(states=...))`. For
-            chat models that speak OpenAI's protocol.
+            for engines that keep states at junctions: `ReusePlanner(cache="vllm(states=...)")`.
+            For chat models that speak OpenAI's protocol.
         send_cache_salt: Whether each call carries its tenant, hashed, as vLLM's `cache_salt`, for
             models that take `extra_body`.
         send_session_id: Whether each call carries its conversation, hashed, for routers; "group"
