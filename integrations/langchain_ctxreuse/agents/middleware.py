@@ -137,8 +137,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             "find_retrieved", find_retrieved, bool, "True or False"
         )
         # what tells its edits from those of middleware that plans other results
-        way = repr((document_separator, sorted(self._split_tools), find_retrieved))
-        self._way = text_digest(way)
+        settings = document_separator, sorted(self._split_tools), find_retrieved
+        self._way = text_digest(repr(settings))
         if find_retrieved:
             follow_runs()
         self._fail_open = FailOpen(
@@ -364,7 +364,6 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         return history_as_openai(sent)
 
     def _as_sent(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
-        """Return a request whose planned messages are sent as they were planned."""
         try:
             sent, planned = sent_messages(
                 request.messages, self._templates, way=self._way, edit_of=self._edit_of

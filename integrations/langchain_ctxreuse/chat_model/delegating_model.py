@@ -37,7 +37,6 @@ _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "profile", "rate_
 
 
 def _of_inner(name: str) -> Any:
-    """Return an attribute that is the inner model's."""
     return property(lambda self: getattr(self.inner, name))
 
 
