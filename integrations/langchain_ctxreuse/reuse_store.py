@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from langchain_core.messages import (
     convert_to_messages,
 )
 
-from ctxreuse.context.blocks import ContextBlock, ContextRequest
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, text_digest
 from ctxreuse.context.checks import (
     checked_each,
     checked_kind,
@@ -57,8 +56,7 @@ class _StoreSearch(MemorySearch):
     @property
     def tenant(self) -> str:
         """A digest of the namespace, in which user ids often stand."""
-        named = json.dumps(self.namespace).encode()
-        return "store-" + hashlib.blake2b(named, digest_size=16).hexdigest()
+        return f"store-{text_digest(json.dumps(self.namespace)).hex()}"
 
 
 class ReuseStore(PlansMemories, BaseStore):

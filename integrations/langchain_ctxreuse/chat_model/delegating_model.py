@@ -125,14 +125,11 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
             try:
                 if name in type(self).__private_attributes__:  # pydantic takes longer to find one
                     return object.__getattribute__(self, "__pydantic_private__")[name]
-            except (AttributeError, KeyError, TypeError):  # while it is made, copied or restored
-                pass
-            try:
                 return super().__getattr__(name)
-            except AttributeError:
+            except (AttributeError, KeyError, TypeError) as error:
                 inner = vars(self).get("inner")  # none while it is made, copied or restored
                 if inner is None or name.startswith("_"):
-                    raise
+                    raise AttributeError(f"{type(self).__name__} has no {name!r}") from error
                 found = getattr(inner, name)
                 if getattr(found, "__self__", None) is not inner:
                     return found
