@@ -192,14 +192,6 @@ def test_a_fallback_model_gets_every_document_in_whole_or_before(is_first):
     assert sum(fallback.pointers)
 
 
-def test_all_of_them_together_lose_nothing():
-    middleware = [*(made() for made in OTHERS.values()), ReuseMiddleware()]
-    del middleware[2]  # two of one kind are refused
-    model = strict(fails_first=True)
-    run(model, middleware)
-    assert len(model.seen) == SEARCHES + 1
-
-
 def test_a_wrapped_model_points_too_and_plans_nothing_again(planner):
     plain = strict()
     inner = Strict(responses=plain.responses, seen=[], pointers=[])
