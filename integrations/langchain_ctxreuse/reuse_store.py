@@ -16,12 +16,7 @@ from langchain_core.messages import (
 )
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest, text_digest
-from ctxreuse.context.checks import (
-    checked_each,
-    checked_kind,
-    checked_list,
-    refuse_wrapped,
-)
+from ctxreuse.context.checks import checked_each, checked_kind, checked_list, refuse_wrapped
 from ctxreuse.context.scope import serving
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.pipeline.document_turn import ItemKind

@@ -142,9 +142,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         if find_retrieved:
             follow_runs()
         self._fail_open = FailOpen(
-            type(self).__name__,
-            "messages go through as they are",
-            tell=self._planner.note_failure,
+            type(self).__name__, "messages go through as they are", tell=self._planner.note_failure
         )
         self._counts = Counter[str]()
         self._lock = ForkSafeLock()
