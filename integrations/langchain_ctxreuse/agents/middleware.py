@@ -212,7 +212,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             return None
         # a tool result that ended the last run stands before the question, so it is planned first
         planned = self._planned_results(messages)
-        shown = [planned.get(position, message) for position, message in enumerate(messages)]
+        shown = [planned.get(number, one) for number, one in enumerate(messages)]
         message = self._fail_open.attempt(
             lambda: self._planned_question(shown, position, documents),
             lambda: behind_context(question, format_context(documents), self._templates.separator),

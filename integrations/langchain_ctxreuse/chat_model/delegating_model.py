@@ -169,15 +169,17 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
 
     def get_num_tokens(self, text: str) -> int:
         """Return the number of tokens in the text, counted as `get_token_ids` does."""
-        counts: Any = super() if self.custom_get_token_ids else self.inner
-        return counts.get_num_tokens(text)  # type: ignore[no-any-return]
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens(text)
+        return self.inner.get_num_tokens(text)
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], *args: Any, **kwargs: Any
     ) -> int:
         """Return the number of tokens in the messages, counted as `get_token_ids` does."""
-        counts: Any = super() if self.custom_get_token_ids else self.inner
-        return counts.get_num_tokens_from_messages(messages, *args, **kwargs)  # type: ignore[no-any-return]
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens_from_messages(messages, *args, **kwargs)
+        return self.inner.get_num_tokens_from_messages(messages, *args, **kwargs)
 
     bind_tools = _around_inner("bind_tools")
     with_structured_output = _around_inner("with_structured_output")
