@@ -7,15 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    ChatMessage,
-    FunctionMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
-)
+from langchain_core.messages import BaseMessage, ChatMessage, ToolMessage
 from langchain_core.outputs import ChatResult
 
 from ctxreuse.context.content_parts import ContentPart
@@ -25,13 +17,7 @@ from ctxreuse.pipeline.prompt_turn import PromptPart, TextPosition, marked_conte
 from ctxreuse.rules.cache_marks import MarkField, mark_field
 from ctxreuse.rules.cache_rules import CacheRules
 
-_ROLES: tuple[tuple[type[BaseMessage], str], ...] = (
-    (HumanMessage, "user"),
-    (AIMessage, "assistant"),
-    (SystemMessage, "system"),
-    (ToolMessage, "tool"),
-    (FunctionMessage, "function"),
-)
+_ROLES = {"human": "user", "ai": "assistant"}
 _BEFORE_THE_MESSAGES = ("model", "tools", "functions", "response_format")
 """Arguments of a call that change what stands before its messages."""
 
@@ -57,7 +43,8 @@ def role_of(message: BaseMessage) -> str:
     """Return who says a message, as OpenAI names it."""
     if isinstance(message, ChatMessage):
         return message.role
-    return next((role for kind, role in _ROLES if isinstance(message, kind)), message.type)
+    kind = message.type.removesuffix("MessageChunk").lower()
+    return _ROLES.get(kind, kind)
 
 
 def text_parts(message: BaseMessage) -> list[TextPart]:
@@ -139,13 +126,10 @@ def _marked_behind(
 
 def mark_field_for(model: object, profile: CacheRules) -> MarkField:
     """Return what marks a content part that a chat model of LangChain's sends."""
-    kinds = {one.__name__ for one in type(model).__mro__}
     if getattr(model, "beta_use_converse_api", False) is True:  # ChatBedrock then calls the other
         return "cachePoint"
-    for kind, field in MARK_FIELDS.items():
-        if kind in kinds:
-            return field
-    return mark_field(profile)
+    kinds = [one.__name__ for one in type(model).__mro__]
+    return next((MARK_FIELDS[one] for one in kinds if one in MARK_FIELDS), mark_field(profile))
 
 
 def prompt_texts(messages: Sequence[BaseMessage], arguments: Mapping[str, object]) -> PromptTexts:

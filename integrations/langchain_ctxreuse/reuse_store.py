@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +15,8 @@ from langchain_core.messages import (
     convert_to_messages,
 )
 
-from ctxreuse.context.blocks import ContextBlock, ContextRequest
-from ctxreuse.context.checks import (
-    checked_each,
-    checked_kind,
-    checked_list,
-    refuse_wrapped,
-)
+from ctxreuse.context.blocks import ContextBlock, ContextRequest, text_digest
+from ctxreuse.context.checks import checked_each, checked_kind, checked_list, refuse_wrapped
 from ctxreuse.context.scope import serving
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.pipeline.document_turn import ItemKind
@@ -57,8 +51,7 @@ class _StoreSearch(MemorySearch):
     @property
     def tenant(self) -> str:
         """A digest of the namespace, in which user ids often stand."""
-        named = json.dumps(self.namespace).encode()
-        return "store-" + hashlib.blake2b(named, digest_size=16).hexdigest()
+        return f"store-{text_digest(json.dumps(self.namespace)).hex()}"
 
 
 class ReuseStore(PlansMemories, BaseStore):

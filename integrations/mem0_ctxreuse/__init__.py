@@ -10,11 +10,7 @@ or value raises `InvalidRequestError`.
 
 from ctxreuse.pipeline.memories import tenant_of
 from ctxreuse.pipeline.memory_planner import MemoryContext
-from mem0_ctxreuse.planned_memory import (
-    AsyncReuseMemory,
-    ReuseMemory,
-    SearchableMemory,
-)
+from mem0_ctxreuse.planned_memory import AsyncReuseMemory, ReuseMemory, SearchableMemory
 
 __all__ = [
     "AsyncReuseMemory",

@@ -46,10 +46,7 @@ from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.known_texts import known_texts
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever
-from langchain_ctxreuse.agents.middleware import (
-    ResultStatistics,
-    _log_nothing_planned,
-)
+from langchain_ctxreuse.agents.middleware import ResultStatistics, _log_nothing_planned
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 

@@ -49,11 +49,7 @@ from langchain_agent_helpers import (
 )
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    HumanMessage,
-)
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
@@ -190,14 +186,6 @@ def test_a_fallback_model_gets_every_document_in_whole_or_before(is_first):
     run(Broken(responses=[], seen=[], pointers=[]), both if is_first else both[::-1])
     assert is_append_only(fallback.seen)
     assert sum(fallback.pointers)
-
-
-def test_all_of_them_together_lose_nothing():
-    middleware = [*(made() for made in OTHERS.values()), ReuseMiddleware()]
-    del middleware[2]  # two of one kind are refused
-    model = strict(fails_first=True)
-    run(model, middleware)
-    assert len(model.seen) == SEARCHES + 1
 
 
 def test_a_wrapped_model_points_too_and_plans_nothing_again(planner):

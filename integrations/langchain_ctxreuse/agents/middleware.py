@@ -135,14 +135,12 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             "find_retrieved", find_retrieved, bool, "True or False"
         )
         # what tells its edits from those of middleware that plans other results
-        way = repr((document_separator, sorted(self._split_tools), find_retrieved))
-        self._way = text_digest(way)
+        settings = document_separator, sorted(self._split_tools), find_retrieved
+        self._way = text_digest(repr(settings))
         if find_retrieved:
             follow_runs()
         self._fail_open = FailOpen(
-            type(self).__name__,
-            "messages go through as they are",
-            tell=self._planner.note_failure,
+            type(self).__name__, "messages go through as they are", tell=self._planner.note_failure
         )
         self._counts = Counter[str]()
         self._lock = ForkSafeLock()
@@ -212,7 +210,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
             return None
         # a tool result that ended the last run stands before the question, so it is planned first
         planned = self._planned_results(messages)
-        shown = [planned.get(position, message) for position, message in enumerate(messages)]
+        shown = [planned.get(number, one) for number, one in enumerate(messages)]
         message = self._fail_open.attempt(
             lambda: self._planned_question(shown, position, documents),
             lambda: behind_context(question, format_context(documents), self._templates.separator),
@@ -362,7 +360,6 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         return history_as_openai(sent)
 
     def _as_sent(self, request: ModelRequest[ContextT]) -> ModelRequest[ContextT]:
-        """Return a request whose planned messages are sent as they were planned."""
         try:
             sent, planned = sent_messages(
                 request.messages, self._templates, way=self._way, edit_of=self._edit_of

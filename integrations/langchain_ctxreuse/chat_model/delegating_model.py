@@ -37,7 +37,6 @@ _TAKEN_OVER = ("cache", "disable_streaming", "output_version", "profile", "rate_
 
 
 def _of_inner(name: str) -> Any:
-    """Return an attribute that is the inner model's."""
     return property(lambda self: getattr(self.inner, name))
 
 
@@ -126,14 +125,11 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
             try:
                 if name in type(self).__private_attributes__:  # pydantic takes longer to find one
                     return object.__getattribute__(self, "__pydantic_private__")[name]
-            except (AttributeError, KeyError, TypeError):  # while it is made, copied or restored
-                pass
-            try:
                 return super().__getattr__(name)
-            except AttributeError:
+            except (AttributeError, KeyError, TypeError) as error:
                 inner = vars(self).get("inner")  # none while it is made, copied or restored
                 if inner is None or name.startswith("_"):
-                    raise
+                    raise AttributeError(f"{type(self).__name__} has no {name!r}") from error
                 found = getattr(inner, name)
                 if getattr(found, "__self__", None) is not inner:
                     return found
@@ -173,15 +169,17 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
 
     def get_num_tokens(self, text: str) -> int:
         """Return the number of tokens in the text, counted as `get_token_ids` does."""
-        counts: Any = super() if self.custom_get_token_ids else self.inner
-        return counts.get_num_tokens(text)  # type: ignore[no-any-return]
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens(text)
+        return self.inner.get_num_tokens(text)
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], *args: Any, **kwargs: Any
     ) -> int:
         """Return the number of tokens in the messages, counted as `get_token_ids` does."""
-        counts: Any = super() if self.custom_get_token_ids else self.inner
-        return counts.get_num_tokens_from_messages(messages, *args, **kwargs)  # type: ignore[no-any-return]
+        if self.custom_get_token_ids is not None:
+            return super().get_num_tokens_from_messages(messages, *args, **kwargs)
+        return self.inner.get_num_tokens_from_messages(messages, *args, **kwargs)
 
     bind_tools = _around_inner("bind_tools")
     with_structured_output = _around_inner("with_structured_output")

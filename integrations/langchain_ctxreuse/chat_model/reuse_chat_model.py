@@ -344,7 +344,6 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         texts: PromptTexts | None,
         planned: PlannedPrompt,
     ) -> WirePrompt:
-        """Return a prompt as it goes over the wire."""
         _, sent, arguments = self._sent(messages, arguments, texts, planned)
         given = self._given(arguments, ("extra_body", "tools"))
         model = arguments.get("model") or getattr(self.inner, "model_name", None)

@@ -114,17 +114,17 @@ def document_forms(documents: Sequence[Document], texts: Sequence[str]) -> list[
 
     A splitter says so with `add_start_index=True`.
     """
-    parts: dict[object, list[tuple[int, int, int]]] = {}
+    parts: list[tuple[str, int, int, int]] = []
     for place, one in enumerate(documents):
         start, source = one.metadata.get("start_index"), one.metadata.get("source")
         if type(start) is int and isinstance(source, str):
-            parts.setdefault(source, []).append((start, start + len(one.page_content), place))
-    follower: dict[int, tuple[object, int]] = {}
-    for source, of_source in parts.items():
-        for (_, end, place), (start, *_) in pairwise(sorted(of_source)):
-            if start <= end + _NEAR:
-                follower[place] = source, start
-    names = {place: (source, start) for source, all_ in parts.items() for start, _, place in all_}
+            parts.append((source, start, start + len(one.page_content), place))
+    names = {place: (source, start) for source, start, _, place in parts}
+    follower = {
+        place: (source, start)
+        for (source, _, end, place), (other, start, *_) in pairwise(sorted(parts))
+        if source == other and start <= end + _NEAR
+    }
     return [
         Form(text, None, names.get(place), follower.get(place)) for place, text in enumerate(texts)
     ]
@@ -138,7 +138,6 @@ def seen_forms(documents: Sequence[Document]) -> list[Form]:
 def _shown_by(
     prompt: BasePromptTemplate[str] | str | None, documents: Sequence[Document]
 ) -> list[str]:
-    """Return documents as a template shows them; None shows the texts alone."""
     if prompt is None:
         return [one.page_content for one in documents]
     try:
@@ -155,9 +154,7 @@ def _shown_by(
 
 
 def _annotation_document(text: str, documents: Sequence[Document]) -> Document:
-    """Return the annotation behind documents as a document."""
-    shared = shared_names([document.metadata for document in documents])
-    return Document(page_content=text, metadata=shared)
+    return Document(text, metadata=shared_names([one.metadata for one in documents]))
 
 
 # functions by name, for what has them is copied and pickled
