@@ -161,5 +161,8 @@ def _keep_mode(earlier: Path, new: str) -> None:
         return  # its owner may have made it for others to read
     mode = stat.S_IMODE(was.st_mode) & 0o777
     if was.st_gid != now.st_gid:
-        mode &= ~stat.S_IRWXG  # they are another group's
+        try:
+            os.chown(new, -1, was.st_gid)
+        except PermissionError:
+            mode &= ~stat.S_IRWXG  # they are another group's
     os.chmod(new, mode)
