@@ -42,38 +42,24 @@ def test_a_chunk_has_at_least_one_token(tmp_path, tokens, shown):
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "files"),
+    ("name", "file", "publisher"),
     [
-        (
-            "multihop-rag",
-            "corpus.json",
-            "a folder with corpus.json and MultiHopRAG.json, published at "
-            "github.com/yixuantt/MultiHop-RAG",
-        ),
+        ("multihop-rag", "corpus.json", ", published at github.com/yixuantt/MultiHop-RAG"),
         (
             "mtrag",
             "mtrag-human/generation_tasks/reference.jsonl",
-            "the repository's folder with corpora/passage_level/*.jsonl, unpacked, and "
-            "mtrag-human/generation_tasks/reference.jsonl, or a benchmark's folder in it such as "
-            "mtragun-human, published at github.com/IBM/mt-rag-benchmark",
+            ", published at github.com/IBM/mt-rag-benchmark",
         ),
-        (
-            "locomo",
-            "locomo10.json",
-            "a folder with locomo10.json, or that file, published at "
-            "github.com/snap-research/locomo",
-        ),
-        (
-            "jsonl",
-            "corpus.jsonl",
-            "a folder of your own with corpus.jsonl (id, text) and queries.jsonl (id, question)",
-        ),
+        ("locomo", "locomo10.json", ", published at github.com/snap-research/locomo"),
+        ("jsonl", "corpus.jsonl", " and queries.jsonl (id, question)"),
     ],
 )
 def test_a_missing_file_is_named_with_what_is_expected_and_its_publisher(
-    tmp_path, name, file, files
+    tmp_path, name, file, publisher
 ):
-    assert error_of(name, tmp_path) == f"{tmp_path}/{file}: no such file; {name} is {files}"
+    said = error_of(name, tmp_path)
+    assert said.startswith(f"{tmp_path}/{file}: no such file; {name} is ")
+    assert said.endswith(publisher)
 
 
 @given(text=st.text(st.sampled_from("ab.é🦜 \n\t\u00a0"), max_size=200), tokens=st.integers(1, 12))

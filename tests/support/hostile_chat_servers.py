@@ -7,12 +7,12 @@ become of it in the model that wraps it.
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import httpx
-from hostile_servers import BROKEN, event
+from hostile_servers import BROKEN, BreakingOff, event
 from http_servers import Received, Script, engine_script
 from openai_models import clients_of
 
@@ -254,22 +254,6 @@ def replying(
         return httpx.Response(200, headers=headers, content=given[1])
 
     return answer
-
-
-class BreakingOff(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body that ends with an error of the connection."""
-
-    def __init__(self, *parts: bytes) -> None:
-        self._parts = parts
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield from self._parts
-        raise httpx.ReadError("the connection is gone")
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for part in self._parts:
-            yield part
-        raise httpx.ReadError("the connection is gone")
 
 
 def breaking_off(*parts: bytes) -> Handler:

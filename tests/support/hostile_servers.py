@@ -5,7 +5,7 @@ What is here is what `EngineClient` is tested with; everything that stands on a 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -174,14 +174,26 @@ def refusing(status: int, **headers: str) -> Callable[[httpx.Request], httpx.Res
     return lambda request: httpx.Response(status, headers=headers, json=body)
 
 
-async def _breaking() -> AsyncIterator[bytes]:
-    yield event({"choices": [{"delta": {"content": "Half"}}]})
-    raise httpx.ReadError("the connection is gone")
+class BreakingOff(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body that ends with an error of the connection."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._parts
+        raise httpx.ReadError("the connection is gone")
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self._parts:
+            yield part
+        raise httpx.ReadError("the connection is gone")
 
 
 def breaking_off(request: httpx.Request) -> httpx.Response:
     """Answer with half a reply."""
-    return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=_breaking())
+    half = BreakingOff(event({"choices": [{"delta": {"content": "Half"}}]}))
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=half)
 
 
 REFUSALS: dict[str, Callable[[httpx.Request], httpx.Response]] = {

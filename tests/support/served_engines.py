@@ -1,7 +1,5 @@
 """An emulated engine at every address."""
 
-import asyncio
-
 import httpx
 import pytest
 
@@ -51,19 +49,11 @@ def served(monkeypatch):
         async def handle(_, request):
             return await transport.handle_async_request(request)
 
-        async def read(request):
-            given = httpx.Request(
-                request.method, request.url, headers=request.headers, content=request.read()
-            )
-            answer = await transport.handle_async_request(given)
-            return httpx.Response(
-                answer.status_code, headers=answer.headers, content=await answer.aread()
-            )
+        def handle_now(_, request):
+            return transport.handle_request(request)
 
         monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", handle)
-        monkeypatch.setattr(
-            httpx.HTTPTransport, "handle_request", lambda _, request: asyncio.run(read(request))
-        )
+        monkeypatch.setattr(httpx.HTTPTransport, "handle_request", handle_now)
         return emulated
 
     return serve
