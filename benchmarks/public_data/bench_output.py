@@ -206,7 +206,7 @@ def comparison(old: Results, new: Results) -> Iterator[Shown]:
             next(iter(POLICY)): lambda pair: _run_name(pair[0]),
             "before": lambda pair: f"{pair[1].total.hit_ratio:.3f}",
             "now": lambda pair: f"{pair[0].total.hit_ratio:.3f}",
-            "change": _change,
+            "change": lambda pair: f"{pair[0].total.hit_ratio - pair[1].total.hit_ratio:+.3f}",
             "prefilled,\ntimes before": lambda pair: (
                 f"{pair[0].total.prefilled_tokens / max(1, pair[1].total.prefilled_tokens):.3f}"
             ),
@@ -215,11 +215,6 @@ def comparison(old: Results, new: Results) -> Iterator[Shown]:
         }
         yield Table.of("Hit ratio and prefilled tokens, before and now", {"": changed}, columns)
     yield f"{len(both) - len(changed)} of {len(new.runs)} runs are exactly as before"
-
-
-def _change(pair: tuple[RunResult, RunResult]) -> str:
-    change = pair[0].total.hit_ratio - pair[1].total.hit_ratio
-    return f"{change:+.3f}"
 
 
 def _only_in(
