@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
-from operator import attrgetter
 from random import Random
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -20,7 +19,7 @@ from llama_index.core.utils import get_tokenizer
 
 from ctxreuse import ContextBlock
 from ctxreuse.workflow.retrievers import KeywordRetriever
-from stand_in_data import Piece, interleaved, popular, question_about
+from stand_in_data import interleaved, popular, question_about, topic_of
 
 Traffic: TypeAlias = Literal["alone", "unique", "repeated", "conversations"]
 """Who asks: each about documents of their own; all about the same, each question once; the same
@@ -49,19 +48,19 @@ def tokenizer() -> Callable[[str], list[int]]:
 
 
 @cache
-def pieces(tokens: int) -> tuple[Piece, ...]:
+def pieces(tokens: int) -> tuple[ContextBlock, ...]:
     """Return the Python reference in pieces of at most some tokens, each text once."""
     from pydoc_data.topics import topics
 
     splitter = RecursiveCharacterTextSplitter(
         chunk_size=tokens, chunk_overlap=0, length_function=lambda text: len(tokenizer()(text))
     )
-    found: dict[str, Piece] = {}
+    found: dict[str, ContextBlock] = {}
     for topic in sorted(topics):
         for number, text in enumerate(splitter.split_text(topics[topic])):
             # at least about a quarter full, and something to ask about
             if len(text) >= tokens and _ASKED_ABOUT.search(text):
-                found.setdefault(text, Piece(f"{topic}#{number}", topic, text))
+                found.setdefault(text, ContextBlock(id=f"{topic}#{number}", text=text))
     return tuple(found.values())
 
 
@@ -83,22 +82,23 @@ def traffic(kind: Traffic, tokens: int, k: int, number: int) -> tuple[Asked, ...
     return tuple(map(Asked, questions, found))
 
 
-def _alone(random: Random, blocks: Sequence[Piece], k: int, number: int) -> tuple[Asked, ...]:
+def _alone(
+    random: Random, blocks: Sequence[ContextBlock], k: int, number: int
+) -> tuple[Asked, ...]:
     """Each has k documents of their own and asks once; as many as there are documents for."""
     shuffled = random.sample(blocks, len(blocks))
     asked = []
     for start in range(0, min(number * k, len(shuffled) - k + 1), k):
-        own = shuffled[start : start + k]
-        texts = tuple(ContextBlock(id=one.id, text=one.text) for one in own)
-        asked.append(Asked(_about(random, own[0]), texts))
+        own = tuple(shuffled[start : start + k])
+        asked.append(Asked(_about(random, own[0]), own))
     return tuple(asked)
 
 
 def _conversations(
-    random: Random, blocks: Sequence[Piece], k: int, number: int
+    random: Random, blocks: Sequence[ContextBlock], k: int, number: int
 ) -> tuple[Asked, ...]:
     """Conversations about a topic each, their turns between those of others."""
-    topics = {name: list(some) for name, some in groupby(blocks, attrgetter("topic"))}
+    topics = {name: list(some) for name, some in groupby(blocks, topic_of)}
     names = popular(random, list(topics), -(-number // _TURNS))
     turns = [
         [(f"c{n}", turn, _about(random, random.choice(topics[name]))) for turn in range(_TURNS)]
@@ -112,15 +112,15 @@ def _conversations(
     )
 
 
-def _about(random: Random, block: Piece) -> str:
+def _about(random: Random, block: ContextBlock) -> str:
     question: str = question_about(random, "", block)["question"]
     return question
 
 
 def _found(
-    blocks: Sequence[Piece], questions: Sequence[str], k: int
+    blocks: Sequence[ContextBlock], questions: Sequence[str], k: int
 ) -> list[tuple[ContextBlock, ...]]:
-    retriever = KeywordRetriever([ContextBlock(id=one.id, text=one.text) for one in blocks])
+    retriever = KeywordRetriever(blocks)
 
     async def found() -> list[tuple[ContextBlock, ...]]:
         return [tuple(await retriever.retrieve(question, k)) for question in questions]

@@ -18,10 +18,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
-from operator import attrgetter
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ctxreuse import ContextBlock
 from ctxreuse.context.tokens import estimate_tokens
@@ -43,27 +42,19 @@ def write_stand_in_data(folder: Path) -> Path:
         _write_independent(folder / "xquad")
         _write_conversations(folder / "mtrag")
         _write_memories(folder / "locomo")
-        _write_lines(folder / "2wiki" / "corpus.jsonl", _rows(_reference(400)))
+        _write_lines(folder / "2wiki" / "corpus.jsonl", _rows(demo.python_reference_blocks(400)))
         done.touch()
     return folder
 
 
-class Piece(NamedTuple):
-    """A text about a topic."""
-
-    id: str
-    topic: str
-    text: str
-
-
-def _reference(max_characters: int) -> list[Piece]:
-    blocks = demo.python_reference_blocks(max_characters)
-    return [Piece(name := str(one.id), name.partition("#")[0], one.text) for one in blocks]
+def topic_of(block: ContextBlock) -> str:
+    """Return what the first part of a block's name says that it is about."""
+    return re.split("[#/]", str(block.id))[0]
 
 
 def _write_independent(folder: Path) -> None:
     """Many users ask about the same topics."""
-    random, blocks = Random(1), _reference(900)
+    random, blocks = Random(1), demo.python_reference_blocks(900)
     asked = popular(random, blocks, 500)
     questions = [question_about(random, number, block) for number, block in enumerate(asked)]
     theirs = enumerate(demo.QUESTIONS)
@@ -74,12 +65,12 @@ def _write_independent(folder: Path) -> None:
 
 def _write_conversations(folder: Path) -> None:
     """Conversations, each about one topic; their turns stand between those of others."""
-    random, blocks = Random(2), _reference(2_000)
-    topics = {name: list(some) for name, some in groupby(blocks, attrgetter("topic"))}
+    random, blocks = Random(2), demo.python_reference_blocks(2_000)
+    topics = {name: list(some) for name, some in groupby(blocks, topic_of)}
     firsts = popular(random, [some[0] for some in topics.values() if len(some) > 2], 110)
     waiting = []
     for number, first in enumerate(firsts):
-        turns = [random.choice(topics[first.topic]) for _ in range(random.randint(4, 9))]
+        turns = [random.choice(topics[topic_of(first)]) for _ in range(random.randint(4, 9))]
         waiting.append(
             [
                 {
@@ -106,7 +97,8 @@ def _write_memories(folder: Path) -> None:
     for user in (f"user-{number}" for number in range(5)):
         names = [f"{user}/{number}" for number in range(500)]
         texts = random.sample(sentences, len(names))
-        own = [Piece(name, user, text) for name, text in zip(names, texts, strict=True)]
+        pairs = zip(names, texts, strict=True)
+        own = [ContextBlock(id=name, text=text) for name, text in pairs]
         rows += [{**row, "user": user} for row in _rows(own)]
         for number in range(150):
             asked = question_about(random, f"{user}-{number}", random.choice(own))
@@ -121,7 +113,7 @@ def popular(random: Random, things: Sequence[_T], number: int) -> list[_T]:
     return random.choices(shuffled, cum_weights=shares, k=number)
 
 
-def question_about(random: Random, number: int | str, block: Piece) -> _Row:
+def question_about(random: Random, number: int | str, block: ContextBlock) -> _Row:
     """Return a question about a sentence of a block, by some of its words."""
     sentence = random.choice([one for one in _SENTENCE.split(block.text) if _WORD.search(one)])
     words = _WORD.findall(sentence)
@@ -143,10 +135,10 @@ def interleaved(random: Random, waiting: list[list[_T]], at_once: int = 12) -> I
             waiting.remove(turns)
 
 
-def _rows(blocks: Sequence[Piece]) -> list[_Row]:
+def _rows(blocks: Sequence[ContextBlock]) -> list[_Row]:
     return [
-        {"id": one.id, "title": one.topic, "text": one.text, "tokens": estimate_tokens(one.text)}
-        for one in blocks
+        {"id": x.id, "title": topic_of(x), "text": x.text, "tokens": estimate_tokens(x.text)}
+        for x in blocks
     ]
 
 

@@ -11,18 +11,9 @@ from tempfile import TemporaryFile
 
 import typer
 
+from ctxreuse.cli import terminal
 from ctxreuse.cli.measure_commands import stamped
-from ctxreuse.cli.terminal import (
-    Command,
-    CommandGroup,
-    PrintsJson,
-    api_key,
-    command_of,
-    progress,
-    put,
-    say,
-    show,
-)
+from ctxreuse.cli.terminal import api_key, progress, put, say, show
 from ctxreuse.context.files import check_writable, file_errors, make_folder, write_text
 from ctxreuse.errors import CtxreuseError
 from ctxreuse.measure.options import option
@@ -34,7 +25,7 @@ from public_data.quality.quality_run import QualityConfig, run_quality
 from public_data.quality.question_sets import sets_to_ask
 
 app = typer.Typer(
-    cls=CommandGroup,
+    cls=terminal.CommandGroup,
     help="""Measure ctxreuse on public data sets, beside others.
 
     `bench jsonl --data FOLDER --k 5` compares ways to order what is retrieved: as retrieved,
@@ -55,7 +46,7 @@ app = typer.Typer(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench(PrintsJson, BenchConfig):
+class Bench(terminal.PrintsJson, BenchConfig):
     """Compare ways to order retrieved blocks on a data set.
 
     Over cache sizes (part policies), numbers of blocks (k) and of conversations at a time
@@ -131,7 +122,7 @@ def _make_folder(path: Path) -> None:
 
 
 for _name, _command in {"bench": Bench, "quality": Quality}.items():
-    app.command(_name, cls=Command)(command_of(_command))
+    app.command(_name, cls=terminal.Command)(terminal.command_of(_command))
 
 
 def main() -> None:

@@ -20,18 +20,6 @@ app = typer.Typer(
 
     `ctxreuse estimate recording`
 
-    Where the engine reports few hits, this says why:
-
-    `ctxreuse doctor --base-url http://127.0.0.1:8000/v1`
-
-    To see what in your prompts keeps a cache from hitting, and what that costs:
-
-    `ctxreuse lint recording --cache anthropic`
-
-    To measure it on your own engine, times to first token and answers included:
-
-    `ctxreuse bench recording --base-url http://127.0.0.1:8000/v1`
-
     Without an application, `ctxreuse demo` (extra `demo`) plans retrievals that it brings with it.
     With retrievals of your own, write one JSON object a line: a corpus with `id` and `text`, and a
     trace with `request_id`, `query` and `blocks` (ids, best first). Then:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, NamedTuple
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.checks import check_function, checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
@@ -162,20 +163,8 @@ class _Request:
         return max(self.explanation.lost_tokens, self.sent.history_tokens)
 
 
-@dataclass(slots=True)
-class _Evidence:
-    requests: int = 0
-    tokens: int = 0
-    written: int = 0
-    worst: _Request | None = None
-    _most: int = -1
-
-    def add(self, one: _Request, tokens: int) -> None:
-        self.requests += 1
-        self.tokens += tokens
-        self.written += tokens if one.sent.marks else 0
-        if tokens > self._most:
-            self.worst, self._most = one, tokens
+_Evidence: TypeAlias = list[tuple[_Request, int]]
+"""Requests that show something, and the tokens that each has computed for it."""
 
 
 class _CheckedTrace(NamedTuple):
@@ -187,22 +176,22 @@ class _CheckedTrace(NamedTuple):
     def finding(
         self, check: str, tally: _Evidence, found: str, remedy: str, factor: float | None = None
     ) -> LintFinding:
-        one = tally.worst
-        assert one is not None, "a finding has a request"
+        one, _ = max(tally, key=itemgetter(1))
+        tokens = sum(number for _, number in tally)
+        cost = round(tokens * (factor or 0.0))
         if factor is None:
-            extra = tally.written * (self.cache.write_factor - 1)
-            cost = round(tally.tokens * (1 - self.cache.read_factor) + extra)
-        else:
-            cost = round(tally.tokens * factor)
+            written = sum(number for each, number in tally if each.sent.marks)
+            extra = written * (self.cache.write_factor - 1)
+            cost = round(tokens * (1 - self.cache.read_factor) + extra)
         total = sum(one.prompt_tokens for one in self.requests)
         return LintFinding(
             check=check,
             request_id=one.traced.request_id,
             number=one.number,
             label=_label(one.traced),
-            requests=tally.requests,
+            requests=len(tally),
             found=found,
-            tokens=tally.tokens,
+            tokens=tokens,
             cost_tokens=cost,
             share=cost / total if total else 0.0,
             remedy=remedy,
@@ -295,9 +284,9 @@ def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
                 # behind it the front goes on; a first paragraph stands behind the front
                 before = one.front_tokens - (rest if variation.part == "system text" else 0)
                 if before + tokens >= trace.cache.least_tokens:
-                    tally.add(one, tokens)
+                    tally.append((one, tokens))
             seen.add(text)
-        if tally.tokens:
+        if any(tokens for _, tokens in tally):
             yield trace.finding(_VOLATILE, tally, str(variation), sentence(variation.remedy))
 
 
@@ -306,7 +295,7 @@ def _documents(trace: _CheckedTrace) -> Iterator[LintFinding]:
     if changing is None:
         return
     for position, tokens in changing.tokens.items():
-        tally.add(trace.requests[position], tokens)
+        tally.append((trace.requests[position], tokens))
     remedy = sentence(changing.remedy)
     yield trace.finding("documents whose text changes", tally, str(changing), remedy)
 
@@ -326,22 +315,22 @@ def _tools(trace: _CheckedTrace) -> Iterator[LintFinding]:
         if tools not in exact[one.root] and exact[one.root]:
             tokens = one.front_tokens + one.lost(Cause.other_tools)
             if tokens >= trace.cache.least_tokens:
-                (orders if same in sets[one.root] else others).add(one, tokens)
+                (orders if same in sets[one.root] else others).append((one, tokens))
         exact[one.root].add(tools)
         sets[one.root].add(same)
-    if orders.requests:
+    if orders:
         found = f"{_counted(orders)} the same tools as earlier ones in another order"
         remedy = "Sort the tools by name, so that every request lists them in the same order."
         yield trace.finding("tools in changing order", orders, found, remedy)
-    if others.requests > max(1, _OFTEN * number):
-        found = f"{others.requests + 1:,} sets of tools in {number:,} requests with tools"
+    if len(others) > max(1, _OFTEN * number):
+        found = f"{len(others) + 1:,} sets of tools in {number:,} requests with tools"
         remedy = REMEDIES[Cause.other_tools]
         yield trace.finding("tools that change", others, found, remedy)
 
 
 def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
     volatile = {text for one in trace.variations for text in one.all_texts}
-    tallies: defaultdict[Cause, _Evidence] = defaultdict(_Evidence)
+    tallies: defaultdict[Cause, _Evidence] = defaultdict(list)
     for one in trace.requests:
         cause = one.explanation.cause
         is_told = cause in (Cause.other_system, Cause.other_order) and any(
@@ -350,17 +339,17 @@ def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
         if cause is Cause.other_system and one.traced.front and not one.traced.system:
             continue  # words before the documents are no system text
         if cause in _BY_CAUSE and one.lost(cause) and not is_told:
-            tallies[cause].add(one, one.lost(cause))
+            tallies[cause].append((one, one.lost(cause)))
     for cause, tally in tallies.items():
-        assert tally.worst is not None, "it has requests"
-        worst = tally.worst.explanation
+        one, _ = max(tally, key=itemgetter(1))
+        worst = one.explanation
         found, remedy = worst.why, REMEDIES[cause]
         if cause is Cause.other_order:
             remedy = f"{_PLANNED} {remedy[0].lower()}{remedy[1:]}"
             found = (
                 f"{_counted(tally)} documents of an earlier one in another order or place; this "
                 f"one parts from request {worst.closest} behind {worst.shared_blocks} of its "
-                f"{len(tally.worst.traced.blocks)}, and {worst.lost_tokens:,} tokens are computed "
+                f"{len(one.traced.blocks)}, and {worst.lost_tokens:,} tokens are computed "
                 "again"
             )
         yield trace.finding(_BY_CAUSE[cause], tally, found, remedy)
@@ -374,34 +363,33 @@ def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:
     for one in trace.requests:
         sent, earlier = one.sent, before.get(one.root, SentCall())
         if sent.mark_count > cache.marks:
-            many.add(one, sent.mark_count)
+            many.append((one, 0))
         tokens = one.lost(Cause.never_written)
         gone = earlier.marks.keys() - sent.marks.keys()
         is_recorded = one.traced.sent is not None
         if is_recorded and (not sent.marks or (not cache.look_back and gone & {"tools", "system"})):
             tokens += one.front_again
         if tokens and one.prompt_tokens >= cache.least_tokens:
-            (lost if is_recorded and gone else unmarked).add(one, tokens)
+            (lost if is_recorded and gone else unmarked).append((one, tokens))
         if sent.marks:
             before[one.root] = sent
-    if many.worst is not None:
+    if many:
         what = (
             "the provider refuses such a request"
             if cache.look_back
             else "the provider writes only the latest"
         )
         found = (
-            f"{_counted(many)} more marks than {cache.name} takes, {many.worst.sent.mark_count} "
+            f"{_counted(many)} more marks than {cache.name} takes, {many[0][0].sent.mark_count} "
             f"instead of {cache.marks}; {what}"
         )
         remedy = "Let one place alone set marks: plan.body() keeps to the limit, yours included."
-        many.tokens = many.written = 0
         yield trace.finding(_TOO_MANY, many, found, remedy)
-    if lost.requests:
+    if lost:
         found = f"{_counted(lost)} no mark where an earlier one has some"
         remedy = "Set the same marks in every request: what is not marked is not read either."
         yield trace.finding("lost marks", lost, found, remedy)
-    if unmarked.requests:
+    if unmarked:
         found = f"{_counted(unmarked)} no mark behind what earlier ones begin with, too"
         yield trace.finding(_UNMARKED, unmarked, found, REMEDIES[Cause.never_written])
 
@@ -420,8 +408,8 @@ def _behind_questions(trace: _CheckedTrace) -> Iterator[LintFinding]:
         kept = one.front_tokens if one.traced.marks else 0
         kept += sum(map(block_tokens, one.traced.blocks[: max(marks, default=0)]))
         if one.prompt_tokens >= cache.least_tokens and one.prompt_tokens > kept:
-            tally.add(one, one.prompt_tokens - kept)
-    if tally.requests and cache.write_factor > 1:
+            tally.append((one, one.prompt_tokens - kept))
+    if tally and cache.write_factor > 1:
         found = (
             f"{_counted(tally)} a mark behind a question that no later turn repeats: it is written "
             f"at {cache.write_factor:g} times the price and never read"
@@ -432,7 +420,7 @@ def _behind_questions(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 def _counted(tally: _Evidence) -> str:
     """Return how many requests have something, as the beginning of a sentence."""
-    return f"{counted(tally.requests)} {'has' if tally.requests == 1 else 'have'}"
+    return f"{counted(len(tally))} {'has' if len(tally) == 1 else 'have'}"
 
 
 def _minimum(trace: _CheckedTrace) -> Iterator[LintFinding]:
@@ -444,9 +432,9 @@ def _minimum(trace: _CheckedTrace) -> Iterator[LintFinding]:
         for length in (one.prompt_tokens, one.front_tokens + one.explanation.shared_tokens):
             if again and _NEARLY * least <= length < least:
                 lengths.append(length)
-                tally.add(one, again)
+                tally.append((one, again))
                 break
-    if tally.requests:
+    if tally:
         found = (
             f"{_counted(tally)} {min(lengths):,} to {max(lengths):,} tokens in all or in common "
             f"with earlier ones; {trace.cache.name} keeps prefixes from {least:,} tokens on"

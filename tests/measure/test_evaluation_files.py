@@ -118,13 +118,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, kind):
     assert error_of(kind, str(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
 
 
-@every_file
-def test_an_empty_file_holds_nothing(tmp_path, kind):
-    read, _ = readers()[kind]
-    assert len(read(write_jsonl(tmp_path / "empty.jsonl"))) == 0
-    assert len(read(write_jsonl(tmp_path / "blank.jsonl", "", "  ", "\r"))) == 0
-
-
 # corpora
 
 

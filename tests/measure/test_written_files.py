@@ -247,6 +247,12 @@ def test_a_path_of_the_wrong_kind_is_named(value):
             write(value)
 
 
+def test_a_place_that_takes_no_file_is_named_with_the_remedy(tmp_path):
+    for path, remedy in ((tmp_path / "no" / "out", "make its folder"), (tmp_path, "name a file")):
+        with pytest.raises(InputFileError, match=f"cannot be written: .*; {remedy}"):
+            write_text(path, "text")
+
+
 def test_a_name_may_be_as_long_as_names_can_be(tmp_path):
     write_text(tmp_path / ("n" * 255), "text")
     assert os.listdir(tmp_path) == ["n" * 255]

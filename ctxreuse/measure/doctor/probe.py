@@ -349,10 +349,9 @@ def made_up_prompts(name: str, tokens: int) -> tuple[str, str, str, float]:
 
 
 def _passage(opening: str, tokens: int) -> str:
-    lines, length, number = [opening], estimate_tokens(opening), 0
+    lines, length = [opening], estimate_tokens(opening)
     while length < tokens:
-        number += 1
-        lines.append(f"In place {number} there is a river, a bridge and an old market.")
+        lines.append(f"In place {len(lines)} there is a river, a bridge and an old market.")
         length += estimate_tokens(lines[-1]) + 1
     return "\n".join(lines) + "\n"
 
