@@ -221,16 +221,17 @@ def test_an_absurd_k_gives_all_there_is():
 
 
 @pytest.mark.parametrize("is_step_wise", [False, True])
-async def test_a_search_that_finds_too_little_where_it_looks_goes_on(is_step_wise):
+async def test_a_search_that_finds_too_little_where_it_looks_goes_on_and_is_counted(is_step_wise):
     """A cluster holds a few of the corpus: `nprobe` 1 never finds 40 in it."""
     retriever = corpus_retriever(nprobe=1)
-    for k in (1, 40, len(BLOCKS) + 7):
+    for k, further in ((1, 0), (40, 1), (len(BLOCKS) + 7, 2)):
         if is_step_wise:
             async with engine_over(retriever) as engine:
                 found = (await engine.run(rag(k), "passage 1")).state["docs"]
         else:
             found = await retriever.retrieve("passage 1", k)
         assert len(found) == min(k, len(BLOCKS))
+        assert retriever.probed_further == further
 
 
 class Choosy(WordEmbedder):
