@@ -42,49 +42,28 @@ def test_blocks_alone_are_enough_and_nulls_are_nothing():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ("blocks", "columns must be a dict of field: column, or None, not 'blocks' (str)"),
-        (
-            {"docs": "blocks"},
-            "columns names the field 'docs' (str); a request has 'blocks', 'query', 'system', "
-            "'history', 'conversation_id', 'tenant', 'request_id'",
-        ),
-        ({"query": 1}, "the column of 'query' must be a string, not 1 (int)"),
+        ("blocks", "columns must be a dict of field: column, or None, not 'blocks'"),
+        ({"docs": "blocks"}, "columns names the field 'docs' .*; a request has 'blocks', 'query'"),
+        ({"query": 1}, "the column of 'query' must be a string, not 1"),
     ],
 )
 def test_wrong_names_of_columns_are_refused(columns, message):
-    with pytest.raises(InvalidRequestError) as refused:
+    with pytest.raises(InvalidRequestError, match=message):
         ColumnReader(columns)
-    assert str(refused.value) == message
 
 
 @pytest.mark.parametrize(
     ("columns", "row", "message"),
     [
-        (
-            {},
-            {"query": "?"},
-            "there is no column 'blocks' with the blocks of a request; "
-            "say which it is: columns={'blocks': ...}",
-        ),
-        (
-            {"query": "question"},
-            {"blocks": []},
-            "there is no column 'question' with the query of a request; "
-            "say which it is: columns={'query': ...}",
-        ),
-        (
-            {},
-            {"blocks": "one text"},
-            "the blocks of a row must be a list of texts or of structs with id, text, tokens, "
-            "not 'one text' (str)",
-        ),
+        ({}, {"query": "?"}, "no column 'blocks' with the blocks of a request; say which it is"),
+        ({"query": "question"}, {"blocks": []}, "no column 'question' with the query of a request"),
+        ({}, {"blocks": "one text"}, "must be a list of texts or of structs with id, text, tokens"),
         ({}, {"blocks": [{"id": "d1"}]}, "a block must have a text; the struct has only 'id'"),
     ],
 )
 def test_a_row_that_lacks_something_is_refused(columns, row, message):
-    with pytest.raises(InvalidRequestError) as refused:
+    with pytest.raises(InvalidRequestError, match=message):
         ColumnReader(columns)(row)
-    assert str(refused.value) == message
 
 
 def test_a_block_of_the_wrong_type_is_refused():

@@ -26,8 +26,8 @@ from pydantic import ValidationError
 from workflow_engines import (
     BLOCKS,
     WordEmbedder,
-    corpus,
     corpus_index,
+    corpus_retriever,
     engine_of,
     plain_ids,
     plain_search,
@@ -124,7 +124,7 @@ class TestRetriever:
                 return await super().retrieve(*args, **kwargs)
 
         seen: list[Any] = []
-        retriever = WorkflowRetriever(engine=Seen(retriever=corpus()))
+        retriever = WorkflowRetriever(engine=Seen(retriever=corpus_retriever()))
         config: Any = {"configurable": {"thread_id": "c1", "tenant": "acme"}}
         with request_context(tenant="outside"):
             for one in (config, None):
@@ -206,7 +206,7 @@ PROMPT = ChatPromptTemplate.from_messages(
 def linked(planner: Any = None, prompt: Any = PROMPT, **arguments: Any) -> SpeculativeRAGChain:
     """Return a chain over an engine that guesses whenever there is a last search."""
     engine = WorkflowEngine(
-        retriever=corpus(), planner=planner, options=WorkflowOptions(speculation="always")
+        retriever=corpus_retriever(), planner=planner, options=WorkflowOptions(speculation="always")
     )
     model = arguments.pop("llm", None) or StreamingModel()
     retriever = WorkflowRetriever(engine=engine, k=2)

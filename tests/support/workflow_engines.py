@@ -342,15 +342,12 @@ def rounds(most: int = 3) -> WorkflowGraph:
     return graph.add_edge("answer", "search")
 
 
-def corpus(metric: str = "L2") -> VectorRetriever:
-    """Return a retriever over the corpus as its users make one."""
-    return VectorRetriever(corpus_index(metric), BLOCKS, WordEmbedder())
-
-
 def engine_of(llm: Any = None, retriever: Any = None, **options: Any) -> WorkflowEngine:
     """Return an engine that speculates only where a test says so: when, is a matter of time."""
     plain = {"speculation": "off", "speculative_retrieval": False}
-    return WorkflowEngine(llm, retriever or corpus(), options=WorkflowOptions(**plain | options))
+    return WorkflowEngine(
+        llm, retriever or corpus_retriever(), options=WorkflowOptions(**plain | options)
+    )
 
 
 def plain_ids(query: str, k: int) -> list[Any]:

@@ -35,11 +35,16 @@ NAMES = tuple("abcde")
 
 
 @st.composite
-def rag_graphs(draw: Any, retrievers: Sequence[str | None] = (None,)) -> WorkflowGraph:
+def rag_graphs(
+    draw: Any,
+    retrievers: Sequence[str | None] = (None,),
+    route: Callable[[Sequence[str]], Callable[[State], str]] | None = None,
+) -> WorkflowGraph:
     """Build a graph whose nodes, functions and routers go by what the state holds.
 
     It is near to a chain, with some edges, routers, limits and common keys besides, and may not
-    compile. The question of each prompt stands in << >>.
+    compile. The question of each prompt stands in << >>. Routers that `route` makes may not name
+    their targets.
     """
     names = NAMES[: draw(st.integers(2, len(NAMES)))]
     keys = ("input", *(f"of_{name}" for name in names), "shared")
@@ -74,8 +79,10 @@ def rag_graphs(draw: Any, retrievers: Sequence[str | None] = (None,)) -> Workflo
     for _ in range(draw(st.integers(0, 3))):
         source = draw(st.sampled_from((START, *names)))
         targets = draw(st.lists(anything, min_size=1, max_size=3, unique=True))
-        if draw(st.booleans()):
-            graph.add_edge(source, _router(targets), targets)
+        if route is not None and not draw(st.integers(0, 3)):
+            graph.add_edge(source, route(targets))
+        elif draw(st.booleans()):
+            graph.add_edge(source, (route or _router)(targets), targets)
         else:
             graph.add_edge(source, targets[0])
     return graph

@@ -140,16 +140,9 @@ def test_events_come_in_order_and_end_with_the_result(model):
             kinds.append(("says" if isinstance(event, TextDelta) else type(event), event.node))
         assert event.visit == 1
     assert texts == {"guess": plain["guess"], "answer": plain["answer"]}
+    parts = (("guess", "says"), ("search", DocumentsFound), ("answer", "says"))
     assert kinds == [
-        (NodeStarted, "guess"),
-        ("says", "guess"),
-        (NodeFinished, "guess"),
-        (NodeStarted, "search"),
-        (DocumentsFound, "search"),
-        (NodeFinished, "search"),
-        (NodeStarted, "answer"),
-        ("says", "answer"),
-        (NodeFinished, "answer"),
+        (kind, node) for node, part in parts for kind in (NodeStarted, part, NodeFinished)
     ]
     [found] = [event for event in events if isinstance(event, DocumentsFound)]
     assert found.documents == plain["docs"]
@@ -169,11 +162,8 @@ async def test_the_first_failure_of_a_batch_cancels_the_rest_or_is_returned_in_i
         await assert_idle(engine)
         assert engine.metrics().cancelled == 2
         results = await engine.arun_batch(jobs, return_exceptions=True)
-        assert [type(one).__name__ for one in results] == [
-            "WorkflowResult",
-            "StageError",
-            "WorkflowResult",
-        ]
+        kinds = [type(one).__name__ for one in results]
+        assert kinds == ["WorkflowResult", "StageError", "WorkflowResult"]
 
 
 @pytest.mark.parametrize("job", [rag(), ("graph",), "ab", (rag(), "x", "y")])
@@ -375,14 +365,8 @@ async def test_the_last_search_of_a_session_says_where_the_next_one_looks_first(
         await engine.run(rag(), "Why was it")
         with request_context(tenant="", conversation_id="s"):
             await engine.run(rag(), "Why will it be")
-        assert [record is not None for record in records] == [
-            False,
-            True,
-            False,
-            False,
-            False,
-            True,
-        ]
+        known = [number for number, record in enumerate(records) if record is not None]
+        assert (known, len(records)) == ([1, 5], 6)
         assert records[1] is first
 
 
@@ -488,12 +472,8 @@ async def test_a_node_asks_the_retriever_that_it_names():
         assert [block.text for block in result.state["words"]] == ["Why 0", "Why 1"]
         assert len(executors_of(engine)) == 1
     async with engine_over(retrievers["default"]) as engine:
-        with pytest.raises(GraphError) as caught:
+        with pytest.raises(GraphError, match="asks retriever 'keyword'; the engine has 'default'"):
             await engine.run(graph, "Why")
-        assert str(caught.value) == (
-            "node 'words' asks retriever 'keyword'; the engine has 'default'; "
-            "pass retriever={'keyword': ...}"
-        )
 
 
 @pytest.mark.usefixtures("eager")

@@ -418,11 +418,8 @@ def launched(
         ("answer", 2, {}),
         ("answer", 1, {"query": "Why?"}),
         ("answer", 1, {"blocks": BLOCKS[1::-1]}),
-        ("answer", 1, {"blocks": BLOCKS[:3]}),
-        ("answer", 1, {"blocks": BLOCKS[:1]}),
         ("answer", 1, {"system": None}),
         ("answer", 1, {"params": {"n": 2}}),
-        ("answer", 1, {"params": {}}),
         ("answer", 1, {"llm": SteadyLLM()}),
     ],
 )

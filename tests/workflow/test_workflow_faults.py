@@ -114,9 +114,7 @@ def test_a_retriever_that_raises_fails_its_run_and_no_other(is_async):
     retrievers = {"default": corpus_retriever(), "db": CallableRetriever(search)}
     error = beside_others(lambda: engine_over(retrievers), asking("db"))
     assert isinstance(error, StageError)
-    assert str(error) == (
-        "node 'look' of workflow 'asking' failed on visit 1 with OSError: the database is gone"
-    )
+    assert str(error).startswith("node 'look' of workflow 'asking' failed on visit 1 with OSError")
     assert (error.node, error.visit, type(error.__cause__)) == ("look", 1, OSError)
 
 
@@ -152,16 +150,8 @@ async def test_a_stream_that_breaks_in_a_speculation_fails_nothing():
 @pytest.mark.parametrize(
     ("router", "message"),
     [
-        (
-            raising(ZeroDivisionError("by zero")),
-            "the router behind 'say' of workflow 'routed' failed with ZeroDivisionError: by zero",
-        ),
-        (
-            lambda state: state["nothing"],
-            "the router behind 'say' of workflow 'routed' failed with StateKeyError: the state has "
-            "no 'nothing'; it has 'input', 'say'. Read it with state.get, or give it a value with "
-            "defaults={...}",
-        ),
+        (raising(ZeroDivisionError("by zero")), "ZeroDivisionError: by zero"),
+        (lambda state: state["nothing"], "StateKeyError: the state has no 'nothing'"),
     ],
 )
 def test_a_router_that_fails_or_names_what_is_not_there_fails_its_run(router, message):
@@ -169,7 +159,7 @@ def test_a_router_that_fails_or_names_what_is_not_there_fails_its_run(router, me
     graph.add_edge(START, "say").add_edge("say", router)
     error = beside_others(engine_over, graph)
     assert isinstance(error, RouterError)
-    assert str(error) == message
+    assert f"behind 'say' of workflow 'routed' failed with {message}" in str(error)
     assert error.node == "say"
 
 
@@ -185,6 +175,7 @@ def test_functions_that_fail_and_nodes_that_are_visited_too_often_are_named():
     error = beside_others(engine_over, graph)
     assert isinstance(error, VisitLimitError)
     assert error.node == "say"
+    assert "after its 2 visits; raise max_visits=, or say with otherwise=" in str(error)
 
 
 def test_a_node_that_fails_stops_those_beside_it():
@@ -204,10 +195,8 @@ def test_an_index_without_vectors_finds_nothing():
     empty = faiss.IndexIVFFlat(faiss.IndexFlatL2(DIMENSION), DIMENSION, 4)
     empty.cp.min_points_per_centroid = 1
     empty.train(np.random.default_rng(0).normal(size=(100, DIMENSION)).astype(np.float32))
-    retrievers = {
-        "default": corpus_retriever(),
-        "empty": VectorRetriever(empty, (), WordEmbedder()),
-    }
+    searching = VectorRetriever(empty, (), WordEmbedder())
+    retrievers = {"default": corpus_retriever(), "empty": searching}
     result = beside_others(lambda: engine_over(retrievers), asking("empty"))
     assert result.state["docs"] == ()
 
@@ -232,16 +221,17 @@ def test_an_absurd_k_gives_all_there_is():
 
 
 @pytest.mark.parametrize("is_step_wise", [False, True])
-async def test_a_search_that_finds_too_little_where_it_looks_goes_on(is_step_wise):
+async def test_a_search_that_finds_too_little_where_it_looks_goes_on_and_is_counted(is_step_wise):
     """A cluster holds a few of the corpus: `nprobe` 1 never finds 40 in it."""
     retriever = corpus_retriever(nprobe=1)
-    for k in (1, 40, len(BLOCKS) + 7):
+    for k, further in ((1, 0), (40, 1), (len(BLOCKS) + 7, 2)):
         if is_step_wise:
             async with engine_over(retriever) as engine:
                 found = (await engine.run(rag(k), "passage 1")).state["docs"]
         else:
             found = await retriever.retrieve("passage 1", k)
         assert len(found) == min(k, len(BLOCKS))
+        assert retriever.probed_further == further
 
 
 class Choosy(WordEmbedder):
@@ -259,10 +249,7 @@ async def test_a_query_that_cannot_be_embedded_fails_its_run_and_no_other():
     async with engine_over(retrievers) as engine:
         jobs = [(rag(), text) for text in ("first", "fine", "broken", "fine too")]
         results = await engine.arun_batch(jobs, return_exceptions=True)
-        assert str(results.pop(2)) == (
-            "node 'search' of workflow 'workflow' failed on visit 1 with ValueError: "
-            "a word that is unknown"
-        )
+        assert str(results.pop(2)).endswith("visit 1 with ValueError: a word that is unknown")
         assert [str(one) for one in results] == [
             plainly(rag(), text).answer for text in ("first", "fine", "fine too")
         ]
@@ -281,10 +268,7 @@ async def test_what_fails_between_scans_fails_the_searches(monkeypatch):
     ("change", "message"),
     [
         (lambda vectors: np.nan * vectors, "finite"),
-        (
-            lambda vectors: np.repeat(vectors, 2, axis=0),
-            r"embedder must return shape .*, not \(2, 8\)",
-        ),
+        (lambda vectors: np.repeat(vectors, 2, axis=0), r"must return shape .*, not \(2, 8\)"),
     ],
 )
 @pytest.mark.parametrize("speculative", [False, True])
@@ -377,9 +361,7 @@ def test_a_model_that_fails_before_it_streams_fails_its_run():
             return super().stream(prompt, params)
 
     error = beside_others(lambda: engine_over(llm=Refusing(), options=EAGER), rag())
-    assert str(error) == (
-        "node 'answer' of workflow 'workflow' failed on visit 1 with ValueError: no such parameter"
-    )
+    assert str(error).endswith("failed on visit 1 with ValueError: no such parameter")
 
 
 def test_a_model_that_cancels_itself_fails_its_run_instead_of_cancelling_it():
@@ -410,10 +392,8 @@ def test_a_deadline_that_expires_at_any_time_leaves_nothing(deadline_s, been_thr
             assert engine.metrics().speculation.launched == 0
             with pytest.raises(DeadlineError) as caught:
                 await engine.run(rag(), "Why", deadline_s=deadline_s)
-            assert str(caught.value) == (
-                f"workflow 'workflow' did not end within {deadline_s} s; it had been through "
-                f"{been_through}"
-            )
+            told = f"did not end within {deadline_s} s; it had been through {been_through}"
+            assert str(caught.value) == f"workflow 'workflow' {told}"
             assert llm.requests == 0
             await assert_idle(engine)
             assert (await engine.run(rag(), "Why")).answer == plainly(rag(), "Why").answer

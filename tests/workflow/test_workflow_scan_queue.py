@@ -314,24 +314,13 @@ def test_what_nobody_waits_for_is_scanned_only_where_nobody_waits():
 WORKERS = 3
 
 
-def ticking_scheduler() -> SearchScheduler:
-    ticks = count()
-    return SearchScheduler(
-        corpus_retriever(), workers=WORKERS, reorder=True, clock=lambda: next(ticks) * 1e-4
-    )
-
-
-def embed_all(scheduler: SearchScheduler) -> None:
-    embedding = scheduler.next_job()
-    assert embedding is not None
-    embedding.run()
-    scheduler.finish(embedding)
-
-
 @given(seed=st.integers(0, 9_999), searches=st.integers(40, 120))
 def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(seed, searches):
     draw = Random(seed)
-    scheduler = ticking_scheduler()
+    ticks = count()
+    scheduler = SearchScheduler(
+        corpus_retriever(), workers=WORKERS, reorder=True, clock=lambda: next(ticks) * 1e-4
+    )
     jobs: list[Job] = []
     coming = [
         SearchHandle(
@@ -374,14 +363,3 @@ def test_each_search_finds_what_faiss_finds_whichever_worker_does_its_jobs(seed,
     for search in all_searches:
         scheduler.remove(search)
     assert sorted(scheduler._queue._free) == list(range(len(scheduler._queue._found)))
-
-
-def test_without_a_last_search_the_nearest_cluster_comes_first():
-    scheduler = ticking_scheduler()
-    search = SearchHandle("passage 1", 3, 0.0)
-    scheduler.add(search)
-    assert scheduler.starts_worker()
-    embed_all(scheduler)
-    _, clusters = corpus_retriever().prepare(["passage 1"], [3])
-    assert search.clusters.tolist() == clusters[0].tolist()
-    assert search.recalled is None

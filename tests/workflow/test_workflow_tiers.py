@@ -99,7 +99,6 @@ def test_the_clusters_with_the_most_accesses_are_held_as_far_as_they_fit_first_o
     tier = HotTier(searched, bytes_of(searched, 4, 9))
     tier.note(np.array([4, 4, 4, 9, 9, 20]))
     assert rebuild(tier) == (4, 9)
-    assert tier.size_bytes == bytes_of(searched, 4, 9)
     tier = HotTier(searched, bytes_of(searched, 7, 11))
     tier.note(np.array([30, 7, 11, -1]))
     assert rebuild(tier) == (7, 11)

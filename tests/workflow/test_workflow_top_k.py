@@ -19,7 +19,6 @@ from ctxreuse.workflow.vector_search.top_k import (
     Candidates,
     ClusterFindings,
     best_by_group,
-    nothing_found,
 )
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -47,14 +46,6 @@ def test_what_was_given_is_not_changed():
     best_by_group(ids_of(0, 0), scores, ids, 1, 2, higher_is_better=True)
     best_by_group(ids_of(0, 0), scores, ids, 1, 2, higher_is_better=False)
     assert (scores.tolist(), ids.tolist()) == ([2, 1], [1, 2])
-
-
-@pytest.mark.parametrize(("higher", "worst"), [(True, -LARGEST), (False, LARGEST)])
-def test_nothing_found_is_preset_as_faiss_presets_its_heaps(higher, worst):
-    assert WORST[higher] == worst
-    found = nothing_found((2, 1), higher)
-    assert (found.scores.dtype, found.ids.dtype) == (np.float32, np.int64)
-    assert_same(found, np.full((2, 1), worst, dtype=np.float32), np.full((2, 1), -1))
 
 
 @examples(100)

@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from workflow_graphs import chain, looping
+from workflow_graphs import NAMES, chain, looping, rag_graphs
 from workflow_interpreter import Step, steps
 
 from ctxreuse.workflow.errors import GraphError, RouterError, VisitLimitError
@@ -89,9 +88,6 @@ def test_a_graph_that_can_be_run_is_accepted(graph):
     assert graph.compile() is graph.compile()
 
 
-NAMES = tuple("abcde")
-
-
 @dataclass(frozen=True)
 class Run:
     """A run of a random graph that validates, and what failed it, if anything did."""
@@ -101,56 +97,9 @@ class Run:
     failure: type[Exception] | None = None
 
 
-@st.composite
-def graphs(draw):
-    """Build a chain with random edges, routers, limits and keys; it may not compile."""
-    names = NAMES[: draw(st.integers(1, len(NAMES)))]
-    anything = st.sampled_from((*names, END))
-    choices = draw(st.lists(st.integers(0, 59), min_size=1, max_size=8))
-    graph = WorkflowGraph()
-    for name in names:
-        limit = draw(st.none() | st.integers(1, 3))
-        otherwise = limit and draw(st.none() | anything)
-        _add_node(
-            graph,
-            draw(st.sampled_from(("generation", "retrieval", "function"))),
-            name,
-            output=draw(st.sampled_from((f"of_{name}", f"of_{name}", "shared"))),
-            max_visits=limit,
-            otherwise=otherwise,
-        )
-    for source, target in zip((START, *names), (*names, END), strict=True):
-        if draw(st.integers(0, 3)):
-            graph.add_edge(source, target)
-    for _ in range(draw(st.integers(0, 4))):
-        source = draw(st.sampled_from((START, *names)))
-        targets = draw(st.lists(anything, max_size=3, unique=True))
-        if not targets:
-            graph.add_edge(source, _router(choices, (*names, END)))
-        elif draw(st.booleans()):
-            graph.add_edge(source, _router(choices, targets), targets)
-        else:
-            graph.add_edge(source, targets[0])
-    return graph
-
-
-def _add_node(graph, kind, name, **options):
-    if kind == "generation":
-        graph.add_generation(name, prompt="", **options)
-    elif kind == "retrieval":
-        graph.add_retrieval(name, query="", **options)
-    else:
-        graph.add_function(name, len, **options)
-
-
-def _router(choices, targets):
-    """Return a router that chooses one target each time, by how far the run is."""
-
-    def choose(state):
-        passed = sum(state.visits(name) for name in NAMES)
-        return targets[choices[passed % len(choices)] % len(targets)]
-
-    return choose
+def by_visits(targets):
+    """Return a router that goes by how far the run is."""
+    return lambda state: targets[sum(map(state.visits, NAMES)) % len(targets)]
 
 
 def run_of(builder):
@@ -170,7 +119,7 @@ def run_of(builder):
     return Run(graph, passed)
 
 
-runs = graphs().map(run_of)
+runs = rag_graphs(route=by_visits).map(run_of)
 
 
 @given(runs)

@@ -90,12 +90,9 @@ class WorkflowRun:
             outcome = "cancelled"
             raise
         except Exception as error:
-            raise StageError(
-                f"node {quoted([node.name])} of workflow {quoted([self._graph.name])} failed on "
-                f"visit {visit} with {type(error).__name__}: {error}",
-                node.name,
-                visit,
-            ) from error
+            place = f"node {quoted([node.name])} of workflow {quoted([self._graph.name])}"
+            told = f"{place} failed on visit {visit} with {type(error).__name__}: {error}"
+            raise StageError(told, node.name, visit) from error
         finally:
             self._context.record(node, visit, began, outcome)
         self._context.emit(NodeFinished(node.name, visit, value))

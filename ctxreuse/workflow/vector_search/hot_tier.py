@@ -24,7 +24,6 @@ class BuiltTier:
     """A set of clusters that was copied and waits to be swapped in."""
 
     copies: Mapping[int, Any]
-    size_bytes: int
     serve: Callable[[], None]  # has the index search these copies from now on
 
 
@@ -64,7 +63,7 @@ class ClusterTier(ABC):
         self._decay = checked_share("decay", decay)
         self._accesses = np.zeros(index.nlist)
         self._is_held = np.zeros(index.nlist, dtype=np.bool_)
-        self._serving: BuiltTier = BuiltTier(MappingProxyType({}), 0, lambda: None)
+        self._serving: BuiltTier = BuiltTier(MappingProxyType({}), lambda: None)
         self._since_build = 0
         self._counting = ForkSafeLock()
         self._building = ForkSafeLock()
@@ -73,11 +72,6 @@ class ClusterTier(ABC):
     def clusters(self) -> tuple[int, ...]:
         """The clusters that the tier holds, in ascending order."""
         return tuple(sorted(self._serving.copies))
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the copies."""
-        return self._serving.size_bytes
 
     def note(self, clusters: npt.NDArray[np.int64]) -> None:
         """Count one sub-stage: the cluster of each pair, as given to `IVFIndex.scan`."""
@@ -117,7 +111,7 @@ class ClusterTier(ABC):
                     for cluster in sorted(chosen)
                 }
             )
-            return BuiltTier(MappingProxyType(copies), used, serve)
+            return BuiltTier(MappingProxyType(copies), serve)
 
     def swap(self, built: BuiltTier) -> None:
         """Search from now on in the set that `build` returned."""

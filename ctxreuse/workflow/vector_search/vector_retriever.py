@@ -10,6 +10,7 @@ import numpy as np
 
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.checks import checked_integer, checked_kind, checked_list
+from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.workflow.graph.state import Documents
 from ctxreuse.workflow.models.embedders import Embedder, checked_embedder, checked_vectors
@@ -35,6 +36,9 @@ class VectorRetriever:
             than k there goes on until it has k, or has scanned all.
         hot: Keeps the clusters that are used most in fast memory: a `HotTier` or `GpuTier` over the
             same `IVFIndex`.
+
+    Attributes:
+        probed_further: How many searches went on.
 
     Raises:
         InvalidRequestError: the parts do not fit each other.
@@ -73,6 +77,8 @@ class VectorRetriever:
         self.hot = hot
         self._blocks = blocks
         self._embedder = embedder
+        self.probed_further = 0
+        self._counting = ForkSafeLock()
 
     def prepare(self, queries: Sequence[str], k: Sequence[int]) -> tuple[Vectors, list[Ids]]:
         """Return the queries' vectors and the clusters to probe for k of each, nearest first.
@@ -91,6 +97,8 @@ class VectorRetriever:
         for vector, clusters, wanted in zip(vectors, nearest, most, strict=True):
             clusters, wanted = clusters[clusters >= 0], min(wanted, self.index.size)
             if sizes[clusters].sum() < wanted:
+                with self._counting:
+                    self.probed_further += 1
                 clusters = self.index.nearest_clusters(vector[None], self.index.nlist)[0]
                 clusters = clusters[clusters >= 0]
                 clusters = clusters[: int(np.searchsorted(np.cumsum(sizes[clusters]), wanted)) + 1]

@@ -142,7 +142,7 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> AsyncGenerator[Event, None]:
-        """Run the graph, and report its nodes to callbacks."""
+        """Run the graph; callbacks see each node as a chain's run inside that of the workflow."""
         inputs = (
             {key: given[key] for key in self._graph.inputs if key in given}
             if isinstance(given, Mapping)
@@ -150,38 +150,24 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
         )
         scope = scope_from_config(config)
         about = {"tenant": scope.tenant, "session": scope.conversation_id, **inputs}
-        runs = _NodeRuns(self._graph, run_manager)
+        runs: dict[str, AsyncCallbackManagerForChainRun] = {}
         events = self._engine.stream(self._graph, deadline_s=self._deadline_s, **about)
         try:
             async with aclosing(events):
                 async for event in events:
-                    await runs.report(event)
+                    if isinstance(event, NodeStarted):
+                        runs[event.node] = await run_manager.get_child().on_chain_start(
+                            None, {"visit": event.visit}, name=event.node
+                        )
+                    elif isinstance(event, NodeFinished):
+                        output = self._graph.nodes[event.node].output
+                        written = {output: with_documents(event.value)}
+                        await runs.pop(event.node).on_chain_end(written)
                     yield event
         except BaseException as error:
-            for run in runs.open.values():
+            for run in runs.values():
                 await run.on_chain_error(error)
             raise
-
-
-class _NodeRuns:
-    """Shows callbacks each node as a chain's run inside that of the workflow."""
-
-    def __init__(self, graph: Graph, run_manager: AsyncCallbackManagerForChainRun) -> None:
-        self._graph = graph
-        self._run_manager = run_manager
-        self.open: dict[str, AsyncCallbackManagerForChainRun] = {}
-
-    async def report(self, event: Event) -> None:
-        """Report the start or the end of a node."""
-        if isinstance(event, NodeStarted):
-            callbacks = self._run_manager.get_child()
-            self.open[event.node] = await callbacks.on_chain_start(
-                None, {"visit": event.visit}, name=event.node
-            )
-        elif isinstance(event, NodeFinished):
-            output = self._graph.nodes[event.node].output
-            run = self.open.pop(event.node)
-            await run.on_chain_end({output: with_documents(event.value)})
 
 
 class _StreamedAnswer:
