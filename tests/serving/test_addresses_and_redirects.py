@@ -14,7 +14,7 @@ from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, EngineSpe
 from ctxreuse.workflow import OpenAILLM
 
 
-def redirect(where, status=307):
+def redirect(where, status):
     async def script(received, writer):
         writer.write(response(status, location=where(received)))
 
@@ -38,7 +38,8 @@ def asked_by(client):
 @pytest.mark.parametrize("follows", [False, True])
 async def test_nothing_is_sent_to_another_host(status, follows):
     async with listening(engine_script(EmulatedEngine())) as [other]:
-        away = redirect(lambda received: other.url + received.path, status)
+        there = other.url.replace("http://", "http://user:pw@")
+        away = redirect(lambda received: f"{there}{received.path}?key=s3cret", status)
         async with listening(away) as [server], httpx.AsyncClient(follow_redirects=True) as http:
             options = {"http_client": http} if follows else {}
             async with EngineClient(
@@ -50,36 +51,10 @@ async def test_nothing_is_sent_to_another_host(status, follows):
                     words = f"redirects to '{other.url}/"
                     assert words in str(caught.value)
                     assert "set base_url to it" in str(caught.value)
+                    assert not any(one in str(caught.value) for one in ("pw", "s3cret"))
                     assert caught.value.status == status
         assert len(server.received) == 6  # none was tried again
         assert other.received == []
-
-
-@pytest.mark.parametrize(
-    "location",
-    [
-        "https://127.0.0.1:{port}/v1/x",
-        "http://localhost:{port}/v1/x",
-        "//127.0.0.2:{port}/",
-        "http://user:pw@127.0.0.2:{port}/?key=s3cret",
-        "file:///etc/passwd",
-        "http://[/",
-        "",
-        "\x7f",
-        "/v1/chat/completions",
-        "http://127.0.0.1:{port}/elsewhere",
-    ],
-)
-async def test_no_redirect_is_followed(location):
-    port = []
-    away = redirect(lambda received: location.format(port=port[0]))
-    async with listening(away) as [server], EngineClient(server.url, "m", retries=0) as client:
-        port.append(server.port)
-        with pytest.raises(EngineError) as caught:
-            await client.complete(MESSAGES)
-        assert "pw" not in str(caught.value)
-        assert "s3cret" not in str(caught.value)
-        assert [one.method for one in server.received] == ["POST"]
 
 
 PASSWORD = "s3cret"

@@ -344,27 +344,6 @@ def assert_nothing_is_left(queue, planner, visits):
     assert_knows_only(planner, visits.plans)
 
 
-@virtual_time
-async def test_who_is_cancelled_while_others_or_a_place_are_waited_for_is_never_planned(
-    monkeypatch,
-):
-    queue, planner, visits = visited()
-    sizes = counting(planner, monkeypatch)
-    left, stays = visits.task(big_request([1])), visits.task(big_request([2], "stays"))
-    await asyncio.sleep(0.001)
-    assert queue.waiting == 2
-    await cancelled(left)
-    assert queue.waiting == 1
-    await asyncio.sleep(0.5)
-    left = visits.task(big_request([3]))
-    await asyncio.sleep(0.1)
-    await cancelled(left)
-    assert (queue.running, queue.waiting) == (1, 0)
-    await stays
-    assert (sizes, visits.queries) == ([1], ["stays"])
-    assert_nothing_is_left(queue, planner, visits)
-
-
 @pytest.mark.parametrize("turns_of_the_loop", [0, 1])
 @virtual_time
 async def test_who_is_cancelled_between_release_and_going_on_gives_the_place_back(

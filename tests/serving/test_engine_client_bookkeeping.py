@@ -8,13 +8,10 @@ import httpx
 import pytest
 from client_helpers import MESSAGES, completed, connected, overheard, planned, raw_replies
 from hostile_servers import END, event, usage
-from kv_event_helpers import held_tokens
 from pool_helpers import Network, asking, pool_on
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.cache import CapacityTracker
-from ctxreuse.cache.kv_events.engine_blocks import EngineBlocks
-from ctxreuse.cache.kv_events.event_stream import BlocksStored
 from ctxreuse.errors import EngineError
 from ctxreuse.planning.savings import ReportedUsage
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
@@ -87,19 +84,6 @@ async def test_a_call_to_the_adapters_base_model_is_one_without_an_adapter():
         for params in ({}, {"model": "my-lora"}, {"model": "base"}):
             await client.complete(planned(planner), **params)
     assert [told[3] for told in events.told] == ["my-lora", "my-lora", None]
-
-
-async def test_an_adapters_blocks_are_found_by_its_name():
-    planner, engine = ReusePlanner(), EmulatedEngine(model="my-lora")
-    held = {}
-    for lora in (None, "my-lora"):
-        events, plan = Records(), planned(planner)
-        await completed(engine, plan, {"events": events, "lora": lora, "model": "my-lora"})
-        _, tokens, salt, adapter = events.told[0]
-        blocks = EngineBlocks()
-        blocks.stored(BlocksStored([b"x"], None, tokens[:4], 4, [("my-lora",)]))
-        held[lora] = held_tokens(blocks, tokens, cache_salt=salt, lora=adapter)
-    assert held == {None: 0, "my-lora": 4}
 
 
 async def test_an_engine_that_returns_no_tokens_is_named_once_and_no_request_is_followed(caplog):

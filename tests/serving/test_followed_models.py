@@ -6,10 +6,9 @@ from threading import Event
 
 import pytest
 from langchain_core.documents import Document
-from langchain_openai import ChatOpenAI
 from llama_index.core.llms import ChatMessage
 from llama_index.core.schema import NodeWithScore, TextNode
-from llama_index.llms.openai_like import OpenAILike
+from openai_models import chat_openai, openai_like
 
 import langchain_ctxreuse
 import llamaindex_ctxreuse
@@ -24,39 +23,30 @@ from tests.support.kv_event_helpers import Publisher, TellingCache
 from tests.support.served_engines import URL, served  # noqa: F401 - a fixture
 
 
-class LangChain:
-    """A wrapped chat model, and how it is asked."""
+def langchain():
+    """Return the planner of a wrapped chat model, and what asks that."""
+    inner = chat_openai(None, None, base_url=URL)
+    model = ReuseChatModel(inner=inner, planner=ReusePlanner(), window_s=0)
 
-    def __init__(self, **fields):
-        model = ChatOpenAI(model="emulated", base_url=URL, api_key="k", max_retries=0)
-        self.planner = ReusePlanner()
-        self._model = ReuseChatModel(inner=model, planner=self.planner, **fields)
-
-    def ask(self, names):
+    def ask(names):
         documents = [Document(f"{name} " * 40) for name in names]
         context = langchain_ctxreuse.format_context(documents)
-        return self._model.invoke(f"{context}\n\nWhich?")
+        return model.invoke(f"{context}\n\nWhich?")
+
+    return model.planner, ask
 
 
-class LlamaIndex:
-    """The same of LlamaIndex."""
+def llamaindex():
+    """Return the same of LlamaIndex."""
+    inner = openai_like(None, None, api_base=URL)
+    model = ReuseLLM(inner=inner, planner=ReusePlanner(), window_s=0)
 
-    def __init__(self, **fields):
-        model = OpenAILike(
-            model="emulated",
-            api_base=URL,
-            api_key="k",
-            is_chat_model=True,
-            context_window=100_000,
-            max_retries=0,
-        )
-        self.planner = ReusePlanner()
-        self._model = ReuseLLM(inner=model, planner=self.planner, **fields)
-
-    def ask(self, names):
+    def ask(names):
         nodes = [NodeWithScore(node=TextNode(text=f"{name} " * 40)) for name in names]
         context = llamaindex_ctxreuse.format_context(nodes)
-        return self._model.chat([ChatMessage(f"{context}\n\nWhich?")])
+        return model.chat([ChatMessage(f"{context}\n\nWhich?")])
+
+    return model.planner, ask
 
 
 class CountingSync(KVEventSync):
@@ -69,17 +59,18 @@ class CountingSync(KVEventSync):
         self.told += 1
 
 
-@pytest.mark.parametrize("application", [LangChain, LlamaIndex])
+@pytest.mark.parametrize("application", [langchain, llamaindex])
 def test_what_the_engine_drops_leaves_the_index(served, application):  # noqa: F811
-    engine, cache, app = served(), TellingCache(25, 16), application(window_s=0)
+    engine, cache = served(), TellingCache(25, 16)
+    planner, ask = application()
     with (
         Publisher() as publisher,
-        CountingSync(app.planner, publisher.endpoint, settle_s=0.05) as sync,
+        CountingSync(planner, publisher.endpoint, settle_s=0.05) as sync,
     ):
         publisher.wait_for_subscriber()
         found = 0
         for number, names in enumerate(("abcd", "abce", "fghi", "jklm", "abcd"), start=1):
-            app.ask(names)
+            ask(names)
             found += cache.serve(engine._prompt(engine.requests[-1]))
             publisher.publish(cache.take_events())
             deadline = time.monotonic() + 20
@@ -87,21 +78,21 @@ def test_what_the_engine_drops_leaves_the_index(served, application):  # noqa: F
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             assert sync.settle()
-        expected = app.planner.savings.reported.expected_cached_tokens
+        expected = planner.savings.reported.expected_cached_tokens
         assert 0 < expected <= found < 5 * 64  # most of the last one had been dropped
-        assert app.planner.statistics().tokens <= 25 * 16
+        assert planner.statistics().tokens <= 25 * 16
         assert sync.stats.requests < 5
-    assert app.planner.prompt_follower is None
+    assert planner.prompt_follower is None
 
 
-@pytest.mark.parametrize("application", [LangChain, LlamaIndex])
+@pytest.mark.parametrize("application", [langchain, llamaindex])
 def test_a_tracker_keeps_the_index_at_what_fits(served, application):  # noqa: F811
-    engine, app = served(), application(window_s=0)
-    tracker = CapacityTracker(app.planner, capacity_tokens=500)
+    engine, (planner, ask) = served(), application()
+    tracker = CapacityTracker(planner, capacity_tokens=500)
     for names in ("abcd", "fghi", "jklm"):
-        app.ask(names)
+        ask(names)
     assert engine.usage.prompt_tokens > 500
-    assert 0 < app.planner.statistics().tokens <= 500 * tracker.block_share < 500
+    assert 0 < planner.statistics().tokens <= 500 * tracker.block_share < 500
 
 
 def test_the_connection_goes_with_the_model(served, monkeypatch):  # noqa: F811
@@ -120,19 +111,19 @@ def test_the_connection_goes_with_the_model(served, monkeypatch):  # noqa: F811
     assert closed.wait(20)
 
 
-@pytest.mark.parametrize("application", [LangChain, LlamaIndex])
+@pytest.mark.parametrize("application", [langchain, llamaindex])
 def test_without_a_sync_no_tokens_are_asked_for(served, application, monkeypatch):  # noqa: F811
     engine = served()
     monkeypatch.setattr(OwnCalls, "follow", lambda *_: pytest.fail("nobody follows"))
-    app = application(window_s=0)
-    app.ask("abc")
+    planner, ask = application()
+    ask("abc")
     assert len(engine.requests) == 1
     assert "return_token_ids" not in engine.requests[0]
-    app.planner.prompt_follower = KVEventSync(app.planner, "tcp://127.0.0.1:1")
-    app.ask("a")  # one document is no context: nothing of it is in the index
+    planner.prompt_follower = KVEventSync(planner, "tcp://127.0.0.1:1")
+    ask("a")  # one document is no context: nothing of it is in the index
 
 
-@pytest.mark.parametrize("application", [LangChain, LlamaIndex])
+@pytest.mark.parametrize("application", [langchain, llamaindex])
 def test_an_engine_that_tells_no_tokens_is_named_once(
     served,  # noqa: F811
     application,
@@ -145,10 +136,10 @@ def test_an_engine_that_tells_no_tokens_is_named_once(
         raise EngineError("the engine at engine.invalid has no such route", 404)
 
     monkeypatch.setattr(EngineConnection, "token_ids", refuse)
-    app = application(window_s=0)
-    with Publisher() as publisher, KVEventSync(app.planner, publisher.endpoint):
+    planner, ask = application()
+    with Publisher() as publisher, KVEventSync(planner, publisher.endpoint):
         for names in ("abc", "abd"):
-            assert app.ask(names)
+            assert ask(names)
         deadline = time.monotonic() + 20
         while not caplog.messages:
             assert time.monotonic() < deadline

@@ -446,28 +446,6 @@ async def test_watching_notices_what_goes_and_comes_until_it_is_cancelled():
         assert len(network.sent) == seen
 
 
-@pytest.mark.parametrize("where", ["at the engine", "in the waiting room"])
-async def test_a_request_that_is_cancelled_leaves_nothing_behind(where):
-    gate = Gate()
-    network = Network(a=EmulatedEngine(answer=gate))
-    async with pool_on(network, concurrency=1, failures=1) as pool:
-        first = asyncio.create_task(pool.complete(asking("x", "slow")))
-        await until(lambda: gate.waiting == 1)
-        second = asyncio.create_task(pool.complete(asking("y")))
-        await until(lambda: pool.statistics()[0].waiting == 1)
-        cancelled, left = (first, second) if where == "at the engine" else (second, first)
-        cancelled.cancel()
-        await asyncio.wait([cancelled])
-        gate.opened.set()
-        assert (await left).replica == "a"
-        assert cancelled.cancelled()
-        assert index_tokens(pool) == {"a": 80}
-        assert queues(pool) == IDLE
-        status = pool.statistics()[0]
-        assert (status.state, status.answered, status.failed) == ("up", 1, 0)
-        assert planner_of(pool, "a").statistics().requests == 1
-
-
 async def test_a_request_that_is_cancelled_while_it_waits_to_be_tried_again_is_not_sent_again():
     network = network_of(a=ALWAYS)
     async with pool_on(network, backoff_s=60) as pool:

@@ -207,14 +207,6 @@ async def test_without_anything_of_ours_a_body_goes_through_as_it_came():
     assert not {"cookie", "te"} & received.headers.keys()
 
 
-async def test_unknown_fields_stand_beside_what_is_planned():
-    more = {"top_k": 7, "unknown": {"é": [None, "\U0001f600"]}, "temperature": 0.25}
-    async with served(EmulatedEngine()) as door:
-        await door.chat("ab", **more)
-        sent = door.bodies()[0]
-    assert {name: sent[name] for name in more} == more
-
-
 async def test_a_planning_fault_sends_the_request_as_it_came_and_counts(monkeypatch):
     def fail(*arguments):
         raise ArithmeticError("a fault")
