@@ -86,20 +86,6 @@ def test_labels_are_the_same_in_every_process():
     assert list(map(DEFAULT_TEMPLATES.label_of, blocks)) == ["[EWSB]", "[RAFG]", "[OUBV]"]
 
 
-def test_every_template_can_be_replaced():
-    words = Templates(
-        label="#{letters}",
-        block="<doc {label}>{text}</doc>",
-        order="Best first: {order}.",
-        order_separator=", ",
-        location="See {label}.",
-    )
-    assert words.label_of(ContextBlock(text="Text 0.")) == "#EWSB"
-    assert (words.before_text("#1"), words.after_text) == ("<doc #1>", "</doc>")
-    assert words.order_annotation(["#2", "#1"]) == "Best first: #2, #1."
-    assert words.location_annotations(["#2"]) == ["See #2."]
-
-
 def test_what_looks_like_a_field_in_a_label_or_text_is_not_filled_in():
     words = replace(PAPER_TEMPLATES, label="%s{id}\\1", block="{label}: {text}")
     assert words.label_of(ContextBlock(id="{id}", text="")) == "%s{id}\\1"
