@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from planning_helpers import user
 
@@ -50,6 +50,7 @@ def test_inner_scopes_hold_what_they_say_and_leave_the_outer_ones_as_they_were(n
     enter(0)
 
 
+@example([{"conversation_id": "c", "history": HELLO}, {"conversation_id": "c"}])
 @given(st.lists(settings, min_size=2, max_size=6))
 def test_nothing_of_another_tenant_or_conversation_is_inherited(nested):
     scope = NO_SCOPE
