@@ -122,12 +122,6 @@ def test_a_template_without_its_fields_or_with_others_is_refused(name, template,
     )
 
 
-@pytest.mark.parametrize("name", ["label", "block", "order", "location", "removed"])
-def test_a_template_that_is_no_string_is_refused(name):
-    with pytest.raises(InvalidRequestError, match=rf"template {name} .* None \(NoneType\)"):
-        Templates(**{name: None})
-
-
 def test_templates_have_known_positions_and_cannot_be_changed_later():
     with pytest.raises(InvalidRequestError) as caught:
         Templates(order_position="last")

@@ -2,7 +2,6 @@
 
 import gc
 import re
-from collections import Counter
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -93,18 +92,6 @@ def test_no_prompt_and_no_message_may_be_planned(world):
     assert world.plan() == PlannedPrompt(0, ())
 
 
-def test_what_was_left_out_is_written_out_where_its_beginning_is_gone():
-    world = World(labels=True)
-    first, second = f"{world.context('abc')}\n\nWho?", f"{world.context('bd')}\n\nWhy?"
-    assert "See also [" in world.plan(*said(first, "A.", second)).texts[2]
-    planned = world.plan(*said(second, "B.", "So?"))
-    assert letters_in(planned.texts[0]) == "db"
-    assert "See also" not in planned.texts[0]
-    assert planned.texts[0].endswith("\n\nWhy?")
-    again = world.plan(*said(first, "A.", second, "B.", "So?"))
-    assert letters_in(again.texts[2]) == "d", "where it is there again, it is referred to"
-
-
 def test_the_fronts_of_one_prompt_are_no_changing_words(world):
     contexts = [world.context(letters) for letters in ("ab", "cd", "ef")]
     assert len(world.plan(*said("\n\nAlso:\n".join(contexts))).plans) == 3
@@ -119,34 +106,6 @@ def test_words_on_the_order_stand_inside_of_tags_around(world):
         "\n".join(f"<doc>{TEXTS[letter]}</doc>" for letter in "abc")
         + "\n\nRead documents 3, 1, 2 first.",
     )
-
-
-def ask(world, front="Facts:\n", end="\n\nWhich?", separator="\n\n") -> str:
-    """Ask with documents; return what became of the prompt."""
-    documents = [TEXTS[letter] for letter in "cab"]
-    known_texts().add("", documents)
-    text = front + separator.join(documents) + end
-    before = Counter(world.counts())
-    [planned] = world.prompts.plan([ScopedPrompt((PromptPart("user", text),))])
-    [outcome] = Counter(world.counts()) - before
-    assert bool(planned.plans) is (outcome == "planned")
-    assert outcome == "planned" or planned.texts == (text,)
-    return outcome
-
-
-def test_a_front_that_changes_each_time_keeps_a_context_in_place(world):
-    outcomes = [ask(world, front=f"Date: {n}.\n") for n in (1, 2, 3, 4, 2)]
-    assert outcomes == ["planned"] * 2 + ["behind_changing_words"] * 2 + ["planned"]
-
-
-def test_a_users_own_words_do_not_count_once_they_are_told_apart():
-    world = World()
-    assert ask(world, end="\n\nWhich is the oldest?") == "order", "not told apart yet"
-    assert ask(world, end="\n\nWhich?") == "planned"
-    assert ask(world, end="\n\nWhich is sorted?") == "planned"
-    world = World()
-    for question in ("Where?", "Which?", "Who?"):
-        assert ask(world, "The oldest come first.\n\n", f"\n\n{question}") == "order"
 
 
 def test_words_of_documents_are_not_the_applications(world):
@@ -265,10 +224,6 @@ def test_breakpoints_stand_where_prompts_fork_and_are_no_more_than_a_request_may
         assert not any(map(any, marks_each[1::2])), "what the model said has none"
         turns.append(f"Answer {number}.")
         before = (*planned.texts, turns[-1])
-
-
-def test_caches_without_breakpoints_get_plain_texts(world):
-    assert world.plan(*said(f"{world.context('abc')}\n\nWhich?")).parts == ()
 
 
 def test_a_message_that_a_part_of_ours_planned_is_sent_as_it_is(world):
