@@ -14,7 +14,6 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.engine_options import engine_address
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt, Wire
-from ctxreuse.planner import PromptFollower
 from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.client.connection import EngineConnection
@@ -94,14 +93,14 @@ class OwnCalls:
             finalize(self, sync_bridge.started, connection.aclose).atexit = False
         return self._primer
 
-    def follow(self, planned: PlannedPrompt, follower: PromptFollower) -> None:
+    def follow(self, planned: PlannedPrompt, follower: Any) -> None:
         """Find out in the background which tokens a prompt had, and tell a follower."""
         if self._tells_ids and len(self._asked) < _MOST_ASKED:
             asked = sync_bridge.started(lambda: self._follow(planned, follower))
             self._asked.add(asked)
             asked.add_done_callback(self._asked.discard)
 
-    async def _follow(self, planned: PlannedPrompt, follower: PromptFollower) -> None:
+    async def _follow(self, planned: PlannedPrompt, follower: Any) -> None:
         try:
             assert planned.wire is not None
             sent = planned.wire(planned)
