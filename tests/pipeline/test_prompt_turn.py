@@ -92,6 +92,18 @@ def test_no_prompt_and_no_message_may_be_planned(world):
     assert world.plan() == PlannedPrompt(0, ())
 
 
+def test_what_was_left_out_is_written_out_where_its_beginning_is_gone():
+    world = World(labels=True)
+    first, second = f"{world.context('abc')}\n\nWho?", f"{world.context('bd')}\n\nWhy?"
+    assert "See also [" in world.plan(*said(first, "A.", second)).texts[2]
+    planned = world.plan(*said(second, "B.", "So?"))
+    assert letters_in(planned.texts[0]) == "db"
+    assert "See also" not in planned.texts[0]
+    assert planned.texts[0].endswith("\n\nWhy?")
+    again = world.plan(*said(first, "A.", second, "B.", "So?"))
+    assert letters_in(again.texts[2]) == "d", "where it is there again, it is referred to"
+
+
 def test_the_fronts_of_one_prompt_are_no_changing_words(world):
     contexts = [world.context(letters) for letters in ("ab", "cd", "ef")]
     assert len(world.plan(*said("\n\nAlso:\n".join(contexts))).plans) == 3
