@@ -30,9 +30,9 @@ from ctxreuse.pipeline.memories import (
     ShownMemories,
     checked_growth_limit,
     checked_placement,
-    forgotten,
     is_too_long,
     note_memories,
+    standing_memories,
     store_name,
     tenant_of,
     without_memories,
@@ -276,9 +276,13 @@ class MemoryPlanner:
         """Return messages of a conversation without the texts of memories, as copies."""
         gone = [checked_id("a memory's id", one) for one in checked_list("memory_ids", ids, "ids")]
         request = ContextRequest((), history=history, tenant=scope.tenant or "")
-        conversation = scope.conversation_id
-        messages = request.history or ()
-        return forgotten(messages, gone, self._store, self.planner, conversation, request.tenant)
+        messages: list[Any] = list(request.history or ())
+        if (conversation := scope.conversation_id) is not None:
+            messages = self.planner.without_blocks(messages, gone, conversation, request.tenant)
+        named = {(type(one), one) for one in gone}
+        standing = standing_memories(self._store, request.tenant, messages)
+        texts = [block.text for block in standing if (type(block.id), block.id) in named]
+        return without_memories(messages, texts, self.planner.templates, are_marked=True)
 
     def _context(
         self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories
