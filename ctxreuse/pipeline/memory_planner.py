@@ -196,28 +196,33 @@ class MemoryPlanner:
             self.fail_open.note(error)
             return result
 
-    async def context(
-        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any, *, blocks: bool
+    def context(
+        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any
     ) -> MemoryContext:
-        """Return what a search found as text; `get` finds what earlier messages show by its id.
+        """Return what a search found as text; `get` finds what earlier messages show by its id."""
+        shown = self._shown(found, search, asked)
+        for memory_id in shown.to_look_up if callable(get) else ():
+            try:
+                shown.note(memory_id, get(memory_id))
+            except Exception as error:
+                shown.note_error(memory_id, error, self.fail_open)
+        return self._as_text(found, search, asked, shown)
 
-        Where this blocks, nothing is awaited; else a `get` that may be awaited is, all at once.
-        """
+    async def acontext(
+        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any
+    ) -> MemoryContext:
+        """Do what `context` does, with a `get` that may be awaited, all at once."""
         shown = self._shown(found, search, asked)
 
         async def look_up(memory_id: Any) -> None:
             try:
                 stored = get(memory_id)
-                awaits = not blocks and inspect.isawaitable(stored)
-                shown.note(memory_id, await stored if awaits else stored)
+                shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
             except Exception as error:
                 shown.note_error(memory_id, error, self.fail_open)
 
-        works = list(map(look_up, shown.to_look_up if callable(get) else ()))
-        if not blocks:
-            await asyncio.gather(*works)
-        for work in works if blocks else ():
-            await work
+        if callable(get):
+            await asyncio.gather(*map(look_up, shown.to_look_up))
         return self._as_text(found, search, asked, shown)
 
     def _as_text(
