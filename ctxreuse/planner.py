@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from ctxreuse.context.blocks import BlockId, ContextBlock, ContextRequest, Message, checked_blocks
 from ctxreuse.context.checks import (
@@ -68,23 +68,6 @@ _STRATEGIES = get_args(Strategy)
 _A_REQUEST = "a ContextRequest; build one with ContextRequest(blocks=[...], query='...')"
 _JOINING_S = 0.5
 _log = logging.getLogger("ctxreuse")
-
-
-class PromptFollower(Protocol):
-    """What follows an engine's cache: a `KVEventSync`."""
-
-    def expect(self) -> None:
-        """Know that it will be told of prompts once they are answered."""
-
-    def record(
-        self,
-        plan: Plan,
-        prompt_token_ids: Sequence[int],
-        block_ends: Sequence[int] | None = None,
-        *,
-        cache_salt: str | None = None,
-    ) -> None:
-        """Note which tokens an answered prompt had."""
 
 
 class ReusePlanner(FixedSettings):
@@ -191,7 +174,7 @@ class ReusePlanner(FixedSettings):
             checked_kind("tracing", tracing, Tracing, wanted)
         self._tracing = tracing
         self.prompt_records = PromptRecords()
-        self.prompt_follower: PromptFollower | None = None
+        self.prompt_follower: Any = None  # a `KVEventSync`, which is told of answered prompts
         self.capacity_tracker: HearsAnswers | None = None
         self._counting = FailOpen("ReusePlanner", "requests go on all the same", work="counting")
 

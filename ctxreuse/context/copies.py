@@ -33,13 +33,9 @@ class OnePerProcess:
 
 
 class FixedSettings:
-    """Refuses new attributes that bear the name of a constructor's argument.
+    """Refuses new attributes that bear the name of a constructor's argument: nobody reads them.
 
-    Python lets anybody write `planner.capacity_tokens = 1_000`, and nobody would read it. What a
-    class declares, as an annotation, a property or a method, is set as usual.
-
-    Raises:
-        AttributeError: An attribute is set that only the constructor takes.
+    What a class declares, as an annotation, a property or a method, is set as usual.
     """
 
     __slots__ = ()

@@ -244,7 +244,6 @@ class TenantLRUMap(Generic[Key, Value]):
         return value
 
     def _note(self, tenant: str) -> None:
-        """Take note of how much a tenant holds now."""
         entries = self._maps[tenant]
         self._entries.note(tenant, len(entries) and len(entries) + id_size(tenant) - 1)
         self._weights.note(tenant, entries.weight)

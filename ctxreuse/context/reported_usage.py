@@ -151,8 +151,6 @@ _TERMS: Final[Mapping[str, tuple[MissReason, ...]]] = MappingProxyType(
 
 _SAME = "cache_hit"
 _UNTOLD = ("unavailable", "comparison_response_not_found", "pending")
-_NOT_IN_REQUESTS = (MissReason.expired, MissReason.below_minimum, MissReason.never_written)
-"""What a comparison of two requests cannot find: nothing in them differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +172,6 @@ class ReportedMiss:
     def is_same(self) -> bool:
         """Whether the two requests do not differ in front."""
         return self.term == _SAME
-
-    def agrees_with(self, ours: MissReason | None) -> bool | None:
-        """Return whether this fits the planner's reason; None where the provider cannot tell.
-
-        Args:
-            ours: The planner's reason; None where all that can be is read.
-        """
-        if self.is_same:
-            return ours is None or ours in _NOT_IN_REQUESTS
-        return ours in self.reasons if self.reasons else None
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `reported_miss` reads it."""

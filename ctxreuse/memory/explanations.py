@@ -91,11 +91,6 @@ class Explanation:
             return MissReason.never_written
         return self.cause.reason
 
-    @property
-    def agrees(self) -> bool | None:
-        """Whether the provider says the same; None where it says nothing or cannot tell."""
-        return None if self.reported is None else self.reported.agrees_with(self.reason)
-
     def __str__(self) -> str:
         return " ".join(filter(None, (self.words, self.comparison)))
 
@@ -105,13 +100,7 @@ class Explanation:
         if self.reported is None:
             return ""
         ours, theirs = self.reason or "no miss", self.reported
-        said = f"The provider says: {theirs} ({theirs.term}); the planner: {ours}."
-        if self.agrees is not False:
-            return said
-        return (
-            f"{said} The two differ: the provider compares with the request that it was named, the "
-            "planner with the one that begins most alike."
-        )
+        return f"The provider says: {theirs} ({theirs.term}); the planner: {ours}."
 
 
 def explain(

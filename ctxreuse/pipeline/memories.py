@@ -324,24 +324,6 @@ def without_memories(
     return copied
 
 
-def forgotten(
-    messages: Iterable[Message],
-    memory_ids: Iterable[BlockId],
-    store: Hashable,
-    planner: ReusePlanner,
-    conversation_id: str | int | None,
-    tenant: str,
-) -> list[dict[str, Any]]:
-    """Return messages of a conversation without the texts of some memories, as copies."""
-    gone = list(memory_ids)
-    if conversation_id is not None:
-        messages = planner.without_blocks(messages, gone, conversation_id, tenant)
-    messages, named = list(messages), {(type(one), one) for one in gone}
-    standing = standing_memories(store, tenant, messages)
-    texts = [block.text for block in standing if (type(block.id), block.id) in named]
-    return without_memories(messages, texts, planner.templates, are_marked=True)
-
-
 def _memory_end(
     content: str,
     start: int,

@@ -30,9 +30,9 @@ from ctxreuse.pipeline.memories import (
     ShownMemories,
     checked_growth_limit,
     checked_placement,
-    forgotten,
     is_too_long,
     note_memories,
+    standing_memories,
     store_name,
     tenant_of,
     without_memories,
@@ -196,28 +196,33 @@ class MemoryPlanner:
             self.fail_open.note(error)
             return result
 
-    async def context(
-        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any, *, blocks: bool
+    def context(
+        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any
     ) -> MemoryContext:
-        """Return what a search found as text; `get` finds what earlier messages show by its id.
+        """Return what a search found as text; `get` finds what earlier messages show by its id."""
+        shown = self._shown(found, search, asked)
+        for memory_id in shown.to_look_up if callable(get) else ():
+            try:
+                shown.note(memory_id, get(memory_id))
+            except Exception as error:
+                shown.note_error(memory_id, error, self.fail_open)
+        return self._as_text(found, search, asked, shown)
 
-        Where this blocks, nothing is awaited; else a `get` that may be awaited is, all at once.
-        """
+    async def acontext(
+        self, found: Any, search: MemorySearch, asked: ContextRequest, get: Any
+    ) -> MemoryContext:
+        """Do what `context` does, with a `get` that may be awaited, all at once."""
         shown = self._shown(found, search, asked)
 
         async def look_up(memory_id: Any) -> None:
             try:
                 stored = get(memory_id)
-                awaits = not blocks and inspect.isawaitable(stored)
-                shown.note(memory_id, await stored if awaits else stored)
+                shown.note(memory_id, await stored if inspect.isawaitable(stored) else stored)
             except Exception as error:
                 shown.note_error(memory_id, error, self.fail_open)
 
-        works = list(map(look_up, shown.to_look_up if callable(get) else ()))
-        if not blocks:
-            await asyncio.gather(*works)
-        for work in works if blocks else ():
-            await work
+        if callable(get):
+            await asyncio.gather(*map(look_up, shown.to_look_up))
         return self._as_text(found, search, asked, shown)
 
     def _as_text(
@@ -276,9 +281,13 @@ class MemoryPlanner:
         """Return messages of a conversation without the texts of memories, as copies."""
         gone = [checked_id("a memory's id", one) for one in checked_list("memory_ids", ids, "ids")]
         request = ContextRequest((), history=history, tenant=scope.tenant or "")
-        conversation = scope.conversation_id
-        messages = request.history or ()
-        return forgotten(messages, gone, self._store, self.planner, conversation, request.tenant)
+        messages: list[Any] = list(request.history or ())
+        if (conversation := scope.conversation_id) is not None:
+            messages = self.planner.without_blocks(messages, gone, conversation, request.tenant)
+        named = {(type(one), one) for one in gone}
+        standing = standing_memories(self._store, request.tenant, messages)
+        texts = [block.text for block in standing if (type(block.id), block.id) in named]
+        return without_memories(messages, texts, self.planner.templates, are_marked=True)
 
     def _context(
         self, result: Any, search: MemorySearch, asked: ContextRequest, shown: ShownMemories

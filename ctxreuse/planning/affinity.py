@@ -1,8 +1,4 @@
-"""Which requests belong together: an id by which caches and routers keep them in one place.
-
-It is a keyed hash of the tenant and of the prefix group: the system text, where that is kept on its
-own, or else the first block. A group that is asked for too often is divided by the next block.
-"""
+"""Ids by which caches and routers keep requests of one prefix group in one place."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ def keyed_digest(key: str, *parts: str) -> str:
 
 
 def affinity_id(shard: tuple[str, ...], key: str) -> str:
-    """Return the id of a prefix group, and of its shard."""
+    """Return the id of a prefix group, and of its shard if it is asked for too often."""
     return keyed_digest(key, "group", *shard)
 
 

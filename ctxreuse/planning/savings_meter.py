@@ -292,8 +292,6 @@ class SavingsMeter:
 
 
 class _Sent(NamedTuple):
-    """A request that is to be counted."""
-
     logged: LoggedPrompt
     tenant_class: str
     expected_tokens: int
@@ -304,8 +302,6 @@ class _Sent(NamedTuple):
 
 
 class _Counts(NamedTuple):
-    """What one request adds to the numbers."""
-
     numbers: tuple[int, ...]  # as `_COUNTED` names them
     group: int = _WHOLE
     tokens: int = 0  # of its blocks, and those that their order saves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from ctxreuse.context.blocks import (
     Message,
     text_digest,
 )
-from ctxreuse.context.fork_safety import process_name
+from ctxreuse.context.fork_safety import process_name, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import Templates
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
@@ -93,8 +94,6 @@ class _TurnMarks(NamedTuple):
 
 
 class _SentTurn(NamedTuple):
-    """What a turn sends."""
-
     ranks: Ranks
     keys: list[BlockKey]
     named: list[BlockKey]
@@ -119,6 +118,7 @@ class TenantPlanner:
         self._tenants = Tenants(settings.capacity_tokens, rules=cache)
         self._clock = count(1)
         self._words = lru_cache(_KEPT_WORDS)(settings.words)
+        self._most_ranked = settings.templates.most_ranked or sys.maxsize
         # asked for with each request
         self._least_tokens, self._has_minimum = cache.least_tokens, cache.has_minimum
         self._forks_pay = bool(cache.worth(1, 2))  # else most have no third use
@@ -128,6 +128,11 @@ class TenantPlanner:
         self._is_keyed = keyed is not None
         self._names = IndexNames(keyed)
         self._begun_behind = b""  # the uid of what this planner started from
+        self._note_process()
+        renew_after_fork(self._note_process)
+
+    def _note_process(self) -> None:
+        self._process = process_name()
 
     def plan(
         self,
@@ -341,7 +346,7 @@ class TenantPlanner:
             counted.front_tokens,
             settings.cache,
             now,
-            words=self._words(len(weights), counted.root[1]),
+            words=self._words(min(len(weights), self._most_ranked), counted.root[1]),
             first=next(iter(weights), None) if settings.keep_best else None,
             missing=least if self._has_minimum else 0,
             is_too_short=sum(weights.values()) < least,
@@ -447,7 +452,7 @@ class TenantPlanner:
         chosen = _marks(turn, state, sent, options)
         request_id = request.request_id
         while request_id is None or (request.request_id is None and request_id in index):
-            request_id = f"request-{process_name()}{state.unnamed_requests}"
+            request_id = f"request-{self._process}{state.unnamed_requests}"
             state.unnamed_requests += 1
         conversation = request.conversation_id
         entry = SentEntry(

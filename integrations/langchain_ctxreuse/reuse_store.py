@@ -177,12 +177,11 @@ class ReuseStore(PlansMemories, BaseStore):
         store, planner = self._memory, self._memory_planner
         with serving(scope_from_config(None)):
             request = turn.request()
-            asked = {"query": search.query, **options}
-            items = await store.asearch(names, **asked) if awaits else store.search(names, **asked)
-            found, get = _found(items), self._aget if awaits else self._get
-            return turn.prompt(
-                await planner.context(found, search, request, get, blocks=not awaits)
-            )
+            if awaits:
+                found = _found(await store.asearch(names, query=search.query, **options))
+                return turn.prompt(await planner.acontext(found, search, request, self._aget))
+            found = _found(store.search(names, query=search.query, **options))
+            return turn.prompt(planner.context(found, search, request, self._get))
 
     def _get(self, memory_id: str) -> dict[str, Any] | None:
         *namespace, key = json.loads(memory_id)

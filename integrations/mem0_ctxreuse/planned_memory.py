@@ -22,7 +22,6 @@ from ctxreuse.pipeline.memory_planner import (
     PlansMemories,
     asked,
 )
-from ctxreuse.pipeline.ordered_release import run_here
 
 
 class SearchableMemory(Protocol):
@@ -199,8 +198,7 @@ class ReuseMemory(MemoryWrapper):
         get = getattr(self._memory, "get", None)
         search = MemorySearch(self._memory.search, query, args, kwargs)
         found = self._memory.search(query, *args, **kwargs)
-        work = self._memory_planner.context(found, search, request, get, blocks=True)
-        return run_here(work)
+        return self._memory_planner.context(found, search, request, get)
 
     def messages(
         self,
@@ -259,7 +257,7 @@ class AsyncReuseMemory(MemoryWrapper):
         get = getattr(self._memory, "get", None)
         search = MemorySearch(self._memory.search, query, args, kwargs)
         found = await self._memory.search(query, *args, **kwargs)
-        return await self._memory_planner.context(found, search, request, get, blocks=False)
+        return await self._memory_planner.acontext(found, search, request, get)
 
     async def messages(self, query: str, *args: Any, **kwargs: Any) -> list[OpenAIMessage]:
         """`ReuseMemory.messages`, awaited."""

@@ -29,18 +29,6 @@ def test_marks_and_readable_parts_are_those_of_the_profile():
     assert cache_profile("openai").readable(1500) == 1500
 
 
-def test_users_make_their_own():
-    own = CacheRules(
-        name="ours",
-        granularity="marks",
-        marks=2,
-        minimum=100,
-        times_to_live=(TimeToLive("short", 60, 1.1), TimeToLive("long", 600, 1.5)),
-        life="long",
-    )
-    assert (own.lifetime, own.write_factor, own.has_marks) == (600, 1.5, True)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

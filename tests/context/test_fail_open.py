@@ -1,6 +1,5 @@
 import asyncio
 import logging
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -56,17 +55,11 @@ def test_work_that_fails_is_replaced_logged_once_and_counted(caplog):
     assert fail_open.faults == 3
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("ctxreuse", logging.WARNING)
-    assert re.fullmatch(
-        r"ReuseRetriever: planning failed with LookupError at test_fail_open\.py:[0-9]+; documents "
-        r"go through as retrieved\. Further faults are only counted\.",
-        record.getMessage(),
+    line = failing.__code__.co_firstlineno + 2  # where it was raised
+    assert record.getMessage() == (
+        f"ReuseRetriever: planning failed with LookupError at test_fail_open.py:{line}; documents "
+        "go through as retrieved. Further faults are only counted."
     )
-
-
-def test_the_place_is_the_line_that_raised(caplog):
-    FailOpen("c").attempt(failing(KeyError()), plain)
-    line = failing.__code__.co_firstlineno + 2
-    assert f" failed with KeyError at test_fail_open.py:{line}; " in caplog.text
 
 
 def test_the_line_says_what_happens_instead(caplog):
@@ -74,14 +67,6 @@ def test_the_line_says_what_happens_instead(caplog):
     assert "ReuseChatModel: planning failed with OSError at " in caplog.text
     assert "; calls go through as given. " in caplog.text
     assert "documents" not in caplog.text
-
-
-def test_each_component_logs_its_own_first_fault(caplog):
-    one, other = FailOpen("One"), FailOpen("Other")
-    for fail_open in (one, other, one, other):
-        fail_open.attempt(failing(ValueError()), plain)
-    assert [message.partition(":")[0] for message in caplog.messages] == ["One", "Other"]
-    assert (one.faults, other.faults) == (2, 2)
 
 
 @given(st.text(min_size=4).map(lambda text: f"<{text}>"))

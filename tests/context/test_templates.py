@@ -86,20 +86,6 @@ def test_labels_are_the_same_in_every_process():
     assert list(map(DEFAULT_TEMPLATES.label_of, blocks)) == ["[EWSB]", "[RAFG]", "[OUBV]"]
 
 
-def test_every_template_can_be_replaced():
-    words = Templates(
-        label="#{letters}",
-        block="<doc {label}>{text}</doc>",
-        order="Best first: {order}.",
-        order_separator=", ",
-        location="See {label}.",
-    )
-    assert words.label_of(ContextBlock(text="Text 0.")) == "#EWSB"
-    assert (words.before_text("#1"), words.after_text) == ("<doc #1>", "</doc>")
-    assert words.order_annotation(["#2", "#1"]) == "Best first: #2, #1."
-    assert words.location_annotations(["#2"]) == ["See #2."]
-
-
 def test_what_looks_like_a_field_in_a_label_or_text_is_not_filled_in():
     words = replace(PAPER_TEMPLATES, label="%s{id}\\1", block="{label}: {text}")
     assert words.label_of(ContextBlock(id="{id}", text="")) == "%s{id}\\1"
@@ -134,12 +120,6 @@ def test_a_template_without_its_fields_or_with_others_is_refused(name, template,
         f"template {name} is {template!r} (str); it must hold {fields}, "
         f"{'' if ' or ' in fields else 'each '}once, and no other braces"
     )
-
-
-@pytest.mark.parametrize("name", ["label", "block", "order", "location", "removed"])
-def test_a_template_that_is_no_string_is_refused(name):
-    with pytest.raises(InvalidRequestError, match=rf"template {name} .* None \(NoneType\)"):
-        Templates(**{name: None})
 
 
 def test_templates_have_known_positions_and_cannot_be_changed_later():

@@ -157,19 +157,15 @@ def test_a_turn_with_another_front_or_too_late_reads_nothing_of_the_last_one(fie
 
 def test_the_provider_stands_beside_the_planner():
     explanation = why("abcx", prompt("before", "abcy", marks=()), marks=())
-    assert (explanation.comparison, explanation.agrees) == ("", None)
+    assert explanation.comparison == ""
     same = replace(explanation, reported=ReportedMiss("cache_hit"))
-    assert same.agrees is True
     assert same.comparison == (
         "The provider says: no difference (cache_hit); the planner: never written."
     )
     assert str(same) == f"{explanation.words} {same.comparison}"
     other = replace(explanation, reported=ReportedMiss("tools_changed", (MissReason.tools,)))
-    assert other.agrees is False
     assert other.comparison == (
-        "The provider says: tools (tools_changed); the planner: never written. The two differ: the "
-        "provider compares with the request that it was named, the planner with the one that "
-        "begins most alike."
+        "The provider says: tools (tools_changed); the planner: never written."
     )
 
 
@@ -184,7 +180,6 @@ def test_a_plan_says_its_own_reason_and_its_providers():
     response = {"diagnostics": {"cache_miss_reason": {"type": "system_changed"}}}
     explanation = plan.explain(response)
     assert (explanation.cause, explanation.reason) == (Cause.other_system, MissReason.system)
-    assert explanation.agrees is True
     assert plan.explain().reported is None
     assert plan.explain(response).words == plan.explain().words
 

@@ -295,12 +295,6 @@ def test_neighbours_in_reading_order_are_a_sequence(names, expected):
     assert is_sequence([one.known.form for one in named(*names).spans]) is expected
 
 
-def test_a_message_that_takes_too_much_work_is_not_searched():
-    known = KnownTexts()
-    known.add("", ["line\n" * number + "x" for number in range(3, 400)])
-    assert contexts_in(known, "", "line\n" * 4_000) is None
-
-
 LINES = st.lists(st.sampled_from(["x" * 12, "y" * 12, "z" * 12, "-" * 12, "", "\n", "<a>"]))
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import re
-from collections import Counter
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -121,34 +120,6 @@ def test_words_on_the_order_stand_inside_of_tags_around(world):
     )
 
 
-def ask(world, front="Facts:\n", end="\n\nWhich?", separator="\n\n") -> str:
-    """Ask with documents; return what became of the prompt."""
-    documents = [TEXTS[letter] for letter in "cab"]
-    known_texts().add("", documents)
-    text = front + separator.join(documents) + end
-    before = Counter(world.counts())
-    [planned] = world.prompts.plan([ScopedPrompt((PromptPart("user", text),))])
-    [outcome] = Counter(world.counts()) - before
-    assert bool(planned.plans) is (outcome == "planned")
-    assert outcome == "planned" or planned.texts == (text,)
-    return outcome
-
-
-def test_a_front_that_changes_each_time_keeps_a_context_in_place(world):
-    outcomes = [ask(world, front=f"Date: {n}.\n") for n in (1, 2, 3, 4, 2)]
-    assert outcomes == ["planned"] * 2 + ["behind_changing_words"] * 2 + ["planned"]
-
-
-def test_a_users_own_words_do_not_count_once_they_are_told_apart():
-    world = World()
-    assert ask(world, end="\n\nWhich is the oldest?") == "order", "not told apart yet"
-    assert ask(world, end="\n\nWhich?") == "planned"
-    assert ask(world, end="\n\nWhich is sorted?") == "planned"
-    world = World()
-    for question in ("Where?", "Which?", "Who?"):
-        assert ask(world, "The oldest come first.\n\n", f"\n\n{question}") == "order"
-
-
 def test_words_of_documents_are_not_the_applications(world):
     dated = [f"{text} The oldest ones are sorted." for text in TEXTS.values()]
     one, other = dated[:2], dated[2:4]
@@ -265,10 +236,6 @@ def test_breakpoints_stand_where_prompts_fork_and_are_no_more_than_a_request_may
         assert not any(map(any, marks_each[1::2])), "what the model said has none"
         turns.append(f"Answer {number}.")
         before = (*planned.texts, turns[-1])
-
-
-def test_caches_without_breakpoints_get_plain_texts(world):
-    assert world.plan(*said(f"{world.context('abc')}\n\nWhich?")).parts == ()
 
 
 def test_a_message_that_a_part_of_ours_planned_is_sent_as_it_is(world):

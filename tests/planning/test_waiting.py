@@ -317,24 +317,6 @@ def test_whatever_threads_do_the_totals_are_the_sums_of_what_is_held_and_within_
     assert planner.evict_tokens(10**9).tokens == statistics.tokens
 
 
-def test_searches_that_end_at_their_bound_are_counted_even_of_a_tenant_that_is_forgotten(
-    monkeypatch,
-):
-    planner = bounded(Bounds(tenants=1))
-    planner.plan(of_a((1, 2)))
-    assert sum(planner.statistics().limits_reached.values()) == 0
-    monkeypatch.setattr(prefix_index, "_STEPS", -100)
-    planner.cached_tokens(of_a((2, 1)))
-    assert sum(planner.statistics().limits_reached.values()) == 1
-    planner.plan_batch([of_a((2, 1))])
-    assert sum(planner.statistics().limits_reached.values()) == 2
-    planner.plan(of_a((2, 1, 3)))
-    assert sum(planner.statistics().limits_reached.values()) == 3
-    planner.plan(big_request((1,), tenant="other"), "none")
-    assert planner._planning._tenants.known("a") is None
-    assert sum(planner.statistics().limits_reached.values()) == 3
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_history_that_is_not_read_to_its_end_is_counted(monkeypatch, mode):
     monkeypatch.setattr(conversations, "_LEAST_WORK", -1_000)

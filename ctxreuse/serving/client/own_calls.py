@@ -13,7 +13,6 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.engine_options import engine_address
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt, Wire
-from ctxreuse.planner import PromptFollower
 from ctxreuse.rules.cache_rules import CacheRules
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.client.connection import EngineConnection, TokenIdCalls
@@ -86,11 +85,11 @@ class OwnCalls:
             finalize(self, sync_bridge.started, connection.aclose).atexit = False
         return self._primer
 
-    def follow(self, planned: PlannedPrompt, follower: PromptFollower) -> None:
+    def follow(self, planned: PlannedPrompt, follower: Any) -> None:
         """Find out in the background which tokens a prompt had, and tell a follower."""
         self._token_ids.start(lambda: self._follow(planned, follower), sync_bridge.started)
 
-    async def _follow(self, planned: PlannedPrompt, follower: PromptFollower) -> None:
+    async def _follow(self, planned: PlannedPrompt, follower: Any) -> None:
         assert planned.wire is not None
         sent = planned.wire(planned)
         body = {**sent.fields, "messages": [*sent.messages]}

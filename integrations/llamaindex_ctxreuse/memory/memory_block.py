@@ -44,7 +44,6 @@ from ctxreuse.pipeline.memory_planner import (
     asked,
     found_memories,
 )
-from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planning.plan import Plan
 from ctxreuse.serving.planning_fields import PlanningFields
@@ -172,9 +171,10 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
             return ""
         memories, get = self._memories, self._source.get
         known = found, search, asked("", None, None, None), get
-        blocks = get is not None and not inspect.iscoroutinefunction(get)
-        work = memories.context(*known, blocks=blocks)
-        context = await (asyncio.to_thread(run_here, work) if blocks else work)
+        if get is None or inspect.iscoroutinefunction(get):
+            context = await memories.acontext(*known)
+        else:
+            context = await asyncio.to_thread(memories.context, *known)
         request = context.request
         if context.plan is None or not (request.blocks or request.outdated):
             return str(context)
