@@ -100,6 +100,25 @@ async def test_an_engine_that_returns_no_tokens_is_named_once_and_no_request_is_
     assert all("because engine returns no token ids" in one for one in told)
 
 
+async def test_a_field_of_ours_that_an_engine_refuses_is_dropped_once_and_logged_once(caplog):
+    engine, refused = EmulatedEngine(), []
+
+    class Strict(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request):
+            if b"return_token_ids" in await request.aread():
+                refused.append(request)
+                message = "return_token_ids is not supported with streaming"
+                return httpx.Response(400, json={"error": {"message": message}})
+            return await engine.transport().handle_async_request(request)
+
+    async with connected(Strict(), model="emulated", events=Records()) as client:
+        for _ in range(3):
+            assert (await client.complete(planned(ReusePlanner()))).text == "OK."
+    assert (len(refused), len(engine.requests)) == (1, 3)
+    told = [record.getMessage() for record in caplog.records if "refuses" in record.getMessage()]
+    assert told == ["engine refuses the field return_token_ids, which is not sent to it any more"]
+
+
 class SGLang(httpx.AsyncBaseTransport):
     """Answers chats as SGLang does: tokens in whole answers, none in those of older versions."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
@@ -40,6 +42,7 @@ from ctxreuse.serving.client.connection import (
     EngineConnection,
     TokenIdCalls,
     client_library_errors,
+    status_of,
     without,
 )
 from ctxreuse.serving.client.priming import PrimeCall, Primer
@@ -64,7 +67,10 @@ if TYPE_CHECKING:
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
 
 
+_log = logging.getLogger("ctxreuse")
+_WORD = re.compile(r"\w+")
 _OWN_FIELDS = ("return_token_ids", "rid")
+_REFUSED = "%s refuses the field %s, which is not sent to it any more"
 
 
 class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
@@ -150,6 +156,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self._options = cache_salt is not None, session_id, self._session_header, salt_key
         self._clock = clock
         self._has_reported = False  # cached tokens
+        self._refused = set[str]()  # fields
         self._in_flight = CallsInFlight()
         self._bookkeeping = FailOpen(
             "EngineClient", "the answer is returned all the same", work="bookkeeping"
@@ -352,7 +359,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             fields |= id_fields(plan.cache, *names.values())
         if self._events is not None and streams_token_ids(plan.cache):
             fields["return_token_ids"] = True
-        return fields, {**told.get("extra_headers", {}), **names}
+        return without(fields, *self._refused), {**told.get("extra_headers", {}), **names}
 
     async def _wait_for_leader(self, call: EngineCall) -> None:
         """Wait until the call that this one follows has begun to be answered; let others wait."""
@@ -366,7 +373,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         arguments = {"model": model, **call.arguments}
         call.begin(self._clock())
         reader = call.reader
-        async with aclosing(self._connection.reply(self._protocol, arguments)) as reply:
+        async with aclosing(self._taken(arguments)) as reply:
             async for received in reply:
                 for text in reader.take(received):
                     if reader.has_token and call.first_token_at is None:
@@ -380,6 +387,27 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
                 if reader.has_ended:
                     break
         reader.end()
+
+    async def _taken(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes]:
+        """Yield the reply; send again without the fields of ours that a refusal names, for good."""
+        has_begun, own = False, arguments["extra_body"]
+        while True:
+            try:
+                async with aclosing(self._connection.reply(self._protocol, arguments)) as reply:
+                    async for received in reply:
+                        has_begun = True
+                        yield received
+                return
+            except client_library_errors() as error:
+                words = set(_WORD.findall(str(error))) if status_of(error) == 400 else ()
+                named = [name for name in _OWN_FIELDS if name in own and name in words]
+                if has_begun or not named:
+                    raise
+                for name in named:
+                    del own[name]
+                    if name not in self._refused:
+                        self._refused.add(name)
+                        _log.warning(_REFUSED, self._connection.host, name)
 
     async def _sent(
         self, call: EngineCall, limit: TimeLimit, *, whole: bool
