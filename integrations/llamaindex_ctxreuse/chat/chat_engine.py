@@ -34,7 +34,6 @@ from ctxreuse.context.checks import checked_each, checked_kind
 from ctxreuse.context.fixed_settings import FixedSettings
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.thoughts import without_thoughts
-from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.process_planners import planner_for
 from ctxreuse.planner import ReusePlanner
@@ -119,11 +118,6 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
             **options: As for the class; no `memory`, since the engine keeps the conversation
                 itself.
         """
-        if "memory" in options:
-            raise InvalidRequestError(
-                f"{cls.__name__} keeps the conversation itself, as it was sent; leave memory out, "
-                "and hand in an earlier conversation as chat_history"
-            )
         options.setdefault("callback_manager", Settings.callback_manager)
         return cls(retriever, Settings.llm if llm is None else llm, **options)
 

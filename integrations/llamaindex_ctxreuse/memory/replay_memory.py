@@ -82,11 +82,6 @@ class ReplayMemory(Memory):
         return method
 
     @classmethod
-    def class_name(cls) -> str:
-        """Return the name that serialized memories carry."""
-        return "ReplayMemory"
-
-    @classmethod
     def from_defaults(cls, *args: Any, **kwargs: Any) -> ReplayMemory:
         """Return a memory as `Memory.from_defaults` does, with another `insert_method`."""
         limit = kwargs.pop("growth_limit", cls.model_fields["growth_limit"].default)
@@ -343,11 +338,6 @@ def _log_unknown_turns() -> None:
 
 
 def _digest(before: bytes, message: ChatMessage) -> bytes:
-    digest = hashlib.blake2b(before, digest_size=16)
-    said = [
-        f"text {one.text}" if isinstance(one, TextBlock) else repr(one) for one in message.blocks
-    ]
-    for part in (message.role.value, *said):
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return digest.digest()
+    said = [("", one.text) if isinstance(one, TextBlock) else repr(one) for one in message.blocks]
+    told = repr((message.role.value, said)).encode()
+    return hashlib.blake2b(before + told, digest_size=16).digest()
