@@ -119,11 +119,9 @@ def clipped_together(
 ) -> list[str]:
     """Return texts that have at most `tokens` tokens together; the longest are cut."""
     lengths = [count_tokens(text) for text in texts]
-
-    def together(most: int) -> int:
-        return sum(min(length, most) for length in lengths)
-
-    most = bisect_right(range(1, tokens + 1), tokens, key=together)
+    most = bisect_right(
+        range(1, tokens + 1), tokens, key=lambda most: sum(min(length, most) for length in lengths)
+    )
     return [clipped(text, most, count_tokens) for text in texts]
 
 

@@ -286,8 +286,7 @@ class _Mem0Source:
         self._reading = reading
         self._filters = dict(block.filters or {})
         self.tenant = tenant_of(self._filters)
-        get = getattr(block.memory, "get", None)
-        self.get: Callable[[Any], Any] | None = get if callable(get) else None
+        self.get: Any = getattr(block.memory, "get", None)
 
     async def search(self, query: str, session_id: str | None) -> list[MemoryRecord]:
         filters = dict(self._filters)

@@ -210,9 +210,8 @@ class ReplayMemory(Memory):
                 content = await block.aget(asked, session_id=self.session_id, **block_kwargs)
             if content:
                 contents[block.name] = content
-                shown = [ChatMessage(content=content)] if isinstance(content, str) else content
-                if not all(isinstance(one, ChatMessage) for one in shown):
-                    shown = [ChatMessage(blocks=content)]
+                is_said = isinstance(content[0], ChatMessage)
+                shown = content if is_said else [ChatMessage(content=content)]
                 history += map(message_as_openai, shown)
         return contents
 
@@ -230,9 +229,7 @@ class _PlacedHistory:
     def __init__(self, stored: Sequence[ChatMessage], question: str | ChatMessage | None) -> None:
         self._stored = len(stored)
         self.messages = list(stored)
-        asked = question
-        if isinstance(asked, str):
-            asked = ChatMessage(role=MessageRole.USER, content=asked)
+        asked = ChatMessage(question) if isinstance(question, str) else question
         last = stored[-1] if stored and stored[-1].role == MessageRole.USER else None
         if asked is not None and (last is None or last.content != asked.content):
             self.messages.append(asked)
