@@ -94,8 +94,7 @@ class AgentPlacement:
                             assigner.forget_agent(agent)
                         self._note_documents(name)
         available = self._engines.available()
-        agents = [agent for agent in self._agents if lives_on[agent] in available]
-        agents = agents or list(self._agents)
+        agents = [one for one in self._agents if lives_on[one] in available] or list(self._agents)
         stay = {key: agent for key, agent in shown.items() if agent in agents}
         new = [one for one in documents if one.key not in stay]
         assigned = iter(self._assigned(new, agents, lives_on, tenant) if new else ())

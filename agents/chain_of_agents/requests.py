@@ -119,13 +119,9 @@ def clipped_together(
 ) -> list[str]:
     """Return texts that have at most `tokens` tokens together; the longest are cut."""
     lengths = [count_tokens(text) for text in texts]
-    left, most = tokens, tokens
-    for rank, length in enumerate(sorted(lengths)):
-        share = left // (len(lengths) - rank)
-        if length > share:
-            most = share
-            break
-        left -= length
+    most = bisect_right(
+        range(1, tokens + 1), tokens, key=lambda most: sum(min(length, most) for length in lengths)
+    )
     return [clipped(text, most, count_tokens) for text in texts]
 
 
@@ -141,11 +137,8 @@ class AgentRequests:
 
     def worker(self, segment: Segment, note: str, replica: str) -> tuple[AgentRequest, str]:
         """Return a worker's request, and a remark on it."""
-        settings, question = self.settings, self.question.text
-        if note:
-            query = settings.prompts.next.format(note=note, question=question)
-        else:
-            query = settings.prompts.first.format(question=question)
+        settings, prompts = self.settings, self.settings.prompts
+        template = prompts.next if note else prompts.first
         history: Sequence[Mapping[str, Any]] = ()
         if segment.is_first_of_agent:
             history = self.memory.history(self.question.conversation, segment.agent)
@@ -156,24 +149,21 @@ class AgentRequests:
             size += history_tokens(history, self.planner.count_tokens) + budget.location_line
             if size > budget.segment:
                 history, remark = (), "its history was left out to fit the model's context"
-        request = AgentRequest(
-            context=self._context(
-                f"agent {segment.agent}",
-                segment.blocks,
-                query,
-                settings.prompts.worker,
-                history,
-            ),
+        request = self._request(
+            f"agent {segment.agent}",
+            segment.blocks,
+            template.format(question=self.question.text, note=note),
+            prompts.worker,
+            history,
             replica=replica,
             session_id=f"chain-of-agents-{segment.agent}",
             max_tokens=settings.note_tokens,
-            limit_s=settings.timeout_s,
         )
         return request, remark
 
     def manager(self, notes: Sequence[Note], most: int) -> tuple[AgentRequest, str]:
         """Return the manager's request, with so many tokens of notes at most, and a remark."""
-        question, settings, budget = self.question, self.settings, self.budget
+        question, prompts, budget = self.question, self.settings.prompts, self.budget
         count_tokens = self.planner.count_tokens
         # with the words around them, notes are half of what the manager reads at least
         kept = notes[: max(1, most // (2 * max(1, budget.note)))]
@@ -181,7 +171,6 @@ class AgentRequests:
         cut = clipped_together([note for _, note in kept], room, count_tokens)
         shown = [(number, note) for (number, _), note in zip(kept, cut, strict=True)]
         remark = "" if shown == notes else "notes were cut to fit the model's context"
-        prompts = settings.prompts
         told = [prompts.note.format(worker=number, note=note) for number, note in shown]
         query = prompts.final.format(
             notes=_NOTE_SEPARATOR.join(told) or prompts.no_notes, question=question.text
@@ -192,13 +181,8 @@ class AgentRequests:
         session_id = None  # outside a conversation any engine may answer
         if question.conversation is not None:
             session_id = conversation_session(question.tenant, question.conversation.id)
-        request = AgentRequest(
-            context=self._context("manager", (), query, settings.prompts.manager, history),
-            session_id=session_id,
-            max_tokens=settings.answer_tokens,
-            limit_s=settings.timeout_s,
-        )
-        return request, remark
+        options = {"session_id": session_id, "max_tokens": self.settings.answer_tokens}
+        return self._request("manager", (), query, prompts.manager, history, **options), remark
 
     def note_of(self, step: Step, before: str) -> tuple[Step, str]:
         """Return a worker's step, with remarks, and its note as the next agent reads it."""
@@ -219,17 +203,18 @@ class AgentRequests:
         cut = clipped(note, longest, count_tokens)
         return remarked(step, "its note was cut to note_tokens" * (cut != note)), cut
 
-    def _context(
+    def _request(
         self,
         agent: str,
         blocks: Sequence[ContextBlock],
         query: str,
         system: str,
         history: Sequence[Mapping[str, Any]],
-    ) -> ContextRequest:
+        **options: Any,
+    ) -> AgentRequest:
         conversation, planned = self.question.conversation, self.planner.labels
         is_shadow = self.planner.mode == "shadow"  # nothing is referred to
-        return ContextRequest(
+        context = ContextRequest(
             blocks,
             query,
             system=system,
@@ -239,3 +224,4 @@ class AgentRequests:
             conversation_id=None if conversation is None else f"{conversation.id!r}, {agent}",
             tenant=self.question.tenant,
         )
+        return AgentRequest(context=context, limit_s=self.settings.timeout_s, **options)

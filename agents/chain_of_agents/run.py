@@ -163,9 +163,9 @@ class ChainRun:
 
     def _look_at_unread(self) -> None:
         """Raise UnreadError if too little was read for an answer; else say what was not."""
-        trace = self.trace
-        if not trace.unread:
+        if all(step.outcome == "answered" for step in self._steps):
             return
+        trace = self.trace
         share = f"{trace.read_share:.0%}".replace("%", " %")
         first = trace.failures[0]
         why = (

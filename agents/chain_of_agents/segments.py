@@ -140,25 +140,22 @@ def segments_of(
     one_each: bool,
 ) -> list[Segment]:
     """Put uncut parcels, each once, into segments, in the order of their first pieces."""
-    open_segments: dict[int, tuple[list[int], int]] = {}
-    closed: list[tuple[int, list[int]]] = []
+    segments: list[tuple[int, list[int], bool]] = []  # agents, pieces, whether an agent's first
+    members: dict[int, list[int]] = {}  # of each agent's last segment
+    totals: dict[int, int] = {}
     for agent, parcel in zip(agents, parcels, strict=True):
-        members, total = open_segments.get(agent, ([], 0))
         added = sum([tokens[position] + label_tokens for position in parcel])
-        if members and (one_each or total + added - label_tokens > budget_tokens):
-            closed.append((agent, members))
-            members, total = [], 0
-        open_segments[agent] = ([*members, *parcel], total + added)
-    closed += [(agent, members) for agent, (members, _) in open_segments.items()]
-    closed.sort(key=lambda segment: segment[1][0])
-    segments: list[Segment] = []
-    known: set[int] = set()
-    for agent, members in closed:
-        blocks = tuple(pieces[position] for position in sorted(members))
-        length = sum([max(1, tokens[position]) for position in members])
-        segments.append(Segment(agent, blocks, length, agent not in known))
-        known.add(agent)
-    return segments
+        is_first = agent not in members
+        if is_first or one_each or totals[agent] + added - label_tokens > budget_tokens:
+            members[agent], totals[agent] = [], 0
+            segments.append((agent, members[agent], is_first))
+        members[agent] += parcel
+        totals[agent] += added
+    lengths = [max(1, length) for length in tokens]
+    return [
+        Segment(agent, tuple(pieces[n] for n in sorted(some)), sum(lengths[n] for n in some), first)
+        for agent, some, first in segments
+    ]
 
 
 def _as_block(document: Any) -> ContextBlock:

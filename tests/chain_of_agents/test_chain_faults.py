@@ -208,20 +208,6 @@ class TestManager:
         assert isinstance(failed.value.__cause__, TimeoutError)
         assert failed.value.trace.steps[-1].outcome == "timed out"
 
-    def test_an_engine_that_stalls_in_the_middle_of_its_stream_times_out(self):
-        async def say(body: dict[str, Any]) -> Any:
-            yield "The"
-            await asyncio.sleep(60)
-
-        engine = EmulatedEngine(
-            answer=lambda body: say(body) if is_managers(body["messages"]) else "A note."
-        )
-        pieces: list[str] = []
-        chain = chain_of(engine, timeout_s=0.05)
-        with pytest.raises(ManagerError, match=r"e0 did not answer within 0\.05 s"):
-            pieces.extend(chain.stream(question(1)))
-        assert pieces == ["The"]
-
 
 STAGES: dict[str, Any] = {
     "workers": lambda messages: not is_managers(messages),

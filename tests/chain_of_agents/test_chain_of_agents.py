@@ -1,6 +1,7 @@
 """The chain as its users meet it: answers, traces, engines, batches, streams."""
 
 import asyncio
+from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any
 
@@ -55,81 +56,43 @@ def test_all_that_is_sent_in_sequence_and_what_the_trace_says_of_it(monkeypatch)
 
     d5, d7 = label("D5 says"), label("D7 says")
     assert answer == "From D5 was read."
-    assert [body["messages"] for body in engine.requests] == [
+    roles = [[one["role"] for one in body["messages"]] for body in engine.requests]
+    assert roles == [["system", "user"]] * 3
+    assert [[one["content"] for one in body["messages"]] for body in engine.requests] == [
+        ["Read.", f"{d5} D5 says\n\nQuestion: Q?\n\nWrite your note."],
         [
-            {"role": "system", "content": "Read."},
-            {"role": "user", "content": f"{d5} D5 says\n\nQuestion: Q?\n\nWrite your note."},
+            "Read.",
+            f"{d7} D7 says\n\nNote of the readers before you:\nD5 was read.\n\n"
+            "Question: Q?\n\nWrite the note again, with what your part adds.",
         ],
         [
-            {"role": "system", "content": "Read."},
-            {
-                "role": "user",
-                "content": (
-                    f"{d7} D7 says\n\nNote of the readers before you:\nD5 was read.\n\n"
-                    "Question: Q?\n\nWrite the note again, with what your part adds."
-                ),
-            },
-        ],
-        [
-            {"role": "system", "content": "Several readers have each read."},
-            {
-                "role": "user",
-                "content": (
-                    "Notes:\nReader 2: D5 was read.\nD7 was read.\n\nQuestion: Q?\n\nAnswer:"
-                ),
-            },
+            "Several readers have each read.",
+            "Notes:\nReader 2: D5 was read.\nD7 was read.\n\nQuestion: Q?\n\nAnswer:",
         ],
     ]
     assert [body["max_tokens"] for body in engine.requests] == [256, 256, 512]
+
     tokens = [len(engine.prompt_tokens(body["messages"])) for body in engine.requests]
-    assert answer.trace == Trace(
-        question="Q?",
-        mode="sequential",
-        steps=(
-            Step(
-                role="worker",
-                agent=0,
-                position=0,
-                documents=(5,),
-                document_tokens=2,
-                labels={d5: 5},
-                note="D5 was read.",
-                replica="e0",
-                prompt_tokens=tokens[0],
-                cached_tokens=0,
-                completion_tokens=4,
-                began_s=1.0,
-                ended_s=2.0,
-            ),
-            Step(
-                role="worker",
-                agent=1,
-                position=1,
-                documents=(7,),
-                document_tokens=2,
-                labels={d7: 7},
-                note="D7 was read.",
-                replica="e0",
-                prompt_tokens=tokens[1],
-                cached_tokens=answer.trace.steps[1].cached_tokens,
-                completion_tokens=4,
-                began_s=3.0,
-                ended_s=4.0,
-            ),
-            Step(
-                role="manager",
-                agent=-1,
-                position=-1,
-                note="From D5 was read.",
-                replica="e0",
-                prompt_tokens=tokens[2],
-                cached_tokens=0,
-                completion_tokens=5,
-                began_s=5.0,
-                ended_s=6.0,
-            ),
+    cached = answer.trace.steps[1].cached_tokens
+    said = {"note": "D5 was read.", "completion_tokens": 4}
+    read = {"role": "worker", "document_tokens": 2}
+    steps = (
+        Step(agent=0, position=0, documents=(5,), labels={d5: 5}, cached_tokens=0, **read, **said),
+        Step(
+            agent=1, position=1, documents=(7,), labels={d7: 7}, cached_tokens=cached,
+            **read, **{**said, "note": "D7 was read."},
         ),
+        Step(
+            role="manager", agent=-1, position=-1, note="From D5 was read.", cached_tokens=0,
+            completion_tokens=5,
+        ),
+    )  # fmt: skip
+    times = ({"began_s": 1.0 + 2 * n, "ended_s": 2.0 + 2 * n} for n in range(3))
+    expected = tuple(
+        replace(one, replica="e0", prompt_tokens=length, **when)
+        for one, length, when in zip(steps, tokens, times, strict=True)
     )
+    assert answer.trace == Trace(question="Q?", mode="sequential", steps=expected)
 
 
 def test_in_parallel_the_manager_reads_all_notes_in_the_documents_order():

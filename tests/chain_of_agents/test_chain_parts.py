@@ -349,6 +349,13 @@ def turn(prompt: str, answer: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 class TestHistories:
+    def test_a_turn_that_begins_anew_replaces_its_agents_history(self):
+        memory = AgentMemory()
+        memory.record(KEY, [AgentTurn(0, (), "p1", "a1", (A,)), AgentTurn(1, (), "p", "a", (B,))])
+        memory.record(KEY, [AgentTurn(0, (), "p2", "a2")])
+        assert memory.history(KEY, 0) == turn("p2", "a2")
+        assert memory.shown(KEY) == {B: 1}
+
     def test_the_oldest_conversation_is_forgotten_and_one_alone_keeps_to_the_bound(self):
         memory = AgentMemory(max_conversations=2)
         first, second, third = (KEY._replace(id=name) for name in ("c1", "c2", "c3"))

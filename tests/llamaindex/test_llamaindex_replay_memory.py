@@ -263,6 +263,15 @@ class TestOutdatedMemories:
         assert f"{lisbon} Alice lives in Lisbon.\n\n{lisbon} replaces {porto}." in new
         assert inner.prompts[2].count("replaces") == 1
 
+    async def test_all_that_was_deleted_is_said_to_be(self, inner):
+        mem0 = Store(pin="The PIN is 4711.")
+        prompts_memory = plain_memory(ReuseMemoryBlock(memory=mem0))
+        engine = SimpleChatEngine.from_defaults(llm=inner, memory=prompts_memory)
+        await engine.achat("Where?")
+        mem0.texts = {}
+        await engine.achat("And now?")
+        assert "[Doc_pin] no longer holds" in inner.prompts[1].removeprefix(inner.prompts[0])
+
     async def test_what_another_block_has_shown_is_not_looked_up(self, planner):
         mem0 = Store(pin="The PIN is 4711.")
         memory = plain_memory(

@@ -1,7 +1,6 @@
 """What `planner.savings` says of a wrapped LLM: the usage of its answers, and its failures."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from example_counts import examples
@@ -21,7 +20,6 @@ from llamaindex_llm_helpers import (
 
 from ctxreuse import ReusePlanner
 from llamaindex_ctxreuse import ReuseLLM
-from llamaindex_ctxreuse.llm.reuse_llm import reported_usage
 
 WORDS = ("abc", "cab", "bca", "acb")
 STREAMED = {"stream_options": {"include_usage": True}}
@@ -91,16 +89,6 @@ def test_completions_are_counted_and_failures_of_planning():
 class Odd:
     def __getattr__(self, name):
         raise RuntimeError("a foreign object")
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [None, 3, {}, {"usage": None}, {"usage": {"prompt_tokens": -1}}, SimpleNamespace(usage=[1])],
-)
-def test_usage_that_cannot_be_right_is_none(raw):
-    answer = ChatResponse(message=ChatMessage("So."), raw=raw)
-    assert reported_usage(answer) is None
-    assert reported_usage("a structured answer") is None
 
 
 def test_usage_that_cannot_be_read_loses_no_answer(planner):

@@ -187,14 +187,8 @@ def with_cache_points(
     is_bedrock = any(one.__name__ == "BedrockConverse" for one in type(model).__mro__)
     kind = "default" if is_bedrock else "ephemeral"
     marked, _ = marked_prompt(prompt, profile, "cache_control")
-    return [
-        _rebuilt(message, one["content"], kind)
-        if any(
-            isinstance(part, ContentPart) or "cache_control" in part for part in given["content"]
-        )
-        else message
-        for message, given, one in zip(messages, prompt, marked, strict=True)
-    ]
+    rebuilt = zip(messages, marked, strict=True)
+    return [_rebuilt(message, one["content"], kind) for message, one in rebuilt]
 
 
 def _rebuilt(message: ChatMessage, content: Sequence[Any], kind: str) -> ChatMessage:

@@ -193,9 +193,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     def shown_anew(self, content: str) -> str:
         """Return about what a `content` of this block would be if it were the first."""
         made = self._made(content)
-        if made is None:
-            return content
-        return "\n\n".join(block.text for block in made.request.blocks)
+        texts = [content] if made is None else [block.text for block in made.request.blocks]
+        return "\n\n".join(texts)
 
     def found_in_front(self, content: str) -> int:
         """Return how many tokens of a `content` a conversation finds that begins with it."""
@@ -239,10 +238,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     def note_shown(self, content: str, role: str, texts: Iterable[str]) -> None:
         """Have the texts among these that show a `content` sent as they are."""
         made = self._made(content)
-        if made is None:
-            return
         for text in texts:
-            if content in text:
+            if made is not None and content in text:
                 note_planned(current_scope().tenant or "", role, text, made)
 
     def _kept(self, plan: Plan) -> str:
@@ -289,8 +286,7 @@ class _Mem0Source:
         self._reading = reading
         self._filters = dict(block.filters or {})
         self.tenant = tenant_of(self._filters)
-        get = getattr(block.memory, "get", None)
-        self.get: Callable[[Any], Any] | None = get if callable(get) else None
+        self.get: Any = getattr(block.memory, "get", None)
 
     async def search(self, query: str, session_id: str | None) -> list[MemoryRecord]:
         filters = dict(self._filters)
@@ -316,33 +312,38 @@ class _Mem0Source:
 
 
 class _RetrieverSource:
-    """The nodes of a retriever; messages are stored if there is a function that inserts them."""
+    """The nodes of a retriever, or of an index, where messages are stored, too."""
 
     tenant: str = ""
     get = None
 
     def __init__(
-        self,
-        block: ReuseMemoryBlock,
-        retriever: Callable[[str | None], BaseRetriever],  # of a session
-        insert: Callable[[list[TextNode]], Any] | None = None,
+        self, block: ReuseMemoryBlock, memory: BaseRetriever | BaseIndex[Any], is_by_session: bool
     ) -> None:
         self._planner, self._metadata_mode = block.planner, block.metadata_mode
-        self._retriever, self._insert = retriever, insert
+        self._memory, self._is_by_session, self._top_k = memory, is_by_session, block.top_k
 
     async def search(self, query: str, session_id: str | None) -> list[MemoryRecord]:
-        nodes = as_retrieved(await self._retriever(session_id).aretrieve(query), self._planner)
+        retriever = self._memory
+        if isinstance(retriever, BaseIndex):
+            # a new one for each search, because a retriever knows only the nodes of its creation
+            options: dict[str, Any] = {"similarity_top_k": self._top_k}
+            if self._is_by_session and session_id is not None:
+                session = MetadataFilter(key="session_id", value=session_id)
+                options["filters"] = MetadataFilters(filters=[session])
+            retriever = retriever.as_retriever(**options)
+        nodes = as_retrieved(await retriever.aretrieve(query), self._planner)
         blocks = [node_block(one.node, self._metadata_mode) for one in nodes]
         return [{"id": one.id, "memory": one.text} for one in blocks]
 
     async def add(self, said: Sequence[tuple[MessageRole, str]], session_id: str | None) -> None:
-        if self._insert is None:
+        if not isinstance(self._memory, BaseIndex):
             return
         # written as LlamaIndex's VectorMemoryBlock writes them
         text = "\n".join(f"<message role='{role.value}'>{text}</message>" for role, text in said)
         about = {"session_id": session_id}
         node = TextNode(text=text, metadata=about, excluded_embed_metadata_keys=list(about))
-        await self._insert([node])
+        await self._memory.ainsert_nodes([node])
 
 
 def _memory_source(block: ReuseMemoryBlock, reading: FailOpen) -> _Mem0Source | _RetrieverSource:
@@ -354,26 +355,15 @@ def _memory_source(block: ReuseMemoryBlock, reading: FailOpen) -> _Mem0Source | 
             "index.as_retriever(filters=...)"
         )
     is_by_session = isinstance(memory, BasePydanticVectorStore)  # as VectorMemoryBlock has it
-    if isinstance(memory, BasePydanticVectorStore):
+    if is_by_session:
         if not memory.stores_text:
             raise InvalidRequestError(
                 f"{type(memory).__name__} does not store the texts of its nodes; "
                 "pass the VectorStoreIndex that is built on it"
             )
         memory = VectorStoreIndex.from_vector_store(memory, block.embed_model)
-    if isinstance(memory, BaseIndex):
-
-        def retriever(session_id: str | None) -> BaseRetriever:
-            # a new one for each search, because a retriever knows only the nodes of its creation
-            options: dict[str, Any] = {"similarity_top_k": block.top_k}
-            if is_by_session and session_id is not None:
-                session = MetadataFilter(key="session_id", value=session_id)
-                options["filters"] = MetadataFilters(filters=[session])
-            return memory.as_retriever(**options)
-
-        return _RetrieverSource(block, retriever, memory.ainsert_nodes)
-    if isinstance(memory, BaseRetriever):
-        return _RetrieverSource(block, lambda session_id: memory)
+    if is_of_llamaindex:
+        return _RetrieverSource(block, memory, is_by_session)
     if callable(getattr(memory, "search", None)):
         return _Mem0Source(block, reading)
     raise InvalidRequestError(

@@ -82,11 +82,6 @@ class ReplayMemory(Memory):
         return method
 
     @classmethod
-    def class_name(cls) -> str:
-        """Return the name that serialized memories carry."""
-        return "ReplayMemory"
-
-    @classmethod
     def from_defaults(cls, *args: Any, **kwargs: Any) -> ReplayMemory:
         """Return a memory as `Memory.from_defaults` does, with another `insert_method`."""
         limit = kwargs.pop("growth_limit", cls.model_fields["growth_limit"].default)
@@ -215,9 +210,8 @@ class ReplayMemory(Memory):
                 content = await block.aget(asked, session_id=self.session_id, **block_kwargs)
             if content:
                 contents[block.name] = content
-                shown = [ChatMessage(content=content)] if isinstance(content, str) else content
-                if not all(isinstance(one, ChatMessage) for one in shown):
-                    shown = [ChatMessage(blocks=content)]
+                is_said = isinstance(content[0], ChatMessage)
+                shown = content if is_said else [ChatMessage(content=content)]
                 history += map(message_as_openai, shown)
         return contents
 
@@ -235,9 +229,7 @@ class _PlacedHistory:
     def __init__(self, stored: Sequence[ChatMessage], question: str | ChatMessage | None) -> None:
         self._stored = len(stored)
         self.messages = list(stored)
-        asked = question
-        if isinstance(asked, str):
-            asked = ChatMessage(role=MessageRole.USER, content=asked)
+        asked = ChatMessage(question) if isinstance(question, str) else question
         last = stored[-1] if stored and stored[-1].role == MessageRole.USER else None
         if asked is not None and (last is None or last.content != asked.content):
             self.messages.append(asked)
@@ -343,11 +335,6 @@ def _log_unknown_turns() -> None:
 
 
 def _digest(before: bytes, message: ChatMessage) -> bytes:
-    digest = hashlib.blake2b(before, digest_size=16)
-    said = [
-        f"text {one.text}" if isinstance(one, TextBlock) else repr(one) for one in message.blocks
-    ]
-    for part in (message.role.value, *said):
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return digest.digest()
+    said = [("", one.text) if isinstance(one, TextBlock) else repr(one) for one in message.blocks]
+    told = repr((message.role.value, said)).encode()
+    return hashlib.blake2b(before + told, digest_size=16).digest()

@@ -34,11 +34,6 @@ Label: TypeAlias = str | Callable[[NodeWithScore], object]
 class AnnotationNode(TextNode):
     """Stands behind nodes in planned order, and says which are best."""
 
-    @classmethod
-    def class_name(cls) -> str:
-        """Return the name that serialized nodes carry."""
-        return "CtxreuseAnnotationNode"
-
 
 def format_context(
     nodes: Sequence[NodeWithScore],
