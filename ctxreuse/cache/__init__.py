@@ -1,4 +1,7 @@
-"""The engine's prefix cache, as seen from outside."""
+"""The engine's prefix cache, as seen from outside.
+
+A wrong type or value raises `InvalidRequestError` everywhere.
+"""
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
 from ctxreuse.cache.kv_events.event_sync import KVEventStatistics, KVEventSync

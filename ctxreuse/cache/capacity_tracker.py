@@ -53,9 +53,6 @@ class CapacityTracker:
         planner: The planner whose index is bounded; one tracker at a time, the last one made.
         capacity_tokens: Tokens that the engine's cache holds.
 
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-
     Example:
         >>> from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
         >>> planner = ReusePlanner()
@@ -89,14 +86,10 @@ class CapacityTracker:
     def from_metrics(
         cls, planner: ReusePlanner, metrics: PrefixCacheMetrics | str
     ) -> CapacityTracker:
-        """Return a tracker of the size that the engine reports.
-
-        Args:
-            planner: The planner whose index is bounded.
-            metrics: The engine's `/metrics`, as text or parsed.
+        """Return a tracker of the size that the engine's `/metrics`, as text or parsed, report.
 
         Raises:
-            InvalidRequestError: wrong type, or the metrics do not tell the size.
+            InvalidRequestError: the metrics do not tell the size.
         """
         if not isinstance(metrics, PrefixCacheMetrics):
             metrics = PrefixCacheMetrics.parse(metrics)
@@ -129,9 +122,6 @@ class CapacityTracker:
         """Note an answered request, and evict what it pushed out; the planner calls it.
 
         Cached tokens that are unknown are those that were expected.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         checked_kind("call", call, AnsweredCall, "an AnsweredCall")
         if call.plans and call.prompt_tokens is not None:

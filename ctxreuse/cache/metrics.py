@@ -52,9 +52,6 @@ class PrefixCacheMetrics:
         """Read a `/metrics` page; skip lines about anything else, and values that cannot be.
 
         Of lines with the same name and labels, the last one counts.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         found: defaultdict[str, dict[_Labels, float]] = defaultdict(dict)
         for name, labels, value in _samples(checked_kind("metrics", text, str, "a string")):

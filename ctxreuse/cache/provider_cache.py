@@ -49,9 +49,6 @@ class ProviderCache:
     Attributes:
         never_read: Tokens that were written and that no later prompt has read so far.
 
-    Raises:
-        InvalidRequestError: wrong type.
-
     Example:
         >>> from ctxreuse import cache_profile
         >>> cache = ProviderCache(cache_profile("anthropic"))
@@ -85,7 +82,7 @@ class ProviderCache:
             Its tokens, by what is paid for them.
 
         Raises:
-            InvalidRequestError: wrong type, or a time to live that the profile lacks.
+            InvalidRequestError: a time to live that the profile lacks.
         """
         checked_number("now", now)
         checked_kind("key", key, str, "a string")

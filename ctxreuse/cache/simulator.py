@@ -92,9 +92,6 @@ class PrefixCacheSimulator:
         states: Where prompts can be read: at each full block, or only at the end of an earlier
             prompt and where one parted from another ("junctions"); a window's states take no room.
 
-    Raises:
-        InvalidRequestError: wrong type or out of range.
-
     Example:
         >>> cache = PrefixCacheSimulator(block_size=4)
         >>> cache.serve(range(10)).cached_tokens
@@ -144,9 +141,6 @@ class PrefixCacheSimulator:
 
         Returns:
             The prompt's tokens, and how many came from the cache.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         known, answer = token_array(tokens), token_array(generated)
         running = self.start(known, salt, room_for=len(answer))
@@ -156,11 +150,7 @@ class PrefixCacheSimulator:
         return running.usage
 
     def fits(self, prompt_tokens: int, answer_tokens: int = 0) -> bool:
-        """Return whether the whole cache has room for a prompt with its answer, in tokens.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Return whether the whole cache has room for a prompt with its answer, in tokens."""
         checked_integer("prompt_tokens", prompt_tokens)
         checked_integer("answer_tokens", answer_tokens)
         return self._block_limit is None or self._needed(prompt_tokens, answer_tokens) <= (
@@ -179,9 +169,6 @@ class PrefixCacheSimulator:
 
         Returns:
             The running prompt, for `finish`; None if the running ones leave it no room.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         tokens = token_array(tokens)
         checked_kind("salt", salt, str, "a string")
@@ -204,7 +191,7 @@ class PrefixCacheSimulator:
             prompt_tokens: The prompt's length in tokens.
 
         Raises:
-            InvalidRequestError: wrong type, or not a hash for each full block.
+            InvalidRequestError: not a hash for each full block.
         """
         checked_integer("prompt_tokens", prompt_tokens)
         chain = checked_each("hashes", hashes, bytes, "bytes")
@@ -256,9 +243,6 @@ class PrefixCacheSimulator:
             generated: Its answer's token ids, no more than there is room for.
             uncomputed: Tokens at the prompt's end that were not computed, because it was aborted;
                 no other prompt may have begun since `start`.
-
-        Raises:
-            InvalidRequestError: wrong type.
         """
         checked_kind("running", running, RunningPrompt, "a prompt that start() returned")
         checked_integer("uncomputed", uncomputed)
@@ -349,9 +333,6 @@ class BlockLevelCache:
     Args:
         capacity_tokens: What the cache holds; None is unlimited.
         rules: Those of the cache.
-
-    Raises:
-        InvalidRequestError: wrong type or out of range.
     """
 
     def __init__(
@@ -373,7 +354,7 @@ class BlockLevelCache:
             group: Prompts of different groups (system text, salt) share nothing.
 
         Raises:
-            InvalidRequestError: wrong type, or not as many tokens as blocks.
+            InvalidRequestError: not as many tokens as blocks.
         """
         keys = [BlockKey(one) for one in checked_each("blocks", blocks, bytes, "bytes")]
         lengths = [

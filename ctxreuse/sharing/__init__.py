@@ -1,4 +1,7 @@
-"""Sharing what planners have sent, between the processes that use one engine."""
+"""Sharing what planners have sent, between the processes that use one engine.
+
+A wrong type or value raises `InvalidRequestError` everywhere.
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class RedisLog(FixedSettings):
         secret: The key, derived from what was given.
 
     Raises:
-        InvalidRequestError: wrong type or out of range; the message shows no password.
+        InvalidRequestError: a wrong type or value; the message shows no password.
         MissingExtraError: `redis` is not installed.
     """
 
@@ -125,11 +125,7 @@ class RedisLog(FixedSettings):
         self._client = None
 
     def of_engine(self, name: str) -> RedisLog:
-        """Return the log of one engine of a pool, by its name, in a stream of its own.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return the log of one engine of a pool, by its name, in a stream of its own."""
         checked_kind("name", name, str, "a string")
         return RedisLog(self._url, stream=f"{self._stream}:{name}", **self._options)
 
@@ -137,7 +133,6 @@ class RedisLog(FixedSettings):
         """Append entries, in order, all or none.
 
         Raises:
-            InvalidRequestError: wrong type.
             SharedLogError: the server cannot be reached, or refuses.
         """
         listed = checked_each("entries", entries, bytes, "bytes")
@@ -150,7 +145,7 @@ class RedisLog(FixedSettings):
         """Return what stands behind a position; see `SharedLog.read`.
 
         Raises:
-            InvalidRequestError: wrong type, or no position.
+            InvalidRequestError: `position` is none.
             SharedLogError: the server cannot be reached, or refuses.
         """
         parts = checked_read(position, most, _POSITION)

@@ -67,7 +67,7 @@ class SQLiteLog(FixedSettings):
         secret: The key.
 
     Raises:
-        InvalidRequestError: wrong type or out of range, or the key can be neither read nor written.
+        InvalidRequestError: the key can be neither read nor written.
         InputFileError: a link of another user leads to the file, or it cannot be looked at.
     """
 
@@ -103,11 +103,7 @@ class SQLiteLog(FixedSettings):
                 connection.close()
 
     def of_engine(self, name: str) -> SQLiteLog:
-        """Return the log of one engine of a pool, by its name, in a file beside this one.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Return the log of one engine of a pool, by its name, in a file beside this one."""
         checked_kind("name", name, str, "a string")
         shown = _UNSAFE.sub("_", name)[:_LONGEST_NAME]
         if shown != name:  # two names may look alike then
@@ -120,7 +116,6 @@ class SQLiteLog(FixedSettings):
         """Append entries, in order, all or none.
 
         Raises:
-            InvalidRequestError: wrong type.
             SharedLogError: the file cannot be written.
         """
         listed = checked_each("entries", entries, bytes, "bytes")
@@ -136,7 +131,7 @@ class SQLiteLog(FixedSettings):
         """Return what stands behind a position; see `SharedLog.read`.
 
         Raises:
-            InvalidRequestError: wrong type, or no position.
+            InvalidRequestError: `position` is none.
             SharedLogError: the file cannot be read.
         """
         parts = checked_read(position, most, _POSITION)

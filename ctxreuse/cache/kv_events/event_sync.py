@@ -319,7 +319,6 @@ class KVEventSync(FixedSettings, OnePerProcess):
         clock: Seconds from any start.
 
     Raises:
-        InvalidRequestError: wrong type or out of range.
         MissingExtraError: `pyzmq` or `msgspec` is not installed.
     """
 
@@ -424,9 +423,6 @@ class KVEventSync(FixedSettings, OnePerProcess):
                 too early.
             cache_salt: The `cache_salt` that it was sent with.
             lora: The name of the LoRA adapter that it was for.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
         """
         checked_kind("plan", plan, Plan, "a Plan")
         if self._follows_again:
@@ -449,16 +445,10 @@ class KVEventSync(FixedSettings, OnePerProcess):
         return prompt_ends.estimated_ends(plan, prompt_tokens)
 
     def settle(self, timeout_s: float = 5.0) -> bool:
-        """Wait until all that has come is applied, and every recorded request is judged.
-
-        Args:
-            timeout_s: How long to wait, in seconds.
+        """Wait, `timeout_s` seconds at most, until all is applied and each recorded request judged.
 
         Returns:
             Whether that was reached in time; False at once where nothing is followed.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
         """
         seconds = min(checked_number("timeout_s", timeout_s), TIMEOUT_MAX)
         return self._is_following and self._listener.settle(seconds)

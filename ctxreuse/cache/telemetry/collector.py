@@ -228,7 +228,7 @@ class PlannerCollector:
             "POOL/ENGINE".
 
     Raises:
-        InvalidRequestError: wrong type, or a name that is no printable text of up to 64 characters.
+        InvalidRequestError: a name that is no printable text of up to 64 characters.
         MissingExtraError: `prometheus_client` is not installed.
 
     Example:
@@ -269,7 +269,7 @@ class PlannerCollector:
             registry: A registry of `prometheus_client`; None is its default one.
 
         Raises:
-            InvalidRequestError: wrong type, or the registry has metrics of these names already.
+            InvalidRequestError: the registry has metrics of these names already.
         """
         kind = self._core.CollectorRegistry
         checked_kind("registry", registry, (kind, NoneType), "a CollectorRegistry or None")

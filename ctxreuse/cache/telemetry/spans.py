@@ -37,7 +37,6 @@ class PlannerSpans:
 
     Raises:
         MissingExtraError: `opentelemetry` is not installed.
-        InvalidRequestError: wrong type.
 
     Example:
         >>> from ctxreuse import ContextRequest, ReusePlanner
@@ -65,15 +64,7 @@ class PlannerSpans:
         return PlannerSpans, ()  # in another process spans go to that one's provider
 
     def planned(self, plans: Sequence[Plan], seconds: float) -> None:
-        """Write a span for requests that were planned just now.
-
-        Args:
-            plans: Their plans.
-            seconds: How long that took.
-
-        Raises:
-            InvalidRequestError: wrong type or out of range.
-        """
+        """Write a span for requests that were planned just now, which took so many seconds."""
         plans = checked_each("plans", plans, Plan, "a list of plans")
         seconds = checked_number("seconds", seconds)
         sent = [plan.logged.prompt.tokens for plan in plans if plan.logged is not None]
@@ -89,11 +80,7 @@ class PlannerSpans:
         self._write("ctxreuse plan", attributes, seconds)
 
     def answered(self, call: AnsweredCall) -> None:
-        """Write what an answered call has cost.
-
-        Raises:
-            InvalidRequestError: wrong type.
-        """
+        """Write what an answered call has cost."""
         checked_kind("call", call, AnsweredCall, "an AnsweredCall")
         usage = {
             "input_tokens": call.prompt_tokens,

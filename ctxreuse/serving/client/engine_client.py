@@ -228,17 +228,14 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     ) -> list[CacheUsage]:
         """Send a plan's primes, before the plan itself; what fails costs nothing but itself.
 
-        Args:
-            plan: A plan of `plan_batch(requests, primes=True)`; others have no primes.
-            cache_salt: As in `complete`.
-            session_id: As in `complete`.
-            **params: As in `complete`: tools, fields and headers are a prime's, too.
+        Only plans of `plan_batch(requests, primes=True)` have some. Further arguments as in
+        `complete`: tools, fields and headers are a prime's, too.
 
         Returns:
             The tokens of each call that was answered.
 
         Raises:
-            InvalidRequestError: wrong type, or primes with Anthropic's protocol.
+            InvalidRequestError: primes with Anthropic's protocol.
         """
         checked_kind("plan", plan, Plan, "a Plan")
         given = self._call(plan, cache_salt, session_id, params).arguments
@@ -271,11 +268,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         await self._connection.ask("GET", "/health")
 
     async def context_window(self) -> int | None:
-        """Return the engine's `max_model_len`, in tokens; None if it does not tell.
-
-        Raises:
-            EngineError: the engine does not answer.
-        """
+        """Return the engine's `max_model_len` in tokens, None without; EngineError if silent."""
         models = await self._connection.ask_json("GET", "/v1/models")
         return reported_count(field_of(models, "data", 0, "max_model_len")) or None
 
@@ -284,11 +277,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         return PrefixCacheMetrics.parse(await self._connection.ask("GET", "/metrics"))
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        """Return the tokens of a prompt as the engine sees them (vLLM's `/tokenize`).
-
-        Raises:
-            EngineError: the engine has no such route.
-        """
+        """Return a prompt's tokens as the engine sees them; EngineError without `/tokenize`."""
         body = {"model": await self.model(), "messages": messages_of(prompt)}
         return tuple(await self._connection.token_ids(body))
 
