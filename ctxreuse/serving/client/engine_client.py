@@ -45,7 +45,7 @@ from ctxreuse.serving.client.connection import (
     status_of,
     without,
 )
-from ctxreuse.serving.client.priming import PrimeCall, Primer
+from ctxreuse.serving.client.own_calls import PrimeCall, Primer
 from ctxreuse.serving.client.reply import (
     AnthropicReplyReader,
     BrokenReplyError,
