@@ -78,9 +78,6 @@ class ProviderCache:
             now: Seconds, of any clock; not before those of an earlier call.
             key: The request's `prompt_cache_key`, or whatever routes it.
 
-        Returns:
-            Its tokens, by what is paid for them.
-
         Raises:
             InvalidRequestError: a time to live that the profile lacks.
         """

@@ -39,12 +39,7 @@ BlockNumber = NewType("BlockNumber", int)
 
 @dataclass(frozen=True, slots=True)
 class CacheUsage:
-    """Prompt tokens, and how many of them came from the prefix cache.
-
-    Attributes:
-        prompt_tokens: Tokens of the prompts.
-        cached_tokens: Those served from the cache; vLLM counts them as `prefix_cache_hits`.
-    """
+    """Prompt tokens, and how many of them came from the cache: vLLM's `prefix_cache_hits`."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -138,9 +133,6 @@ class PrefixCacheSimulator:
             tokens: The prompt's token ids.
             salt: vLLM's `cache_salt`: prompts with different salts share nothing.
             generated: The answer's token ids; all but the last are cached behind the prompt.
-
-        Returns:
-            The prompt's tokens, and how many came from the cache.
         """
         known, answer = token_array(tokens), token_array(generated)
         running = self.start(known, salt, room_for=len(answer))

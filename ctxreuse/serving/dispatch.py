@@ -93,13 +93,7 @@ async def dispatch(
 
 @contextmanager
 def progress_bar(description: str = "requests") -> Iterator[Progress]:
-    """Show a progress bar on the terminal as long as the block runs.
-
-    Args:
-        description: What stands before the bar.
-
-    Yields:
-        What `dispatch` takes as `progress`.
+    """Show a bar on the terminal as long as the block runs; yield `dispatch`'s `progress`.
 
     Raises:
         MissingExtraError: rich is not installed.

@@ -63,16 +63,14 @@ class SharedLog(Protocol):
 
     Both are called by one thread of each planner. What they raise is counted, logged once, and
     tried again. An entry that was appended twice is taken in once.
-
-    Attributes:
-        secret: The key with which names become digests; the same in all processes.
     """
 
     @property
     def secret(self) -> bytes:
-        """Up to 64 bytes, known without asking the store.
+        """The key with which names become digests, the same in all processes; up to 64 bytes.
 
-        Whoever has them and the log can tell whether a text that he guesses was sent.
+        It is known without asking the store. Whoever has it and the log can tell whether a text
+        that he guesses was sent.
         """
 
     def append(self, entries: Sequence[bytes]) -> None:

@@ -63,9 +63,6 @@ class SQLiteLog(FixedSettings):
         path: The file; its folder exists.
         max_entries: How many entries are kept, about 250 bytes each.
 
-    Attributes:
-        secret: The key.
-
     Raises:
         InvalidRequestError: the key can be neither read nor written.
         InputFileError: a link of another user leads to the file, or it cannot be looked at.

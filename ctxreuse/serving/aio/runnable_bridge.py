@@ -53,13 +53,7 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         return self._run_sync(partial(self.ainvoke, input, config, **kwargs))
 
     async def ainvoke(self, input: Input, config: Config | None = None, **kwargs: Any) -> Output:
-        """Return the output for an input.
-
-        Args:
-            input: The input.
-            config: LangChain's; `configurable` may name a `tenant` and a `thread_id`.
-            **kwargs: None are known.
-        """
+        """Return the output for an input; `configurable` may name a `tenant` and a `thread_id`."""
         runnable: Any = self
         output: Output = await runnable._acall_with_config(self._answer, input, config, **kwargs)
         return output
