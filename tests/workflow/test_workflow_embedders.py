@@ -82,7 +82,7 @@ def test_each_package_of_static_embeddings_may_be_missing(monkeypatch, module):
     monkeypatch.setattr(
         embedders, "find_spec", lambda name: None if name == module else find_spec(name)
     )
-    with pytest.raises(MissingExtraError, match=r"static embeddings .*\[embeddings\]"):
+    with pytest.raises(MissingExtraError, match=r"WordLlamaEmbedder needs .*\[embeddings\]"):
         WordLlamaEmbedder()
 
 
