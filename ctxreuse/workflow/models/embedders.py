@@ -122,7 +122,6 @@ class LangChainEmbedder:
     """Any LangChain `Embeddings`, or an object with its `embed_query`.
 
     Args:
-        embeddings: The embeddings.
         dimension: Length of a vector; None embeds a word to find out.
     """
 
