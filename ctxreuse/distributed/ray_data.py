@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.checks import check_function, checked_integer, checked_kind
-from ctxreuse.distributed.partitions import (
-    Contexts,
-    joined_contexts,
-    partition,
-)
+from ctxreuse.distributed.partitions import Contexts, joined_contexts, partition
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.sharing.environment import as_given, settled
@@ -110,15 +106,12 @@ def plan_dataset(
     where that is dear, or would give other rows. A worker holds one partition at a time,
     and this process 16 bytes for each block of each row.
 
-    The rows come back with all their columns and with
-
-    - `messages`: the prompt as OpenAI chat messages; - `plan_order`: of each sent block, in order,
-    its position among the blocks of the row; - `plan_labels`: the label of each block of the row;
-    empty where the prompt shows none; - `plan_expected_cached_tokens`: block tokens expected to be
-    served from the cache; - `plan_strategy`: "reuse", or "none" where planning failed and the row
-    goes out as retrieved; - `plan_partition`, `plan_position`: sorted by both, rows stand in
-    execution order; - `plan_group`: a name for the requests that share a prefix with it, at most
-    `batch_size`.
+    The rows keep their columns and get `messages` (the prompt as OpenAI chat messages),
+    `plan_order` (of each sent block its position in the row), `plan_labels` (of each block in the
+    row; empty where the prompt shows none), `plan_expected_cached_tokens` (of blocks),
+    `plan_strategy` ("reuse", or "none" where planning failed and the row goes out as retrieved),
+    `plan_partition` and `plan_position` (sorted by both, rows stand in execution order), and
+    `plan_group` (a name for the rows that share a prefix, at most `batch_size`).
 
     Args:
         ds: The requests, one a row.

@@ -20,11 +20,7 @@ from ctxreuse.workflow.graph.nodes import END, START
 from ctxreuse.workflow.graph.state import Documents, State
 from ctxreuse.workflow.library import hyde, irg, multistep, one_shot, recomp
 from ctxreuse.workflow.memory_split import ThroughputTable, split_memory
-from ctxreuse.workflow.models.embedders import (
-    LangChainEmbedder,
-    TfidfEmbedder,
-    WordLlamaEmbedder,
-)
+from ctxreuse.workflow.models.embedders import LangChainEmbedder, TfidfEmbedder, WordLlamaEmbedder
 from ctxreuse.workflow.models.emulated_llm import EmulatedLLM
 from ctxreuse.workflow.models.language_model import LanguageModel, OpenAILLM, Piece
 from ctxreuse.workflow.retrievers import (

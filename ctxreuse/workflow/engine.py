@@ -51,11 +51,7 @@ from ctxreuse.workflow.runtime.events import (
     SearchResult,
     WorkflowResult,
 )
-from ctxreuse.workflow.runtime.measurements import (
-    Timeline,
-    WorkflowMetrics,
-    draw_timeline,
-)
+from ctxreuse.workflow.runtime.measurements import Timeline, WorkflowMetrics, draw_timeline
 from ctxreuse.workflow.runtime.services import (
     DEFAULT_RETRIEVER,
     RunContext,
@@ -67,7 +63,6 @@ from ctxreuse.workflow.vector_search.scheduler import SearchCounters
 
 Job: TypeAlias = tuple[WorkflowGraph | Graph, Any]
 """A graph, and its only input or a dict of its inputs."""
-
 
 _Result = TypeVar("_Result")
 _LOOP_ENDED = (
@@ -249,15 +244,9 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         session: str | int | None = None,
     ) -> SearchResult:
-        """Search without a graph; scans are shared with those of other searches.
+        """Search without a graph for k documents; scans are shared with those of other searches.
 
-        Args:
-            query: The query.
-            k: How many documents are wanted.
-            retriever: Which of the engine's retrievers is asked; None takes the default one.
-            deadline_s: As in `run`.
-            tenant: As in `run`.
-            session: As in `run`.
+        `retriever` names one of the engine's, None the default one. The rest is as in `run`.
 
         Raises:
             WorkflowError: no such k or retriever, or the search has failed.
@@ -499,9 +488,7 @@ def _search_graph(k: int, retriever: str | None) -> Graph:
     return graph.add_edge(START, "search").add_edge("search", END).compile()
 
 
-def _by_name(
-    retriever: Retriever | Mapping[str, Retriever] | None,
-) -> dict[str, Retriever]:
+def _by_name(retriever: Retriever | Mapping[str, Retriever] | None) -> dict[str, Retriever]:
     if retriever is None:
         return {}
     is_single = not isinstance(retriever, Mapping)

@@ -73,9 +73,7 @@ def one_shot(k: int = 5, params: Params | None = None) -> WorkflowGraph:
 def hyde(k: int = 5, params: Params | None = None) -> WorkflowGraph:
     """Return HyDE: imagine a passage that answers, search for it, answer from what is found.
 
-    Args:
-        k: How many documents are read.
-        params: As for `one_shot`.
+    Arguments are those of `one_shot`.
 
     Source: Gao et al., "Precise Zero-Shot Dense Retrieval without Relevance Labels", ACL 2023.
     """
@@ -94,9 +92,7 @@ def hyde(k: int = 5, params: Params | None = None) -> WorkflowGraph:
 def recomp(k: int = 5, params: Params | None = None) -> WorkflowGraph:
     """Return RECOMP: search, compress what is found into a summary, answer from the summary.
 
-    Args:
-        k: How many documents are summarised.
-        params: As for `one_shot`.
+    Arguments are those of `one_shot`.
 
     Source: Xu et al., "RECOMP: Improving Retrieval-Augmented LMs with Context Compression and
     Selective Augmentation", ICLR 2024.

@@ -18,12 +18,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ctxreuse.context.checks import (
-    checked_integer,
-    checked_kind,
-    checked_number,
-    checked_positive,
-)
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_number, checked_positive
 from ctxreuse.errors import InvalidRequestError, describe
 
 

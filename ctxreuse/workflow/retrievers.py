@@ -130,7 +130,7 @@ class KeywordRetriever:
         try:
             import bm25s
         except ImportError as error:
-            raise MissingExtraError("keyword search", "workflow") from error
+            raise MissingExtraError("KeywordRetriever", "workflow") from error
         self._blocks = tuple(ContextRequest(blocks).unique_blocks.values())
         self._bm25s = bm25s
         self._stopwords = stopwords

@@ -188,7 +188,7 @@ async def test_stopwords_and_stems_are_the_users_choice():
 
 def test_bm25s_may_be_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(MissingExtraError, match=r"keyword search needs .*\[workflow\]"):
+    with pytest.raises(MissingExtraError, match=r"KeywordRetriever needs .*\[workflow\]"):
         KeywordRetriever(CORPUS)
 
 

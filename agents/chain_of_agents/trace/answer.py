@@ -14,7 +14,6 @@ class Trace:
     """What a chain did with one question.
 
     Attributes:
-        question: The question.
         mode: "sequential" or "parallel".
         steps: The workers' calls in the order of their segments, then the manager's.
     """

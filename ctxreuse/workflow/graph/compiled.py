@@ -43,13 +43,11 @@ class Graph:
     same state. When all have ended, what they wrote is committed in the order of `nodes`; then
     their edges give the next wavefront. So the result does not depend on how long anything takes.
 
+    The name, inputs, defaults and answer are as in `WorkflowGraph`.
+
     Args:
-        name: The workflow's name.
         nodes: The nodes by name, in the order in which they were added.
         edges: The edges out of each node, and out of START.
-        inputs: The keys of a run's inputs; a bare text is the value of the first.
-        defaults: The values of keys that no node has written yet.
-        answer: The key that holds the answer.
 
     Raises:
         GraphError: a node, or START, has no entry in `edges`.

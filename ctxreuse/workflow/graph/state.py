@@ -70,12 +70,7 @@ class State(Mapping[str, Any]):
         return self._visits[checked_kind("node", node, str, "a node's name")]
 
     def commit(self, writes: Mapping[str, Any], visited: Iterable[str]) -> State:
-        """Return the state after a wavefront; this one stays as it is.
-
-        Args:
-            writes: What its nodes have written.
-            visited: The nodes that have run, each once.
-        """
+        """Return the state after a wavefront (each node once); this one stays as it is."""
         assert not self.speculative, "expected values are never committed on"
         checked_kind("writes", writes, Mapping, "a dict")
         ran = checked_texts("visited", visited, "a list of nodes' names")

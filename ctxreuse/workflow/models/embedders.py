@@ -48,7 +48,7 @@ class TfidfEmbedder:
             from sklearn.decomposition import TruncatedSVD
             from sklearn.feature_extraction.text import TfidfVectorizer
         except ImportError as error:
-            raise MissingExtraError("TF-IDF embeddings", "workflow") from error
+            raise MissingExtraError("TfidfEmbedder", "workflow") from error
         checked_integer("dimensions", dimensions, 1)
         known = checked_texts("texts", texts)
         tfidf = TfidfVectorizer(sublinear_tf=True, stop_words="english")
@@ -94,9 +94,9 @@ class WordLlamaEmbedder:
             from safetensors.numpy import load_file
             from tokenizers import Tokenizer
         except ImportError as error:
-            raise MissingExtraError("static embeddings", "embeddings") from error
+            raise MissingExtraError("WordLlamaEmbedder", "embeddings") from error
         if package is None or package.origin is None:
-            raise MissingExtraError("static embeddings", "embeddings")
+            raise MissingExtraError("WordLlamaEmbedder", "embeddings")
         # its data alone: importing the package sets up the root logger, and its loader may download
         folder = Path(package.origin).parent
         weights = load_file(folder / "weights" / "l2_supercat_256.safetensors")
@@ -122,7 +122,6 @@ class LangChainEmbedder:
     """Any LangChain `Embeddings`, or an object with its `embed_query`.
 
     Args:
-        embeddings: The embeddings.
         dimension: Length of a vector; None embeds a word to find out.
     """
 

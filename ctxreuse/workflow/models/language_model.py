@@ -96,11 +96,7 @@ class OpenAILLM(AsyncClosing):
     async def stream(
         self, prompt: Prompt, params: Mapping[str, Any]
     ) -> AsyncGenerator[Piece, None]:
-        """Yield the answer piece by piece; see `ctxreuse.workflow.LanguageModel`.
-
-        Args:
-            prompt: A plan, or chat messages.
-            params: Parameters of `chat.completions.create`.
+        """Yield the answer piece by piece; `params` are those of `chat.completions.create`.
 
         Raises:
             EngineError: The engine did not answer, or broke off.

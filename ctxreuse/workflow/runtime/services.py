@@ -25,12 +25,7 @@ from ctxreuse.workflow.models.language_model import LanguageModel
 from ctxreuse.workflow.retrievers import Retriever
 from ctxreuse.workflow.runtime.events import Emit
 from ctxreuse.workflow.runtime.generations import Generations
-from ctxreuse.workflow.runtime.measurements import (
-    Outcome,
-    Span,
-    SpeculationCounters,
-    Timeline,
-)
+from ctxreuse.workflow.runtime.measurements import Outcome, Span, SpeculationCounters, Timeline
 from ctxreuse.workflow.vector_search.executor import SearchExecutor
 from ctxreuse.workflow.vector_search.handle import SearchRecord
 from ctxreuse.workflow.vector_search.scheduler import MovingMean

@@ -152,8 +152,7 @@ class EarlyLaunch:
         if self.ahead.ids != tuple(best.ids[: search.k].tolist()):
             self.ahead.drop()
         if search.recalled is not None:
-            is_final = np.array_equal(search.recalled, best.ids[: search.k])
-            self.stability.observe_recalled(is_final)
+            self.stability.observe_recalled(np.array_equal(search.recalled, best.ids[: search.k]))
         clusters = search.clusters
         held = np.flatnonzero(np.isin(clusters, best.found_in[: search.k]))
         self.stability.observe((held[-1] + 1) / len(clusters) if len(held) else 0.0)

@@ -99,12 +99,7 @@ class FasterWay:
             self._costs[not was_first].observe(load, seconds)
 
 
-def sub_stage_s(
-    overhead_s: float,
-    searches: int,
-    arriving_per_s: float,
-    workers: int = 1,
-) -> float:
+def sub_stage_s(overhead_s: float, searches: int, arriving_per_s: float, workers: int = 1) -> float:
     """Return how long a retrieval sub-stage should be (HedraRAG, Equation 1).
 
     Of a second, sub-stages of length mb spend b/mb on the overhead b of scheduling, for which all n

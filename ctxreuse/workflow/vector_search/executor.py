@@ -10,12 +10,7 @@ from typing import Any
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.serving.aio.concurrency import Execute, Threads
-from ctxreuse.workflow.vector_search.handle import (
-    KEPT,
-    SearchHandle,
-    SearchProgress,
-    SearchRecord,
-)
+from ctxreuse.workflow.vector_search.handle import KEPT, SearchHandle, SearchProgress, SearchRecord
 from ctxreuse.workflow.vector_search.hot_tier import ClusterTier
 from ctxreuse.workflow.vector_search.scheduler import Job, SearchScheduler
 from ctxreuse.workflow.vector_search.vector_retriever import VectorRetriever

@@ -23,12 +23,7 @@ from ctxreuse.context.checks import checked_integer
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.errors import InputFileError, InvalidRequestError, MissingExtraError, describe
 from ctxreuse.workflow.vector_search.costs import FasterWay, ScanLoad
-from ctxreuse.workflow.vector_search.top_k import (
-    Candidates,
-    Ids,
-    Vectors,
-    nothing_found,
-)
+from ctxreuse.workflow.vector_search.top_k import Candidates, Ids, Vectors, nothing_found
 
 _FEW = 1 << 16
 """Results that may be asked of any index; of a larger one, as many as it holds."""
@@ -347,11 +342,6 @@ def integers(
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-_OTHER_INDEXES = (
-    "other indexes serve a workflow as one atomic stage: "
-    "CallableRetriever(a function that searches it)"
-)
-
 _BY_PAIR = 2
 """faiss mode that spreads pairs of query and cluster over its threads. Results are the same."""
 
@@ -408,7 +398,10 @@ def _remedy(faiss: Any, index: Any) -> str:
         return "transform the vectors first (apply_chain) and give the inner index"
     if isinstance(index, faiss.IndexIDMap):
         return "build the inner index with add_with_ids, which an IVF index can do itself"
-    return _OTHER_INDEXES
+    return (
+        "other indexes serve a workflow as one atomic stage: "
+        "CallableRetriever(a function that searches it)"
+    )
 
 
 def _view_of(faiss: Any, index: Any, lists: Any) -> Any:
