@@ -160,7 +160,7 @@ def test_json_lines_give_passages_and_questions_with_their_scopes(tmp_path):
     )
 
 
-FROM_0 = "it must be an integer from 0"
+FROM_0 = "it must be an integer from 0, with at most 100 digits"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_broken_passage_is_named_with_its_fault(tmp_path, line, problem):
         ({"question": ["?"]}, "field 'question' is ['?'] (list); it must be str"),
         ({"answers": [1]}, "field 'answers' holds 1 (int); it must hold texts"),
         ({"gold": "0"}, "field 'gold' is '0' (str); it must be list"),
-        ({"turn": -1}, "field 'turn' is -1 (int); turns count from 0"),
+        ({"turn": -1}, f"field 'turn' is -1 (int); {FROM_0}"),
         ({"blocks": ["x"]}, "block 'x' (str) is not in the corpus; add it there"),
     ],
 )

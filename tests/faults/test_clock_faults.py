@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,39 +96,6 @@ def test_spans_begin_at_no_time_that_exporters_cannot_write(monkeypatch):
     monkeypatch.setattr(time, "time_ns", lambda: 1_000)
     assert Client(ReusePlanner(tracing=PlannerSpans(provider))).order("abc") == "abc"
     assert {span.start_time for span in exporter.get_finished_spans()} == {0}
-
-
-@pytest.mark.parametrize("ahead_s", JUMPS)
-def test_an_engine_that_names_a_date_to_wait_for_is_asked_by_its_own_clock(ahead_s, monkeypatch):
-    """The process's clock is hours off; the reply says what the engine takes for now."""
-    clock = Clock("time", monkeypatch)
-    client = Client(ReusePlanner())
-    now = datetime.now(UTC)
-    busy = {
-        "date": format_datetime(now, usegmt=True),
-        "retry-after": format_datetime(now + timedelta(seconds=1), usegmt=True),
-    }
-
-    def once(request: httpx.Request) -> httpx.Response | None:
-        return httpx.Response(429, headers=busy) if len(client.engine.prompts) == 1 else None
-
-    client.engine.fault = once
-    clock.ahead_s = ahead_s
-    slept: list[float] = []
-    monkeypatch.setattr("asyncio.sleep", sleeping(slept))
-    assert client.order("abc") == "abc"
-    assert len(client.engine.prompts) == 2
-    assert slept == [1.0]
-
-
-def sleeping(slept: list[float]) -> Callable[[float], object]:
-    """Return what stands for `asyncio.sleep`, and only notes how long it should take."""
-
-    async def sleep(seconds: float) -> None:
-        if seconds:
-            slept.append(seconds)
-
-    return sleep
 
 
 class Failing(SpanProcessor, SpanExporter, Sampler):

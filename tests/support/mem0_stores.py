@@ -56,6 +56,7 @@ class FakeMemory:
         threshold: float = 0.1,
         **kwargs: Any,
     ) -> Any:
+        """Search for memories."""
         self.calls.append(
             {"query": query, "top_k": top_k, "filters": filters, "threshold": threshold, **kwargs}
         )
@@ -69,6 +70,7 @@ class AsyncFakeMemory(FakeMemory):
     """The same, awaited."""
 
     async def search(self, query: str, **kwargs: Any) -> Any:
+        """Search for memories."""
         return super().search(query, **kwargs)
 
 
