@@ -35,14 +35,13 @@ from ctxreuse.errors import (
     UnknownStrategyError,
     describe,
 )
-from ctxreuse.memory.names import KeyedDigests
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
-from ctxreuse.memory.sent_log import SentEntry, SentWords, ToldEntry
-from ctxreuse.planning.affinity import GroupRates
+from ctxreuse.memory.sent_log import KeyedDigests, SentEntry, SentWords, ToldEntry
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import (
     AnsweredCall,
     BatchPlan,
+    GroupRates,
     HearsAnswers,
     Plan,
     Strategy,

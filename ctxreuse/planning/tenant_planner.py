@@ -24,23 +24,21 @@ from ctxreuse.context.rendering import Templates
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History, without_blocks
-from ctxreuse.memory.names import (
-    IndexNames,
-    KeyedDigests,
-    Ranks,
-    Sharing,
-    named_by,
-)
 from ctxreuse.memory.points import Looked
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, RequestId, Root, SearchBudget
 from ctxreuse.memory.sent_log import (
     MOST_BLOCK_TOKENS,
     EditEntry,
+    IndexNames,
+    KeyedDigests,
     LoggedPrompt,
     LostEntry,
+    Ranks,
     SentEntry,
     SentWords,
+    Sharing,
     ToldEntry,
+    named_by,
 )
 from ctxreuse.memory.tenants import Tenants, TenantState, TokenRatio
 from ctxreuse.planning.plan import BatchPlan, Plan, PreparedRequest
