@@ -241,12 +241,7 @@ class Plan:
         return self.rendered(self.request.query)
 
     def rendered(self, query: str = "", *, with_order: bool = True) -> str:
-        """Return this turn's blocks and annotations, before another question or none.
-
-        Args:
-            query: The question.
-            with_order: Whether the order annotation is part of it.
-        """
+        """Return this turn's blocks and annotations, with the order's or not, before a question."""
         checked_kind("query", query, str, "a string")
         order = self.order_annotation if with_order else None
         is_labelled = self.is_labelled

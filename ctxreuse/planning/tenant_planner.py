@@ -207,9 +207,8 @@ class TenantPlanner:
     ) -> int:
         """Return how many tokens the index counts for blocks."""
         name = self._names.tenant(tenant)
-        return sum(
-            [n or 1 for n in self._tokens(blocks, name, self._names.system(system)).values()]
-        )
+        tokens = self._tokens(blocks, name, self._names.system(system))
+        return sum([number or 1 for number in tokens.values()])
 
     def note_length(self, plan: Plan, prompt_tokens: int) -> None:
         """Learn how long a prompt is in the engine's tokens, where they are estimated."""
