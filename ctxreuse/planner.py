@@ -35,14 +35,13 @@ from ctxreuse.errors import (
     UnknownStrategyError,
     describe,
 )
-from ctxreuse.memory.names import KeyedDigests
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
-from ctxreuse.memory.sent_log import SentEntry, SentWords, ToldEntry
-from ctxreuse.planning.affinity import GroupRates
+from ctxreuse.memory.sent_log import KeyedDigests, SentEntry, SentWords, ToldEntry
 from ctxreuse.planning.conversation import Conversation
 from ctxreuse.planning.plan import (
     AnsweredCall,
     BatchPlan,
+    GroupRates,
     HearsAnswers,
     Plan,
     Strategy,
@@ -332,9 +331,6 @@ class ReusePlanner(FixedSettings):
             primes: Whether calls may be sent besides, up to where later requests will likely part
                 from it: `Plan.primes`. Where states are kept at junctions, that saves tokens.
 
-        Returns:
-            What to send. Its blocks and references are exactly the request's blocks, each once.
-
         Raises:
             UnknownStrategyError: there is no such strategy.
             InvalidRequestError: wrong type, or primes for a cache with prices.
@@ -382,9 +378,7 @@ class ReusePlanner(FixedSettings):
         for calls that are sent besides (`BatchPlan.primes`), where states are kept at junctions.
 
         Raises:
-            InvalidRequestError: wrong type, or primes for a cache with prices.
-            UnknownStrategyError: there is no such strategy.
-            BatchTooLargeError: the papers' algorithm cannot hold the batch.
+            BatchTooLargeError: the papers' algorithm cannot hold the batch; others as by `plan`.
         """
         words = "a list of ContextRequest; use plan() for a single one"
         batch = checked_list("requests", requests, words)
@@ -481,10 +475,7 @@ class ReusePlanner(FixedSettings):
         return known if known or told == {} else None
 
     def report_primes(self, plan: Plan, calls: int, computed_tokens: int) -> None:
-        """Note the primes that were sent for a plan, and the tokens that they computed together.
-
-        `EngineClient` and the wrappers around models call it.
-        """
+        """Note the primes sent for a plan, and the tokens computed by them; see `report_usage`."""
         checked_kind("plan", plan, Plan, "a Plan")
         checked_integer("calls", calls)
         checked_integer("computed_tokens", computed_tokens)
@@ -569,9 +560,7 @@ class ReusePlanner(FixedSettings):
     def cached_tokens(self, request: ContextRequest, *, in_order: bool = False) -> int:
         """Return how many block tokens of a request are expected in the cache; 0 with a history.
 
-        Args:
-            request: The request.
-            in_order: Whether the blocks stay in the request's order; else in the best one.
+        The blocks stay in the request's order if `in_order` is set; else they have the best one.
         """
         checked_kind("a request", request, ContextRequest, _A_REQUEST)
         return 0 if request.history else self._planning.cached_tokens(request, in_order=in_order)

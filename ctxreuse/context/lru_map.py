@@ -190,11 +190,6 @@ class TenantLRUMap(Generic[Key, Value]):
         return self._count
 
     @property
-    def weight(self) -> int:
-        """How much all entries weigh together."""
-        return self._weights.total
-
-    @property
     def size(self) -> PartSize:
         """How many entries there are, and how many there may be, where that is bounded."""
         return self._entries.size

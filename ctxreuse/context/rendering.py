@@ -190,11 +190,7 @@ class Templates:
         return _filled(before, "label", label) + _filled("{old}", "old", old) + after
 
     def order_annotation(self, named: Sequence[str]) -> str:
-        """Return the retriever's ranking in words.
-
-        Args:
-            named: The labels of the sent blocks, or their places, in the retriever's order.
-        """
+        """Return the ranking in words, of labels or places of blocks in the retriever's order."""
         best = checked_texts("named", named)[: self.most_ranked]
         return _filled(self.order, "order", self.order_separator.join(best))
 

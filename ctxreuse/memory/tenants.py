@@ -20,20 +20,8 @@ from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantShares
 from ctxreuse.memory.conversations import Conversations
 from ctxreuse.memory.points import Looked, Points
-from ctxreuse.memory.prefix_index import (
-    Evicted,
-    IndexStatistics,
-    Inserted,
-    PrefixIndex,
-    RequestId,
-)
-from ctxreuse.memory.sent_log import (
-    Cooccurrence,
-    EditEntry,
-    SentEntry,
-    SentLog,
-    ToldEntry,
-)
+from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, Inserted, PrefixIndex, RequestId
+from ctxreuse.memory.sent_log import Cooccurrence, EditEntry, SentEntry, SentLog, ToldEntry
 from ctxreuse.rules.cache_rules import CacheRules
 
 

@@ -1,7 +1,4 @@
-"""Finding contexts in a prompt's messages, and why one stays where it is.
-
-A context is known texts with one separator between them.
-"""
+"""Finding contexts in a prompt's messages, and why one stays where it is."""
 
 from __future__ import annotations
 
@@ -97,7 +94,7 @@ _OWN_NUMBER = re.compile(r"\A\W{0,3}(?:[A-Za-z]+[ _]){0,2}#?\d+\W")
 
 
 class Context(NamedTuple):
-    """Known texts that stand in a message one after the other."""
+    """Known texts that stand in a message one after the other, with one separator between them."""
 
     message: str
     spans: tuple[KnownSpan, ...]
@@ -107,7 +104,7 @@ class Context(NamedTuple):
     blocks: list[ContextBlock]  # of labelled texts what stands under the label
     is_labelled: bool  # each text stands under a label of ours
     is_numbered: bool  # each text begins with a number of the application's
-    separator: str  # between each two
+    separator: str
     ranked: list[int]  # the places of the texts, best first: as their list ranks them, if ours
 
     @classmethod

@@ -12,7 +12,7 @@ from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.scope import RequestScope
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.affinity import affinity_id, keyed_digest
+from ctxreuse.planning.plan import affinity_id, keyed_digest
 from ctxreuse.rules.cache_marks import cache_fields, mark_field
 from ctxreuse.rules.cache_rules import CacheRules
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
-from ctxreuse.context.blocks import BlockKey, ContextRequest, Message, text_digest
+from ctxreuse.context.blocks import BlockKey, ContextRequest, Message, encoded, text_digest
 from ctxreuse.context.content_parts import ContentPart, cut, without_blank_parts
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.rendering import Reference, SentBlock
@@ -622,7 +622,7 @@ def message_key(role: str, text: str) -> bytes:
 def _digest(*texts: str) -> bytes:
     whole = hashlib.blake2b(digest_size=16)
     for text in texts:
-        content = text.encode("utf-8", "surrogatepass")
+        content = encoded(text)
         whole.update(len(content).to_bytes(8, "big"))
         whole.update(content)
     return whole.digest()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from types import EllipsisType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -13,11 +15,13 @@ from ctxreuse.context.blocks import (
     ContextBlock,
     ContextRequest,
     OpenAIMessage,
+    encoded,
     id_name,
 )
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.content_parts import ContentPart, joined, turn_parts, without_blank_parts
-from ctxreuse.context.fork_safety import cached_property
+from ctxreuse.context.fork_safety import ForkSafeLock, cached_property
+from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.context.rendering import (
     Notice,
     Reference,
@@ -31,13 +35,14 @@ from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History
 from ctxreuse.memory.explanations import Explanation, explain
-from ctxreuse.memory.names import Ranks
 from ctxreuse.memory.prefix_index import Root
-from ctxreuse.memory.sent_log import LoggedPrompt
-from ctxreuse.planning.affinity import affinity_id, keyed_digest
+from ctxreuse.memory.sent_log import LoggedPrompt, Ranks
 from ctxreuse.rules.billed_tokens import BilledTokens, billed_if_sent
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.rules.prompt_forms import PromptForm, mark_opening, mark_turn_before, prompt_body
+
+_MINUTE_S = 60.0
+_MOST_GROUPS = 10_000
 
 Strategy: TypeAlias = Literal["reuse", "paper", "none"]
 """This package's order, the papers' order, or the retriever's."""
@@ -236,12 +241,7 @@ class Plan:
         return self.rendered(self.request.query)
 
     def rendered(self, query: str = "", *, with_order: bool = True) -> str:
-        """Return this turn's blocks and annotations, before another question or none.
-
-        Args:
-            query: The question.
-            with_order: Whether the order annotation is part of it.
-        """
+        """Return this turn's blocks and annotations, with the order's or not, before a question."""
         checked_kind("query", query, str, "a string")
         order = self.order_annotation if with_order else None
         is_labelled = self.is_labelled
@@ -474,3 +474,41 @@ def _leading(plan: Plan) -> list[str]:
     if plan.request.history:
         return [id_name(block_id) for block_id in plan.labels.values()]
     return [id_name(block.id) for block in plan.blocks]
+
+
+def keyed_digest(key: str, *parts: str) -> str:
+    """Return 32 hexadecimal digits that stand for texts; without the key nobody can tell them."""
+    secret = hashlib.blake2b(encoded(key), digest_size=32).digest()
+    digest = hashlib.blake2b(key=secret, digest_size=16)
+    for part in parts:
+        piece = encoded(part)
+        digest.update(len(piece).to_bytes(8, "big") + piece)
+    return digest.hexdigest()
+
+
+def affinity_id(shard: tuple[str, ...], key: str) -> str:
+    """Return the id of a prefix group, and of its shard if it is asked for too often."""
+    return keyed_digest(key, "group", *shard)
+
+
+class GroupRates:
+    """Counts the requests a minute of each prefix group; threads may share it."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate
+        self._lock = ForkSafeLock(self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._groups: LRUMap[tuple[str, ...], tuple[float, int, int]] = LRUMap(_MOST_GROUPS)
+
+    def shards(self, group: tuple[str, ...], now: float) -> int:
+        """Count a request; return into how many shards its group is divided: a power of two."""
+        with self._lock:
+            began, count, before = self._groups.get(group) or (now, 0, 0)
+            if not began <= now < began + _MINUTE_S:
+                is_next = began <= now < began + 2 * _MINUTE_S
+                began, count, before = now, 0, count if is_next else 0
+            self._groups.put(group, (began, count + 1, before))
+        needed = ceil(max(count + 1, before) / self._rate)
+        return 1 << (needed - 1).bit_length()

@@ -24,23 +24,21 @@ from ctxreuse.context.rendering import Templates
 from ctxreuse.context.tokens import as_token_counter, estimate_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.memory.conversations import EMPTY_HISTORY, History, without_blocks
-from ctxreuse.memory.names import (
-    IndexNames,
-    KeyedDigests,
-    Ranks,
-    Sharing,
-    named_by,
-)
 from ctxreuse.memory.points import Looked
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, RequestId, Root, SearchBudget
 from ctxreuse.memory.sent_log import (
     MOST_BLOCK_TOKENS,
     EditEntry,
+    IndexNames,
+    KeyedDigests,
     LoggedPrompt,
     LostEntry,
+    Ranks,
     SentEntry,
     SentWords,
+    Sharing,
     ToldEntry,
+    named_by,
 )
 from ctxreuse.memory.tenants import Tenants, TenantState, TokenRatio
 from ctxreuse.planning.plan import BatchPlan, Plan, PreparedRequest
@@ -209,9 +207,8 @@ class TenantPlanner:
     ) -> int:
         """Return how many tokens the index counts for blocks."""
         name = self._names.tenant(tenant)
-        return sum(
-            [n or 1 for n in self._tokens(blocks, name, self._names.system(system)).values()]
-        )
+        tokens = self._tokens(blocks, name, self._names.system(system))
+        return sum([number or 1 for number in tokens.values()])
 
     def note_length(self, plan: Plan, prompt_tokens: int) -> None:
         """Learn how long a prompt is in the engine's tokens, where they are estimated."""

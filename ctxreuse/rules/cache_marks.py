@@ -1,8 +1,4 @@
-"""Marks ("cache breakpoints") on content parts and tools, in the words of the providers.
-
-A mark says that the prefix that ends there is to be kept. A request carries only a few; the user's
-own come first.
-"""
+"""Marks ("cache breakpoints"), which say in providers' words that what ends there is to be kept."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class CacheRules:
         source: Where they stand.
 
     Raises:
-        InvalidRequestError: wrong type or out of range.
+        InvalidRequestError: wrong type or out of range; so do all methods.
     """
 
     name: str
@@ -206,9 +206,6 @@ class CacheRules:
         The first of them pays for writing it, and each other one reads it; but the second only
         leaves a state there, where states are kept at junctions. A prime, a call that ends there,
         leaves it before: the first prompt reads what it has computed.
-
-        Raises:
-            InvalidRequestError: wrong type or negative.
         """
         readers = checked_integer("uses", uses) - 1 - (self.takes_primes and not primed)
         saved = checked_integer("tokens", tokens) * (self.saving * readers - self.premium)
@@ -231,9 +228,6 @@ class CacheRules:
             marks: After how many parts a mark stands, or a prime ended.
             met: How many of its first parts an earlier prompt began with.
             parts: How many parts it has.
-
-        Raises:
-            InvalidRequestError: wrong type or negative.
         """
         parts, met = checked_integer("parts", parts), checked_integer("met", met)
         marks = checked_list("marks", marks, "a list of numbers")
@@ -260,14 +254,7 @@ class CacheRules:
         return self.least_tokens > ENGINE_BLOCK_TOKENS
 
     def readable(self, tokens: int) -> int:
-        """Return how many tokens of a common prefix, or of a written one, can be read.
-
-        Args:
-            tokens: Its length, the system text included.
-
-        Raises:
-            InvalidRequestError: wrong type or negative.
-        """
+        """Return how many tokens can be read of a prefix of so many, the system text included."""
         checked_integer("tokens", tokens)
         return 0 if tokens < self.least_tokens else tokens - tokens % self.step_tokens
 

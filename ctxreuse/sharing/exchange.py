@@ -20,8 +20,7 @@ from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.fork_safety import ForkSafeLock, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap
 from ctxreuse.errors import CtxreuseError, InvalidRequestError, describe
-from ctxreuse.memory.names import Sharing, named_by, request_name
-from ctxreuse.memory.sent_log import EditEntry, Entry, ToldEntry
+from ctxreuse.memory.sent_log import EditEntry, Entry, Sharing, ToldEntry, named_by, request_name
 from ctxreuse.sharing.entries import CHECK_BYTES, UnreadableEntryError, decode, encode
 
 _log = logging.getLogger("ctxreuse")

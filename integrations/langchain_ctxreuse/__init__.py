@@ -1,9 +1,8 @@
 """ctxreuse for LangChain: a retriever, a compressor, a chat model, an agent middleware, a store.
 
 Each replaces a component that an application has, or wraps it. A `ctxreuse.workflow.WorkflowEngine`
-plugs in as `WorkflowRetriever`, as `SpeculativeRAGChain`, or with a whole graph as
-`WorkflowRunnable`. A wrong type or value raises `InvalidRequestError`; where LangChain has pydantic
-check it, `ValueError`.
+plugs in as `WorkflowRetriever`, `SpeculativeRAGChain` or, with a whole graph, `WorkflowRunnable`.
+A wrong type or value raises `InvalidRequestError`; where pydantic checks it, `ValueError`.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ from langchain_ctxreuse.messages import prompt_texts
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
 _MOST_OPEN = 10_000
-"""Retrievers and chains under way that are remembered: the end of one that was cancelled is told
-nobody."""
+"""Remembered retrievers and chains under way: the end of one that was cancelled is told nobody."""
 _MOST_CHARACTERS = 16_000_000
 
 

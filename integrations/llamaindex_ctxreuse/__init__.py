@@ -4,7 +4,7 @@ Each replaces or wraps a part that an application has already. Tenant, conversat
 reach all of them through `ctxreuse.request_context`; your own thread pool loses it, unless work
 goes through `contextvars.copy_context().run`. A `ctxreuse.workflow.WorkflowEngine` plugs in as
 `WorkflowRetriever` or as `SpeculativeRAGQueryEngine`. A wrong type or value raises
-`InvalidRequestError`; where LlamaIndex has pydantic check it, `ValueError`.
+`InvalidRequestError`; where pydantic checks it, `ValueError`.
 """
 
 from __future__ import annotations

@@ -89,8 +89,7 @@ class MemoryWrapper(PlansMemories, FixedSettings):
         Args:
             memory_ids: Ids of the memories.
             history: The messages, as `messages` returned them, and the answers.
-            conversation_id: The conversation; None takes that of `ctxreuse.request_context`, if
-                any.
+            conversation_id: The conversation; None takes that of `ctxreuse.request_context`.
             filters: The filters that its searches had: they tell whose it is.
             **owner: `user_id` and the like, where searches have them outside the filters.
         """
@@ -137,8 +136,7 @@ class ReuseMemory(MemoryWrapper):
             anew. None has no limit.
         placement: Where `messages` puts memories: "before_question", in its message;
             "after_history", in a message of their own, which some chat templates refuse; "system",
-            behind the system text, where those of a first turn go and of one that lays all out
-            anew.
+            behind the system text, for first turns and those that lay all out anew.
 
     Example:
         >>> class Notes:
@@ -211,8 +209,7 @@ class ReuseMemory(MemoryWrapper):
     ) -> list[OpenAIMessage]:
         """Search, and return OpenAI chat messages that answer the query with what was found.
 
-        Arguments as for `context`; with `placement="system"`, pass the history with its system
-        message.
+        Arguments as for `context`; with `placement="system"` the history has its system message.
 
         Returns:
             The system message if there is a `system` text, the history as given, and one user

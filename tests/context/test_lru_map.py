@@ -39,7 +39,7 @@ def test_the_tenant_that_holds_most_forgets_first():
     assert shared.get("much", "a") == 1
     assert shared.put("little", "y", 1) == [("much", "b", 1)]
     assert shared.put("much", "d", 1) == [("much", "c", 1)]
-    assert (len(shared), shared.weight) == (4, 4)
+    assert len(shared) == 4
     assert shared.size == PartSize(4, 4)
     assert list(shared.of("much")) == ["a", "d"]
     assert list(shared.of("nobody")) == []
@@ -51,14 +51,14 @@ def test_what_is_taken_out_or_weighs_more_than_all_takes_nothing_from_others():
     assert shared.put("large", "b", "1" * 11) == [("large", "b", "1" * 11)]
     assert (len(shared), shared.weight_size) == (1, PartSize(3, 10))
     assert shared.put("small", "c", "1" * 11) == [("small", "a", "123")]
-    assert shared.weight == 11, "the newest stays where there is nobody else"
+    assert shared.weight_size.entries == 11, "the newest stays where there is nobody else"
 
     shared = TenantLRUMap[str, str](max_weight=5, weight_of=len)
     shared.put("a", "x", "12")
     shared.put("b", "y", "123")
     assert shared.pop("a", "x") == "12"
     assert (shared.pop("a", "x"), shared.pop("nobody", "x")) == (None, None)
-    assert (len(shared), shared.weight) == (1, 3)
+    assert (len(shared), shared.weight_size.entries) == (1, 3)
     assert shared.put("a", "z", "12") == []
 
 
@@ -78,8 +78,8 @@ def test_a_tenant_within_its_share_loses_nothing(steps):
         assert entries == own
         others = list(shared.of("B").values())
         assert len(shared) == len(own) + len(others) <= 10
-        assert shared.weight == sum(own.values()) + sum(others)
-        assert shared.weight <= 20 or len(shared) == 1
+        assert shared.weight_size.entries == sum(own.values()) + sum(others)
+        assert shared.weight_size.entries <= 20 or len(shared) == 1
 
 
 def test_long_names_of_tenants_count_as_entries():

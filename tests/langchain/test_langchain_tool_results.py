@@ -18,7 +18,7 @@ from ctxreuse.memory.sent_log import EditEntry
 from ctxreuse.planning.prompt_records import made_of
 from ctxreuse.sharing import SQLiteLog
 from langchain_ctxreuse import ReuseMiddleware, format_context
-from langchain_ctxreuse.agents.tool_results import result_pieces
+from langchain_ctxreuse.agents.planned_messages import result_pieces
 
 
 def pieces(

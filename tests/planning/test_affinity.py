@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.planning.affinity import GroupRates
+from ctxreuse.planning.plan import GroupRates
 
 
 def block(name: str | int) -> ContextBlock:

@@ -34,7 +34,7 @@ from ctxreuse.workflow import (
 from ctxreuse.workflow.library import asks_nothing
 from fuzz_targets.memories import found_memories
 from fuzz_targets.mutation import PIECES, Target, UsersError, junk, mutated, text
-from langchain_ctxreuse.agents.tool_results import result_pieces
+from langchain_ctxreuse.agents.planned_messages import result_pieces
 
 _WORKFLOWS = {one.__name__: one for one in (one_shot, hyde, recomp, irg, multistep)}
 _ANSWERS = ("None.", "Sub-question: Who?", "none\nmore", "no further questions", "[KWBC]", "? ? ?")

@@ -37,8 +37,7 @@ from ctxreuse.errors import CtxreuseError, EngineError, InputFileError, InvalidR
 from ctxreuse.pipeline.engine_options import SESSION_HEADER, EngineOptions
 from ctxreuse.pipeline.prompt_turn import PlannedPrompt
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.affinity import keyed_digest
-from ctxreuse.planning.plan import Plan
+from ctxreuse.planning.plan import Plan, keyed_digest
 from ctxreuse.rules.answers import takes_salt
 from ctxreuse.serving.door import chat_bodies, forwarding
 from ctxreuse.serving.pool.engine_pool import EnginePool, host_of

@@ -36,14 +36,16 @@ from ctxreuse.planning.prompt_records import Edit, ShownTexts, Slice
 from ctxreuse.rules.cache_marks import mark_value, marks_in
 from langchain_ctxreuse.agents.planned_messages import (
     PlannedText,
+    ResultPiece,
     behind_context,
     first_unplanned,
     message_keys,
     newest_question,
+    pieces_between,
+    result_pieces,
     sent_messages,
     with_edit,
 )
-from langchain_ctxreuse.agents.tool_results import ResultPiece, pieces_between, result_pieces
 from langchain_ctxreuse.documents.document_components import retrieved_documents
 from langchain_ctxreuse.documents.document_plans import format_context
 from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
@@ -94,14 +96,12 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     `document_separator`. Any other stays as it is, and so do artifacts. A result keeps its order.
 
     Put it last, behind middleware that removes messages or takes another model: what it sends is
-    what the model gets. `thread_id` and `tenant` in
-    `config["configurable"]` name the conversation and the tenant.
+    what the model gets. `config["configurable"]` names conversation (`thread_id`) and `tenant`.
 
     Args:
         planner: Plans the contexts; None takes the one of this process.
         retriever: Retrieves context for each new user message, which then is blocks, annotation,
-            question; any retriever, or any runnable from a string to documents. Its errors are not
-            caught.
+            question; any retriever, or runnable from a string to documents. Its errors are raised.
         tools: Tools, or their names, whose plain text is blocks with `document_separator` between.
         document_separator: The text between two documents in a tool result.
         find_retrieved: Whether results are planned that a retriever returned in the same run.

@@ -72,8 +72,7 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
         planner: Plans the contexts. None takes the one that this process has for the same engine
             (class, address and model of `inner`), which all such wrappers share, also those that
             are made for each call; `ReusePlanner()` is one apart.
-        window_s: Seconds for which a call that may show a context waits for others; 0 sends at
-            once.
+        window_s: Seconds for which a call that may show a context waits for others; 0 never waits.
         strategy: "reuse", "paper" or "none".
         prime: Whether calls are sent besides, up to where later prompts will likely part from one,
             for engines that keep states at junctions: `ReusePlanner(cache="vllm(states=...)")`.

@@ -65,14 +65,12 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
 
     The order alone is its own: the documents are those of the retriever inside, as many as came, a
     repeat behind all others. A `ReuseChatModel` around the model does the rest, and saves without
-    it, too; this is for models that are not yours to wrap. What it saves is unknown to
-    `planner.savings`.
+    it, too; this is for models not yours to wrap. What it saves is unknown to `planner.savings`.
 
     If planning fails the documents go through as retrieved. Callbacks, config and further arguments
     reach the retriever inside; its errors are not caught. Make it the outermost retriever: inside
     another one it returns the documents as retrieved. `batch` and `abatch` plan all contexts
-    together, tenants apart, and so do single calls that come at once; none waits for others longer
-    than 5 milliseconds.
+    together, tenants apart, and so do calls that come at once; none waits longer than 5 ms.
 
     Args:
         retriever: Any retriever, or any runnable from a string to documents.

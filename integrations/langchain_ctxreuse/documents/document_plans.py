@@ -38,8 +38,7 @@ def format_context(
 ) -> str:
     r"""Return documents as text for a prompt: the `format_docs` of an application, known to us.
 
-    Whatever `document_prompt` puts around a document moves with it, where a `ReuseChatModel` plans
-    the prompt.
+    What `document_prompt` puts around a document moves with it where a `ReuseChatModel` plans.
 
     Args:
         documents: Documents of any retriever.

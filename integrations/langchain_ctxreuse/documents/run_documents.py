@@ -83,14 +83,10 @@ class RunDocuments(BaseCallbackHandler):
     def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
         self._runs.pop(run_id, None)
 
-    on_chain_start: Any = _on_start
-    on_tool_start: Any = _on_start
+    on_chain_start = on_tool_start = _on_start  # any input
     on_retriever_start: Any = partialmethod(_on_start, is_retriever=True)
-    on_chain_end: Any = _on_end
-    on_chain_error: Any = _on_end
-    on_tool_end: Any = _on_end
-    on_tool_error: Any = _on_end
-    on_retriever_error: Any = _on_end
+    on_chain_end = on_chain_error = _on_end  # type: ignore[assignment]  # any result
+    on_tool_end = on_tool_error = on_retriever_error = _on_end  # type: ignore[assignment]
 
     def on_retriever_end(  # type: ignore[override]
         self, documents: Sequence[Document], /, *, run_id: Hashable, **_: Any

@@ -35,8 +35,8 @@ DocumentOf: TypeAlias = Callable[[BlockId], Document]
 class LangChainLLM:
     """Serves a LangChain chat model to a workflow; closing a stream closes the model's.
 
-    A chunk with text counts as a token; further tokens in the usage at the end come as a piece
-    without text. Callbacks see a call that was made on a wrong guess as cancelled.
+    A chunk with text counts as a token; further tokens in the usage come last, without text.
+    Callbacks see a call that was made on a wrong guess as cancelled.
 
     Args:
         model: A chat model, as it is or bound to arguments. A generation's `params`, such as
@@ -117,9 +117,8 @@ class RetrieverStage:
         """
         check_search(query, k)
         # a vector store's retriever prefers the arguments of the call to its search_kwargs
-        wanted: dict[str, Any] = (
-            {"k": k} if isinstance(self._retriever, VectorStoreRetriever) else {}
-        )
+        takes_k = isinstance(self._retriever, VectorStoreRetriever)
+        wanted: dict[str, Any] = {"k": k} if takes_k else {}
         found = retrieved_documents(await self._retriever.ainvoke(query, **wanted))
         texts = [one.page_content for one in found]
         documents = best_first(found, texts, tenant_from_config())

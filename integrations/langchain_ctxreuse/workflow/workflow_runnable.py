@@ -137,10 +137,7 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
                         yield {key: with_documents(result.state[key], document_of) for key in keys}
 
     async def _events(
-        self,
-        given: Any,
-        run_manager: AsyncCallbackManagerForChainRun,
-        config: RunnableConfig,
+        self, given: Any, run_manager: AsyncCallbackManagerForChainRun, config: RunnableConfig
     ) -> AsyncGenerator[Event, None]:
         """Run the graph; callbacks see each node as a chain's run inside that of the workflow."""
         inputs = (
@@ -226,8 +223,7 @@ class WorkflowRetriever(CarryingRetriever):
         engine: The engine; it may have no model.
         k: How many documents to find; `invoke(query, k=3)` overrides it.
         retriever: Which of the engine's retrievers to use; None uses the default one.
-        document_of: From a block's id to the document that it was made from, which is returned as a
-            copy; None makes one.
+        document_of: From a block's id to the document to return a copy of; None makes one.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -365,6 +361,5 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
                 f"the input lacks {', '.join(map(repr, missing))}; pass a dict with "
                 f"{', '.join(map(repr, sorted(self._needed)))}"
             )
-        wanted = "a string, for it is searched for"
-        checked_kind("'input'", inputs["input"], str, wanted)
+        checked_kind("'input'", inputs["input"], str, "a string, for it is searched for")
         return inputs

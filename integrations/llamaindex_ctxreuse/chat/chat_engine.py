@@ -113,11 +113,7 @@ class ReuseChatEngine(FixedSettings, BaseChatEngine):
     ) -> ReuseChatEngine:
         """Return an engine with the model and the callbacks of LlamaIndex's Settings.
 
-        Args:
-            retriever: Finds the context of a question.
-            llm: Answers; None takes that of the Settings.
-            **options: As for the class; no `memory`, since the engine keeps the conversation
-                itself.
+        Arguments as for the class; no `memory`, since the engine keeps the conversation itself.
         """
         if "memory" in options:
             raise InvalidRequestError(

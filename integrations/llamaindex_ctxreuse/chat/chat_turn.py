@@ -137,7 +137,8 @@ class ChatTurnPlanner:
         self, question: str, nodes: Sequence[NodeWithScore], begun: Transcript, model: LLMMetadata
     ) -> ChatTurn:
         """Return the next turn of a conversation, its history cut to what the model can take."""
-        window = _window(model)
+        answer = model.num_output if model.num_output > 0 else _TOKENS_OF_AN_ANSWER
+        window = max(model.context_window - answer, model.context_window // 2)
         planned: tuple[Transcript, Plan] | None = self._fail_open.attempt(
             lambda: self._planned(question, nodes, begun, window)
         )
@@ -223,12 +224,6 @@ class ChatTurnPlanner:
     def _tokens(self, text: str) -> int:
         count, estimate = partial(self._given_count, text), partial(estimate_tokens, text)
         return self._counting.attempt(count, estimate) + _TOKENS_OF_A_MESSAGE
-
-
-def _window(model: LLMMetadata) -> int:
-    """Return how many tokens a prompt may have, so that an answer fits behind it."""
-    answer = model.num_output if model.num_output > 0 else _TOKENS_OF_AN_ANSWER
-    return max(model.context_window - answer, model.context_window // 2)
 
 
 def _blocks(nodes: Sequence[NodeWithScore], metadata_mode: MetadataMode) -> list[ContextBlock]:

@@ -328,7 +328,6 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         """Return a call's keyword arguments, with salt and session id, as opted in to, and key."""
         if not (self.send_cache_salt or self.send_session_id or self.planner.wire_cache.is_routed):
             return dict(given)
-
         try:
             own = {n: self._always_sent.get(n) or given.get(n) or {} for n in _ENGINE_OPTIONS}
             known = {**given, "prompt_cache_options": "unused"}  # nothing is marked

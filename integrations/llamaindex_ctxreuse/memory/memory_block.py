@@ -68,16 +68,14 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     memories that the conversation shows already are only pointed to. In LlamaIndex's own `Memory`,
     which ignores `placement`, it changes earlier messages every turn. What Mem0 has changed or
     deleted since is said to be replaced, or to hold no longer. A planning fault lets memories
-    through as found, and a memory that cannot be reached leaves the conversation without; both
-    count in `faults`.
+    through as found, a memory out of reach leaves the conversation without; `faults` counts both.
 
     Args:
         memory: Mem0 (`Memory`, `AsyncMemory`, a hosted client, or anything with their `search`), a
             vector store that stores texts, a `VectorStoreIndex`, or any retriever.
         planner: Plans the contexts; None takes the one of this process.
         top_k: How many memories to ask for; a retriever asks for its own number.
-        filters: Mem0's filters. The user in them is the tenant, unless `ctxreuse.request_context`
-            says another.
+        filters: Mem0's filters. Their user is the tenant unless `ctxreuse.request_context` has one.
         embed_model: For a vector store; None takes that of LlamaIndex's Settings.
         metadata_mode: Which metadata is part of a node's text.
         searched_messages: How many of the user's last messages are the question.
@@ -85,8 +83,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         annotate: Whether it says how the search ranked memories that were moved.
         placement: Where the memories stand: "before_question", in its message or one before it;
             "after_history", in a message of their own, which some chat templates refuse; "system",
-            behind the system text, where those of a first turn go and of one that lays all out
-            anew.
+            behind the system text, for first turns and those that lay all out anew.
         name: The block's name in the prompt.
     """
 
@@ -202,14 +199,14 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         if made is None:
             return 0
         first = replace(made.request, history=None)
-        attempt = self._memories.fail_open.attempt
-        return attempt(lambda: self.planner.cached_tokens(first), lambda: 0)
+        return self._memories.fail_open.attempt(lambda: self.planner.cached_tokens(first), int)
 
     def _made(self, content: str) -> Plan | None:
         """Return what a content of the surrounding tenant and conversation was made of."""
-        key = current_scope().conversation_id, content
+        scope = current_scope()
+        tenant = self._source.tenant if scope.tenant is None else scope.tenant
         with self._lock:
-            return self._contents.get(self._tenant, key)
+            return self._contents.get(tenant, (scope.conversation_id, content))
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         """Remember messages that the short-term memory lets go."""
@@ -271,11 +268,6 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
 
     def _annotated(self, plan: Plan) -> Plan:
         return plan if self.annotate else plan.with_order_annotation(None)
-
-    @property
-    def _tenant(self) -> str:
-        tenant = current_scope().tenant
-        return self._source.tenant if tenant is None else tenant
 
 
 class _Mem0Source:

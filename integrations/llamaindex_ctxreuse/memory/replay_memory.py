@@ -18,11 +18,7 @@ from ctxreuse.context.checks import checked_each, checked_number
 from ctxreuse.context.scope import current_scope, request_context
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.memories import Placement, checked_growth_limit, is_too_long
-from llamaindex_ctxreuse.llm.planned_prompts import (
-    copied_blocks,
-    copied_message,
-    message_as_openai,
-)
+from llamaindex_ctxreuse.llm.planned_prompts import copied_blocks, copied_message, message_as_openai
 from llamaindex_ctxreuse.memory.memory_block import ReuseMemoryBlock
 
 _log = logging.getLogger("ctxreuse")
@@ -117,10 +113,7 @@ class ReplayMemory(Memory):
         return turns.as_sent(known)
 
     async def _with_new_content(
-        self,
-        turns: _PlacedHistory,
-        known: _Insertions,
-        block_kwargs: dict[str, Any],
+        self, turns: _PlacedHistory, known: _Insertions, block_kwargs: dict[str, Any]
     ) -> _Insertions:
         """Return the inserted memories, including those of the current turn."""
         content = await self._content(turns, known, block_kwargs)

@@ -47,8 +47,7 @@ def format_context(
 ) -> str:
     r"""Return nodes as text for a prompt: as an application joins them, known to us.
 
-    Whatever `text_template` puts around a node's text moves with it, where a `ReuseLLM` plans the
-    prompt.
+    What `text_template` puts around a node's text moves with it where a `ReuseLLM` plans.
 
     Args:
         nodes: Nodes, as `ReuseRetriever`, `ReusePostprocessor` or any retriever returns them.

@@ -126,7 +126,6 @@ class _RunHandler(OpenCalls):
         return [] if call is None else list(call.outwards())
 
     def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
-        """Forget a call."""
         RETRIEVALS.pop(id_, None)
         super().span_drop(id_)
 

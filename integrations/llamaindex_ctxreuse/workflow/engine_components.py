@@ -55,15 +55,13 @@ class WorkflowRetriever(BaseRetriever):
 
     Searches that run at the same time are embedded and scanned together. In a conversation, named
     by `ctxreuse.request_context`, a search begins where the last one has found something. Results
-    are those of a plain search. Nodes have the block's id and text, and a score if there is one:
-    the higher, the nearer.
+    are those of a plain search. Nodes have block ids, texts and any scores: the higher, the nearer.
 
     Args:
         engine: The engine; it may have no model.
         k: How many nodes to return.
         retriever: The name of one of the engine's retrievers; None takes the default one.
-        node_of: From a block's id to the node that it was made from, of which a copy is returned;
-            None makes a node.
+        node_of: From a block's id to the node to return a copy of; None makes one.
         callback_manager: Where events go.
     """
 
@@ -116,8 +114,7 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
 
     The engine asks the model with the nodes that the search has found so far; if the search ends
     with other nodes, it drops the answer and asks again: the response is always that of retrieving
-    first. The prompt shows all nodes in one call, with labels, in the planned order; source nodes
-    are best first.
+    first. One call shows all nodes, with labels, in the planned order; source nodes are best first.
 
     Args:
         retriever: A retriever over a workflow engine.
@@ -261,8 +258,7 @@ def _metadata(nodes: list[NodeWithScore]) -> dict[str, Any]:
 class LlamaIndexLLM:
     """Serves a LlamaIndex LLM to a workflow; closing a stream closes the LLM's.
 
-    A chunk with text counts as a token; tokens that the usage reports besides come at the end, as a
-    piece without text.
+    A chunk with text counts as a token; further tokens in the usage come last, without text.
 
     Args:
         llm: The LLM. A generation's `params`, such as `max_tokens`, are passed with each call.
@@ -305,10 +301,7 @@ class RetrieverStage:
     """
 
     def __init__(
-        self,
-        retriever: BaseRetriever,
-        *,
-        metadata_mode: MetadataMode = MetadataMode.LLM,
+        self, retriever: BaseRetriever, *, metadata_mode: MetadataMode = MetadataMode.LLM
     ) -> None:
         self._retriever = checked_retriever(retriever)
         self._metadata_mode = checked_metadata_mode(metadata_mode)
