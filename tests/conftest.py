@@ -49,7 +49,6 @@ def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def planner() -> ReusePlanner:
-    """Return a planner that has been told nothing and has planned nothing."""
     return ReusePlanner()
 
 

@@ -102,7 +102,6 @@ class RecordCommand:
         return say(nothing)
 
     def _nothing_recorded(self, recorder: TraceRecorder, error: BaseException) -> str:
-        """Return what to do where nothing of a program was recorded, which may have ended early."""
         nothing = f"{describe(self.program)}: nothing was recorded"
         if recorder.faults:
             return f"{nothing}, because nothing could be; see the log"
@@ -146,7 +145,6 @@ PROMPTS: dict[str, Recording] = {"openai": record_openai, "anthropic": recording
 
 
 def _recordings(sources: Sequence[str]) -> Iterator[Recording]:
-    """Yield how sources are recorded; without any, all frameworks that are installed."""
     frameworks = registered()
     for source in sources or frameworks:
         checked_choice("source", source, [*frameworks, *PROMPTS])

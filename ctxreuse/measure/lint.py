@@ -39,7 +39,6 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _OFTEN = 0.1  # share of the requests from which on other tools count as changing
 _NEARLY = 0.8  # share of the shortest prefix from which on a prompt is just under it
-_VOLATILE: Final = "volatile text in front"
 _BY_CAUSE: Final = {  # checks that are what `explain` says
     Cause.other_order: "documents in changing order",
     Cause.other_labels: "labels in some prompts only",
@@ -53,9 +52,7 @@ _PLANNED: Final = (
     "Have them planned: do what `ctxreuse estimate` says comes next, such as wrapping the model; "
     "where that is done,"
 )
-_UNMARKED: Final = "no mark where prompts fork"
 _TOO_MANY: Final = "too many marks"
-_BEHIND: Final = "mark behind the question"
 
 
 class LintFinding(NamedTuple):
@@ -270,7 +267,6 @@ def _unknown(trace: _CheckedTrace) -> Iterator[str]:
 
 
 def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
-    """Find what varies in front of the documents: times, ids, counters, names."""
     for variation in trace.variations:
         tally, seen = _Evidence(), set[str]()
         for one in trace.requests:
@@ -287,7 +283,8 @@ def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
                     tally.append((one, tokens))
             seen.add(text)
         if any(tokens for _, tokens in tally):
-            yield trace.finding(_VOLATILE, tally, str(variation), sentence(variation.remedy))
+            remedy = sentence(variation.remedy)
+            yield trace.finding("volatile text in front", tally, str(variation), remedy)
 
 
 def _documents(trace: _CheckedTrace) -> Iterator[LintFinding]:
@@ -301,7 +298,6 @@ def _documents(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 
 def _tools(trace: _CheckedTrace) -> Iterator[LintFinding]:
-    """Find tools that come in another order, and tools that are others nearly each time."""
     orders, others = _Evidence(), _Evidence()
     exact: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
     sets: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
@@ -356,7 +352,6 @@ def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 
 def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:
-    """Find marks that vanish or are missing, and marks past the most."""
     cache = trace.cache
     lost, unmarked, many = _Evidence(), _Evidence(), _Evidence()
     before: dict[Hashable, SentCall] = {}
@@ -391,7 +386,8 @@ def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:
         yield trace.finding("lost marks", lost, found, remedy)
     if unmarked:
         found = f"{_counted(unmarked)} no mark behind what earlier ones begin with, too"
-        yield trace.finding(_UNMARKED, unmarked, found, REMEDIES[Cause.never_written])
+        remedy = REMEDIES[Cause.never_written]
+        yield trace.finding("no mark where prompts fork", unmarked, found, remedy)
 
 
 def _behind_questions(trace: _CheckedTrace) -> Iterator[LintFinding]:
@@ -415,7 +411,8 @@ def _behind_questions(trace: _CheckedTrace) -> Iterator[LintFinding]:
             f"at {cache.write_factor:g} times the price and never read"
         )
         remedy = "Mark the documents that come again and not the question: plan.body() does."
-        yield trace.finding(_BEHIND, tally, found, remedy, cache.write_factor - 1)
+        factor = cache.write_factor - 1
+        yield trace.finding("mark behind the question", tally, found, remedy, factor)
 
 
 def _counted(tally: _Evidence) -> str:
@@ -424,7 +421,6 @@ def _counted(tally: _Evidence) -> str:
 
 
 def _minimum(trace: _CheckedTrace) -> Iterator[LintFinding]:
-    """Find prompts and common beginnings that are just shorter than what is kept."""
     tally, least = _Evidence(), trace.cache.least_tokens
     lengths = []
     for one in trace.requests:

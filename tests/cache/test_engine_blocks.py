@@ -19,7 +19,6 @@ def put(blocks, *event, **fields):
 
 
 def told(blocks, events):
-    """Tell an EngineBlocks what happened; return it."""
     for event in events:
         if event["type"] == "BlockStored":
             extra = event["extra_keys"]

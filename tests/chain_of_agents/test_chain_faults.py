@@ -157,8 +157,6 @@ class TestWorkers:
 
 
 class Stalls(SaysModel):
-    """Begins to stream an answer, and stalls."""
-
     async def _astream(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
         for word in ("The", " answer"):
             yield ChatGenerationChunk(message=AIMessageChunk(content=word))

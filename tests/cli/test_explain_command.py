@@ -22,7 +22,6 @@ CORPUS = {number: block(number, 100) for number in range(1, 10)}
 
 
 def planned(request_id, block_ids, **fields):
-    """Return a request of a plan file."""
     parts = tuple((f"[Doc_{name}]", name, None) for name in block_ids)
     return PlannedRequest(request_id, parts, **fields)
 
@@ -37,7 +36,6 @@ def causes(*requests):
 
 @pytest.fixture
 def explain_command(run):
-    """Return a function that runs `ctxreuse explain`."""
     return partial(run, "explain")
 
 

@@ -23,7 +23,6 @@ BY_RANK = [
 
 @pytest.fixture
 def beir(tmp_path):
-    """Return where the corpus of a BEIR data set is."""
     lines = [{"_id": one["id"], "title": "T", "text": one["text"]} for one in TEXTS]
     return write_jsonl(tmp_path / "corpus.jsonl", *lines)
 

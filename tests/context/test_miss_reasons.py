@@ -12,12 +12,10 @@ from ctxreuse.memory.explanations import Cause
 
 
 def anthropic(term, **more):
-    """Return an answer of Anthropic's messages that names a reason."""
     return {"id": "m", "diagnostics": {"cache_miss_reason": {"type": term, **more}}}
 
 
 def openai(reason, missed=None):
-    """Return an answer of OpenAI's responses that names a reason."""
     told = {"type": "cache_miss", "reason": reason, "cache_missed_tokens": missed}
     return {"id": "r", "prompt_cache_diagnostics": told}
 

@@ -8,8 +8,6 @@ from ctxreuse.errors import InvalidRequestError
 
 
 class Encoding:
-    """What tokenizers' `encode` returns."""
-
     def __init__(self, ids):
         self.ids = ids
 

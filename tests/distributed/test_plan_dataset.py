@@ -241,7 +241,6 @@ def test_the_planners_settings_count():
 
 @pytest.fixture
 def engine():
-    """An emulated engine at a port of this machine, and its URL."""
     emulated, is_over, urls = EmulatedEngine(model="m"), threading.Event(), SimpleQueue()
 
     async def serve():

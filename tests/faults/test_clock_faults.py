@@ -25,8 +25,6 @@ JUMPS = [5 * HOURS, -5 * HOURS]
 
 
 class Clock:
-    """A clock of the process, which can be set to another time."""
-
     def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
         real: Callable[[], float] = getattr(time, name)
@@ -125,7 +123,6 @@ class Failing(SpanProcessor, SpanExporter, Sampler):
 
 
 def provided(part: str, failing: Failing, exporter: InMemorySpanExporter) -> TracerProvider:
-    """Return a provider with one part that fails."""
     sampler = failing if part == "sampler" else ALWAYS_ON
     provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
     if part == "processor":

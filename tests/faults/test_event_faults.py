@@ -55,8 +55,6 @@ def away(telling: Telling, sync: KVEventSync) -> Iterator[None]:
 
 
 class Silent:
-    """A publisher that is gone."""
-
     last = -1
 
     def publish(self, events: Any, *, lost: bool = False) -> None:
@@ -89,8 +87,6 @@ def our_fault(telling: Telling, sync: KVEventSync) -> Iterator[None]:
 
 
 class Fault(NamedTuple):
-    """A fault, and in which count it shows."""
-
     begin: Callable[[Telling, KVEventSync], AbstractContextManager[None]]
     count: str
 

@@ -207,8 +207,6 @@ QUERIES = ["one two three", "two one four", "five one two", "one two", "two one 
 
 
 class Named(BaseRetriever):
-    """Finds the documents that a question names."""
-
     def _get_relevant_documents(self, query: str, **_: Any) -> list[Document]:
         return found(query)
 
@@ -321,7 +319,6 @@ def ask(agent: Any, query: str, before: list[Any] | None = None) -> list[Any]:
 
 
 def said(body: dict[str, Any]) -> str:
-    """Return all texts of a request's messages, one after the other."""
     contents = [one["content"] for one in body["messages"]]
     parts = [[one] if isinstance(one, str) else one for one in contents]
     return "".join(p if isinstance(p, str) else p["text"] for part in parts for p in part)

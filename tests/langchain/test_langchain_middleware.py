@@ -66,12 +66,10 @@ def text_tool(function: Any) -> BaseTool:
 
 
 def shown(*texts: str) -> str:
-    """Return texts of documents as they are shown."""
     return "\n\n".join(f"[Doc_id-{text[0]}] {text}" for text in texts)
 
 
 def labelled(text: str) -> str:
-    """Return a text without an id as it is shown."""
     block = ContextBlock(text=text)
     return f"{TEMPLATES.label_of(block)} {text}"
 

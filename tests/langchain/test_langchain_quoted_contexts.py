@@ -37,7 +37,6 @@ class Application:
         )
 
     def ask(self, found: list[Document], question: str, tenant: str = "", **more: Any) -> str:
-        """Ask; return the text that was sent."""
         given = {"documents": found, "question": question}
         self.chain.invoke(given, configured(tenant, **more))
         return self.inner.calls[-1].text

@@ -37,8 +37,6 @@ BOTH = pytest.mark.parametrize("component", [ReuseRetriever, ReuseCompressor])
 
 
 class Driven:
-    """A retriever or a compressor."""
-
     def __init__(self, component: Any, **options: Any) -> None:
         inside = {"retriever": GivenRetriever()} if component is ReuseRetriever else {}
         self.made: Any = component(**inside, **options)

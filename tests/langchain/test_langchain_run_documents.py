@@ -232,8 +232,6 @@ def test_a_document_that_is_retrieved_twice_stays_as_often_as_it_came(ids, inner
 
 
 class Fixed(BaseRetriever):
-    """Returns given documents."""
-
     found: list[Document]
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:

@@ -81,8 +81,6 @@ class TestMessageTexts:
 
 
 class Foreign(BaseChatModel):
-    """Another package's wrapper."""
-
     inner: BaseChatModel
 
     @property
@@ -97,8 +95,6 @@ class Foreign(BaseChatModel):
 
 
 class ForeignStream(Foreign):
-    """One that streams."""
-
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         return self.inner._stream(*args, **kwargs)
 

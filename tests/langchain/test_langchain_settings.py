@@ -76,8 +76,6 @@ def test_a_copy_of_a_retriever_has_the_settings_that_it_is_given():
 
 
 class Warm(FakeListChatModel):
-    """Answers with a setting of its own."""
-
     temperature: float = 0.0
 
     def _call(self, *args: Any, **kwargs: Any) -> str:
@@ -108,8 +106,6 @@ async def test_a_config_may_set_fields_of_the_model_inside():
 
 
 class Some(BaseRetriever):
-    """Finds as many documents as it is told."""
-
     k: int = 3
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:

@@ -24,7 +24,6 @@ from langchain_ctxreuse.agents.planned_messages import result_pieces
 def pieces(
     artifact: Any, text: str, *, separator: str = "\n\n", splits: bool = False
 ) -> list[tuple[object, str]] | None:
-    """Return ids and texts of the pieces."""
     found = result_pieces(artifact, text, separator, splits)
     if found is None:
         return None

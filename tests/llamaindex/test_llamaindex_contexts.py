@@ -104,8 +104,6 @@ def file_nodes(letters: str) -> list[NodeWithScore]:
 
 
 class FileRetriever(LetterRetriever):
-    """Retrieves files."""
-
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return file_nodes(query_bundle.query_str)
 

@@ -148,8 +148,6 @@ QUERIES = ["one two three", "two one four", "five one two", "one two", "two one 
 
 
 class Named(BaseRetriever):
-    """Finds the nodes that a question names."""
-
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         names = query_bundle.query_str.split()
         return [

@@ -113,8 +113,6 @@ class Closing:
 
 
 class Streaming(RecordingLLM):
-    """Streams what the test gives it."""
-
     pieces: Any = None
 
     def stream_chat(self, messages: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,6 @@ PLACEMENTS = get_args(Placement)
 
 
 def shown(messages: list[ChatMessage]) -> list[tuple[str, str]]:
-    """Return who shows which letters."""
     return [
         (one.role.value, "".join(x for x in "abcdefg" if letter_text(x) in (one.content or "")))
         for one in messages

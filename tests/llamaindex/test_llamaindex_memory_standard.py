@@ -72,7 +72,6 @@ def memory(kind: type[Memory], *blocks: Any, **options: Any) -> Memory:
 
 
 def roles(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
-    """Return who says what."""
     return [(one.role.value, one.content or "") for one in messages]
 
 

@@ -33,8 +33,6 @@ def letters(nodes: Sequence[NodeWithScore]) -> str:
 
 
 class Given(BaseRetriever):
-    """Retrieves the nodes that a query names."""
-
     def __init__(self) -> None:
         super().__init__()
         self.nodes: dict[str, list[NodeWithScore]] = {}
@@ -48,8 +46,6 @@ class Given(BaseRetriever):
 
 
 class Driven:
-    """One of the two, with nodes that the test gives."""
-
     def __init__(self, kind: str, planner: Any = None, **options: Any) -> None:
         self._inner = Given()
         self.component: Any = ReusePostprocessor(planner=planner, **options)

@@ -49,7 +49,6 @@ def shown(letters: str, separator: str = "\n\n", *, metadata: bool = True) -> st
 
 
 def reusing(inner: Any = None, **options: Any) -> tuple[RecordingLLM, ReuseLLM]:
-    """Return a model and its wrapper."""
     inner = inner or RecordingLLM()
     return inner, ReuseLLM(inner=inner, window_s=0, **{"planner": ReusePlanner(), **options})
 

@@ -104,8 +104,6 @@ def test_a_copy_holds_no_setting_that_nobody_reads(made):
 
 
 class SomeRetriever(LetterRetriever):
-    """Finds as many nodes as it is told."""
-
     def __init__(self) -> None:
         super().__init__()
         self.similarity_top_k = 3

@@ -127,8 +127,6 @@ def test_a_question_before_the_documents_is_recorded(tmp_path, template, forms, 
 
 
 class Rivers(Fixed):
-    """Finds the rivers that a question names."""
-
     def _get_relevant_documents(self, query, *, run_manager):
         names = query.removesuffix("?").split()
         return [Document(id=name, page_content=f"{name} is a river. " * 40) for name in names]

@@ -170,7 +170,6 @@ LONGER = {one: f"{one} says: " + one * 2_000 for one in SHARED}
 
 
 def prompt_texts(body: dict[str, Any]) -> str:
-    """Return all texts of a prompt, one behind the other."""
     opening = [one["text"] for one in body.get("system", ())]
     return "".join([*opening, *(text for one in body["messages"] for text in message_texts(one))])
 

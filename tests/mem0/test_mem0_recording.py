@@ -20,7 +20,6 @@ from mem0_ctxreuse.recording import recording
 
 @pytest.fixture
 def mem0(monkeypatch):
-    """Mem0, whose stores find two memories."""
     import mem0
 
     def found(self, query, **options):

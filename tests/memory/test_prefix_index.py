@@ -163,7 +163,6 @@ operations = st.one_of(
 
 
 def end_of(index, request_id):
-    """The node where a request ends."""
     return next(node for node in nodes_of(index) if request_id in ids_at(index, node))
 
 

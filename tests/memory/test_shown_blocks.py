@@ -30,7 +30,6 @@ def parts(*texts):
 
 
 def turn(*blocks, templates=DEFAULT_TEMPLATES):
-    """Return the content of a message that shows blocks."""
     sent = [SentBlock(templates.label_of(block), block) for block in blocks]
     return joined(turn_parts(sent, None, "Why?", templates))
 

@@ -27,8 +27,6 @@ def no_stall_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scheduled(NamedTuple):
-    """What was planned for an item."""
-
     position: int
     result: Any
 

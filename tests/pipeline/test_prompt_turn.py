@@ -37,7 +37,6 @@ LONG = {letter: " ".join([text] * 12) for letter, text in TEXTS.items()}
 
 
 def letters_in(text: str) -> str:
-    """Return the documents that a text shows, in order."""
     return "".join(dict.fromkeys(found[1].lower() for found in re.finditer(r"(\w) is a r", text)))
 
 
@@ -83,7 +82,6 @@ def world() -> World:
 
 
 def said(*texts: str) -> tuple[PromptPart, ...]:
-    """Return messages of user and assistant, one after the other."""
     return tuple(PromptPart(("user", "assistant")[n % 2], one) for n, one in enumerate(texts))
 
 

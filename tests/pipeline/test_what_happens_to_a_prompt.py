@@ -104,8 +104,6 @@ def as_given(prompt: str) -> str:
 
 
 class Chat:
-    """A ReuseChatModel around a model that records."""
-
     def __init__(self, **settings: Any) -> None:
         self.inner: Any = RecordingModel()
         settings.setdefault("planner", ReusePlanner())
@@ -128,15 +126,12 @@ class Chat:
 
     @property
     def counts(self) -> Counter[str]:
-        """What became of the prompts."""
         seen = self.model.prompt_statistics
         own = {name: getattr(seen, name) for name in ("planned", "in_history", "not_found")}
         return +Counter({**own, **seen.in_place})
 
 
 class Llama(Chat):
-    """A ReuseLLM around a model that records."""
-
     def __init__(self, **settings: Any) -> None:
         self.inner = RecordingLLM()
         settings.setdefault("planner", ReusePlanner())
@@ -511,8 +506,6 @@ def test_a_retriever_inside_another_one_keeps_the_order():
 
 
 class Elsewhere(RecordingModel):
-    """A model that has an address."""
-
     base_url: str
 
 

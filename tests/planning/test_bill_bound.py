@@ -46,7 +46,6 @@ def request(letters: str, has_system: bool) -> ContextRequest:
 def billed(
     asked: list[tuple[str, bool, str]], cache: CacheRules, gap: float
 ) -> tuple[list[float], list[int]]:
-    """Return what each prompt costs, and its tokens."""
     planner = ReusePlanner(cache=cache, token_counter=lambda text: SYSTEM_TOKENS)
     simulated = ProviderCache(cache)
     bills, tokens = [], []

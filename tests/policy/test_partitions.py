@@ -37,7 +37,6 @@ def numbered(contexts, **of_all):
 
 
 def partitions_of(requests, most, weights=None):
-    """Return the partition of each request."""
     contexts = contexts_of(requests, weights)
     found = partition(contexts, most)
     numbers = found.of(contexts).tolist()

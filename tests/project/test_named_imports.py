@@ -68,7 +68,6 @@ def asked(node):
 
 
 def defined(node):
-    """Return the names that a node defines."""
     if isinstance(getattr(node, "ctx", None), ast.Store):
         return {getattr(node, "attr", ""), getattr(node, "id", "")}
     return {getattr(node, "name", None), getattr(node, "asname", None)}

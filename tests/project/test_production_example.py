@@ -67,8 +67,6 @@ def uvicorn(app: str, *options: str, **environment: str) -> Iterator[str]:
 
 
 class Asked(NamedTuple):
-    """A question, and what the service answered."""
-
     question: str
     text: str
     documents: tuple[str, ...]

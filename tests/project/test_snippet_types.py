@@ -106,7 +106,6 @@ pytestmark = [
 
 
 def program(page: str) -> str:
-    """Return a page's blocks as one program."""
     blocks = [block.code for block in blocks_of(page) if block.language == "python"]
     return "\n\n".join([GIVEN.get(page, ""), *blocks]) if blocks else ""
 

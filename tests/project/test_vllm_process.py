@@ -53,7 +53,6 @@ def run():
 
 
 def saved(tool, tmp_path, pid, port=8123, **fields):
-    """Write the state file of a server."""
     state = {"pid": pid, "options": asdict(tool.ServerOptions(port=port)), **fields}
     (tmp_path / f"{port}.json").write_text(json.dumps(state), encoding="utf-8")
 

@@ -68,7 +68,6 @@ def visited(*arguments, **options):
 
 
 async def cancelled(*tasks):
-    """Cancel tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)

@@ -157,8 +157,6 @@ class Found(BaseRetriever):
 
 
 class Echo(FakeListChatModel):
-    """Answers with its temperature."""
-
     temperature: float = 0.0
 
     def _call(self, *args: Any, **kwargs: Any) -> str:
@@ -166,8 +164,6 @@ class Echo(FakeListChatModel):
 
 
 class Notes:
-    """A memory that remembers what it is asked."""
-
     def __init__(self) -> None:
         self.queries: list[str] = []
 

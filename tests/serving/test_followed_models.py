@@ -37,7 +37,6 @@ def langchain():
 
 
 def llamaindex():
-    """Return the same of LlamaIndex."""
     inner = openai_like(None, None, api_base=URL)
     model = ReuseLLM(inner=inner, planner=ReusePlanner(), window_s=0)
 

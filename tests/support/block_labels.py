@@ -8,7 +8,6 @@ def label(text: str) -> str:
 
 
 def labelled(*texts: str) -> str:
-    """Return texts under their labels."""
     return "\n\n".join(f"{label(text)} {text}" for text in texts)
 
 

@@ -283,14 +283,12 @@ class SaysModel(FakeListChatModel):
 
 
 def notes_in(text: str) -> list[str]:
-    """Return the notes that a manager's prompt shows."""
     shown = text.partition("Notes:\n")[2].rpartition("\n\nQuestion:")[0]
     return re.findall(r"^Reader \d+: (.*)$", shown, re.MULTILINE)
 
 
 @contextmanager
 def no_tasks_left() -> Iterator[None]:
-    """Check that no task is left that was not there before."""
     before = asyncio.all_tasks()
     yield
     left = asyncio.all_tasks() - before

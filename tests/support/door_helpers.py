@@ -30,7 +30,6 @@ def documents(names: str, length: int = 60) -> list[dict[str, Any]]:
 
 
 def asking(names: str = "", question: str = "Which?", **fields: Any) -> dict[str, Any]:
-    """The body of a chat request."""
     given = {"documents": documents(names)} if names else {}
     return {
         "model": "emulated",
@@ -57,7 +56,6 @@ class Served(httpx.AsyncClient):
         return answer.json()
 
     def bodies(self, engine: int = 0) -> list[dict[str, Any]]:
-        """The requests that an engine got."""
         received = self.engines[engine].received
         return [json.loads(one.body) for one in received if one.method == "POST"]
 

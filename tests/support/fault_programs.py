@@ -64,7 +64,6 @@ def no_room(largest: int) -> Iterator[None]:
 
 @contextmanager
 def told() -> Iterator[list[str]]:
-    """Collect what the log says."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -312,30 +311,22 @@ class Client(Program):
 
 
 class BatchChain(Chain):
-    """The LangChain chain, called with a batch."""
-
     def answer(self, question: str) -> str:
         [answer] = self._chain.batch([question])
         return str(answer)
 
 
 class StreamedChain(Chain):
-    """The LangChain chain, whose answer is read as it comes."""
-
     def answer(self, question: str) -> str:
         return "".join(self._chain.stream(question))
 
 
 class TaskChain(Chain):
-    """The LangChain chain in a task."""
-
     def answer(self, question: str) -> str:
         return str(asyncio.run(self._chain.ainvoke(question)))
 
 
 class TaskQueryEngine(QueryEngine):
-    """The LlamaIndex query engine in a task."""
-
     def answer(self, question: str) -> str:
         async def ask() -> str:
             return str(await self._query_engine.aquery(question))

@@ -81,7 +81,6 @@ class Sender:
     def extend(
         self, end: Node | None, letters: str, request_id: str | int, system: str | None = None
     ) -> Inserted:
-        """Insert a later turn behind the end of one before."""
         self.now += 1
         weights = weights_of(letters, self._weights)
         place = end.place if end else 0
@@ -104,7 +103,6 @@ class Sender:
 
 
 def nodes_of(index: PrefixIndex) -> list[Node]:
-    """Return every node, roots included, parents first."""
     nodes = list(index.roots.values())
     for node in nodes:  # grows
         nodes += node.children.values()

@@ -46,7 +46,6 @@ def _text_of(message: Any) -> str:
 
 
 def chunk(delta: Any, finish: str | None = None, **fields: Any) -> dict[str, Any]:
-    """Return an event of a streamed reply."""
     choice = {"index": 0, "delta": delta, "text": _text_of(delta), "finish_reason": finish}
     return {
         "id": "r",
@@ -78,7 +77,6 @@ def stream_of(*chunks: Any) -> bytes:
 
 
 def nested(depth: int = 500, inside: Any = "x") -> Any:
-    """Return lists in one another."""
     value: Any = inside
     for _ in range(depth):
         value = [value]

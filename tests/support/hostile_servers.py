@@ -25,12 +25,10 @@ def event(value: Any) -> bytes:
 
 
 def delta(**fields: Any) -> dict[str, Any]:
-    """Return a chunk whose delta has these fields."""
     return {"choices": [{"index": 0, "delta": fields, "finish_reason": "stop"}]}
 
 
 def usage(**fields: Any) -> bytes:
-    """Return a whole reply with this usage."""
     return event(END) + event({"choices": [], "usage": fields})
 
 

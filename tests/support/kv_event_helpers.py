@@ -84,7 +84,6 @@ class TellingCache:
         return held
 
     def reset(self) -> None:
-        """Drop all blocks, as `/reset_prefix_cache` does."""
         self._hash_of.clear()
         self._copies.clear()
         self.events.append({"type": "AllBlocksCleared"})
@@ -204,7 +203,6 @@ class Publisher:
 
     @property
     def last(self) -> int:
-        """The number of the last message."""
         return self._next - 1
 
     def publish(self, events: Sequence[Event] | bytes, *, lost: bool = False) -> None:
@@ -227,7 +225,6 @@ class Publisher:
             self._next = 0
 
     def wait_for_subscriber(self) -> None:
-        """Wait until messages are received."""
         assert self._live.poll(10_000), "nobody subscribes"
         self._live.recv()
 

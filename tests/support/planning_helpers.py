@@ -181,7 +181,6 @@ requests_of_any_kind = st.lists(first_turns | later_turns, max_size=8)
 
 
 def plan_trace(trace, planner, mode, strategy="reuse", **options):
-    """Plan a trace as `ctxreuse plan` does."""
     return plan_under(MeasuredPolicy(strategy, strategy, mode), trace, planner, **options)
 
 

@@ -6,7 +6,6 @@ import sys
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that finds what this process finds, and must succeed."""
     paths = os.pathsep.join(filter(None, sys.path))
     return subprocess.run(
         [sys.executable, "-c", code],

@@ -44,7 +44,6 @@ class RedisServer:
         self.start()
 
     def start(self) -> None:
-        """Start it, empty."""
         path = self._folder / "redis.sock"
         self._process = subprocess.Popen(
             [

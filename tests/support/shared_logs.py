@@ -24,13 +24,11 @@ def sharing(log: SharedLog, number: int = 2, **settings: Any) -> list[ReusePlann
 
 
 def caught_up(*planners: ReusePlanner) -> None:
-    """Wait until planners know of each other's requests."""
     for _ in range(2):  # one may tell while another one reads
         assert all(planner.catch_up(WAIT_S) for planner in planners)
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
     end = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < end

@@ -13,7 +13,6 @@ from ctxreuse.workflow.graph.state import Documents, State
 
 
 def chain(*names: str, **options: Any) -> WorkflowGraph:
-    """Return a graph of functions, one after the other."""
     graph = WorkflowGraph(**options)
     for name in names:
         graph.add_function(name, len)
@@ -23,7 +22,6 @@ def chain(*names: str, **options: Any) -> WorkflowGraph:
 
 
 def looping(**limits: dict[str, Any]) -> WorkflowGraph:
-    """Return a, b, c in a chain, and an edge back from b to a."""
     graph = WorkflowGraph()
     for name in "abc":
         graph.add_function(name, len, **limits.get(name, {}))

@@ -20,7 +20,6 @@ def alone(letters: str, **fields: Any) -> ContextRequest:
 
 
 def opening(letters: str, conversation_id: str = "c", **fields: Any) -> ContextRequest:
-    """Return the first turn of a conversation."""
     return alone(letters, history=[], conversation_id=conversation_id, **fields)
 
 

@@ -71,8 +71,6 @@ def kept_of(engine: WorkflowEngine, tenant: str) -> SearchRecord | None:
 
 
 class Asked(SteadyLLM):
-    """Keeps the prompts that it is given."""
-
     def __init__(self) -> None:
         super().__init__()
         self.prompts: list[Any] = []
@@ -99,8 +97,6 @@ async def test_inputs_are_given_by_name_and_missing_ones_are_told():
 
 
 class Thinking(SteadyLLM):
-    """Thinks aloud before each answer."""
-
     async def stream(self, prompt: Any, params: Any) -> Any:
         for piece in ("<th", "ink>Why passage 3?", "</think>\n\n"):
             yield Piece(piece, 1)

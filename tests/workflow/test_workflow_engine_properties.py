@@ -131,8 +131,6 @@ def scenarios(draw: Any, impatient: bool = False) -> Scenario:
 
 
 class AtomicCorpus:
-    """The corpus as a retriever of one stage."""
-
     def __init__(self, metric: str, pause: Any) -> None:
         self._metric = metric
         self._pause = pause

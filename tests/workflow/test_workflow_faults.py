@@ -235,8 +235,6 @@ async def test_a_search_that_finds_too_little_where_it_looks_goes_on_and_is_coun
 
 
 class Choosy(WordEmbedder):
-    """Cannot embed some queries."""
-
     def embed(self, texts: Any) -> Any:
         if any("broken" in text for text in texts):
             raise ValueError("a word that is unknown")

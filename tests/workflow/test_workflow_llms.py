@@ -258,7 +258,6 @@ class Events(httpx.AsyncByteStream):
 
 
 def sending(stream):
-    """A transport that streams its events."""
     headers = {"content-type": "text/event-stream"}
 
     def answer(request):

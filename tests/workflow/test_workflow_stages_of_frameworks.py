@@ -38,8 +38,6 @@ class Documents(LangChainRetriever):
 
 
 class AsyncDocuments(Documents):
-    """Has an async search, too."""
-
     async def _aget_relevant_documents(self, query, *, run_manager):
         return self._get_relevant_documents(query, run_manager=run_manager)
 
@@ -94,8 +92,6 @@ class Nodes(LlamaIndexRetriever):
 
 
 class AsyncNodes(Nodes):
-    """Has an async search, too."""
-
     async def _aretrieve(self, query_bundle):
         return self._retrieve(query_bundle)
 

@@ -1,7 +1,6 @@
 """Asks an engine: a made-up prompt twice, one that shares its first half, and the first again.
 
-Where the half was not found, another one asks whether it is from its third sight on. Who writes to
-a shared log is read meanwhile.
+Where the half was not found, another one asks whether it is from its third sight on.
 """
 
 from __future__ import annotations

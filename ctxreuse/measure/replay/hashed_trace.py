@@ -86,9 +86,7 @@ def simulate_hashed(
     results = []
     for capacity in capacities:
         cache = PrefixCacheSimulator(capacity, block_tokens)
-        usages = (
-            cache.serve_hashed(hashes, one.input_tokens)
-            for one, hashes in zip(requests, chains, strict=True)
-        )
+        pairs = zip(requests, chains, strict=True)
+        usages = (cache.serve_hashed(hashes, one.input_tokens) for one, hashes in pairs)
         results.append(SizeResult(capacity, list(counted(usages, advance))))
     return results

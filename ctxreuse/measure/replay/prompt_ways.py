@@ -333,12 +333,8 @@ def _behind(seen: Sequence[SeenPrompt]) -> Iterator[RecordedPrompt]:
         roles = [one.role for one in prompt.parts]
         # what stands before an answer stays: a tool's was asked for
         answered = max((n for n in ends if roles[n] == "assistant"), default=-1)
-        said = {
-            n: end
-            for n, end in ends.items()
-            if roles[n] == "system" or (roles[n] == "user" and n > answered)
-        }
-        cut = {n: prompt.parts[n].text[:end].splitlines(keepends=True) for n, end in said.items()}
+        said = [n for n in ends if roles[n] == "system" or (roles[n] == "user" and n > answered)]
+        cut = {n: prompt.parts[n].text[: ends[n]].splitlines(keepends=True) for n in said}
         fronts.append(cut)
     often = Counter(line for some in fronts for line in {x for one in some.values() for x in one})
     least = _OFTEN * sum(map(bool, fronts))
@@ -355,10 +351,8 @@ def _behind(seen: Sequence[SeenPrompt]) -> Iterator[RecordedPrompt]:
 
 
 def _with_texts(parts: Sequence[PromptPart], texts: Sequence[str]) -> list[PromptPart]:
-    return [
-        one if one.text == text else replace(one, text=text)
-        for one, text in zip(parts, texts, strict=True)
-    ]
+    pairs = zip(parts, texts, strict=True)
+    return [one if one.text == text else replace(one, text=text) for one, text in pairs]
 
 
 @lru_cache(_TEXTS)

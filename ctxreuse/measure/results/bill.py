@@ -47,12 +47,7 @@ class Saving(NamedTuple):
     @property
     def is_worth_it(self) -> bool:
         """Whether it is large enough to do something for: more than caching nothing would save."""
-        return self.to_uncached <= 1 - LEAST_SHARE and self.share >= LEAST_SHARE
-
-    @property
-    def to_uncached(self) -> float:
-        """The bill as a multiple of the prompts before, none of them cached."""
-        return self.factor(self.after)
+        return self.factor(self.after) <= 1 - LEAST_SHARE and self.share >= LEAST_SHARE
 
     def factor(self, tokens: BilledTokens) -> float:
         """Return the bill of some tokens as a multiple of the prompts before, none cached."""
@@ -102,10 +97,6 @@ class Bill(NamedTuple):
         """Return what tables call a way to send the requests."""
         names = (self.base.policy, row.run.policy)  # what is sent today has no marks
         return "retrieved, marked" if names == (TODAY.name, AS_SENT.name) else row.run.policy
-
-    def charged(self, row: Saving) -> RunBill:
-        """Return what is charged for a run, besides the tokens that are served."""
-        return row.run.bill or RunBill()
 
     def money(self, row: Saving, prices: Prices) -> float:
         """Return what a thousand requests cost, with their answers."""
@@ -180,8 +171,8 @@ class Bill(NamedTuple):
                     "uncached_tokens": row.after.uncached,
                     "read_tokens": row.after.read,
                     "written_tokens": dict(row.after.written),
-                    "never_read_tokens": self.charged(row).never_read,
-                    "bill_to_uncached": round(row.to_uncached, 6),
+                    "never_read_tokens": (row.run.bill or RunBill()).never_read,
+                    "bill_to_uncached": round(row.factor(row.after), 6),
                     "money_per_1000_requests": self.prices
                     and round(self.money(row, self.prices), 6),
                 }

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctxreuse.measure.replay.simulate import RunResult, SizeResult, TraceSummary
+from ctxreuse.measure.replay.simulate import RunBill, RunResult, SizeResult, TraceSummary
 from ctxreuse.measure.results.bill import Bill, Saving, price_lines
 from ctxreuse.measure.results.results import CauseTotal, Results, by_cause
 from ctxreuse.measure.results.verdict import amount, cache_words, verdict
@@ -159,10 +159,10 @@ def bill_table(bill: Bill) -> Table:
         for life in bill.lives:
             name = f"written\n{life}" if len(bill.cache.times_to_live) > 1 else "written"
             columns[name] = partial(lambda life, row: tokens(row.after.written.get(life, 0)), life)
-        columns["never\nread"] = lambda row: tokens(bill.charged(row).never_read)
+        columns["never\nread"] = lambda row: tokens((row.run.bill or RunBill()).never_read)
     if bill.output_tokens is not None:
         columns["out-\nput"] = lambda _: tokens(bill.output_tokens or 0)
-    columns["input\nbill"] = lambda row: f"{row.to_uncached:.3f}"
+    columns["input\nbill"] = lambda row: f"{row.factor(row.after):.3f}"
     if prices is not None:
         columns[f"{prices.currency} a\n1,000"] = lambda row: amount(bill.money(row, prices))
     plain, shorter = ([row for row in bill.rows if row.run.deduplicated == one] for one in (0, 1))

@@ -193,7 +193,7 @@ def _figures(results: Results, saving: Saving) -> dict[str, Any]:
         figures |= {
             "cache": profile_spec(saving.cache),
             "bill_to_uncached_before": round(saving.factor(saving.before), 6),
-            "bill_to_uncached": round(saving.to_uncached, 6),
+            "bill_to_uncached": round(saving.factor(saving.after), 6),
         }
     else:
         figures |= {
@@ -362,8 +362,8 @@ def _of_bill(results: Results, bill: Bill, saving: Saving) -> tuple[str, str]:
 
 
 def _instead(saving: Saving) -> str:
-    before = saving.factor(saving.before)
-    return f"{saving.to_uncached:.2f} instead of {before:.2f} of the uncached price"
+    before, after = saving.factor(saving.before), saving.factor(saving.after)
+    return f"{after:.2f} instead of {before:.2f} of the uncached price"
 
 
 def _also(chosen: Saving, together: Saving | None, bill: Bill | None) -> Iterator[str]:

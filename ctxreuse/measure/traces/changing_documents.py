@@ -117,17 +117,11 @@ class ChangingDocuments(NamedTuple):
 
     def settled(self, trace: Iterable[TraceRequest]) -> list[TraceRequest]:
         """Return requests whose documents are without what changes."""
-        without = self.without
-        return [
-            replace(
-                one,
-                blocks=tuple(
-                    without.get((one.tenant, _as_shown(one, block)), (block,))[0]
-                    for block in one.blocks
-                ),
-            )
-            for one in trace
-        ]
+        without, settled = self.without, list[TraceRequest]()
+        for one in trace:
+            blocks = (without.get((one.tenant, _as_shown(one, x)), (x,))[0] for x in one.blocks)
+            settled.append(replace(one, blocks=tuple(blocks)))
+        return settled
 
 
 def hides_texts(trace: Iterable[TraceRequest]) -> bool:
@@ -174,7 +168,6 @@ def changing_documents(trace: Sequence[TraceRequest]) -> ChangingDocuments | Non
 
 
 def _documents(trace: Sequence[TraceRequest]) -> Iterator[_ChangingDocument]:
-    """Yield the documents of a trace, those without a name left out."""
     rows = [{block.key: block for block in one.blocks} for one in trace]
     blocks = {key: block for row in rows for key, block in row.items()}
     names = {key: list(_names(block)) for key, block in blocks.items()}

@@ -180,10 +180,8 @@ def shown_forms(text: str, at: Sequence[DocumentPiece], *, is_bare: bool = True)
     ]
     for first, name in enumerate(_PLACES):
         numbers = (re.compile(_NUMBER.format(place)) for place, _ in enumerate(at, first))
-        named = [
-            [number.sub(name, side) for side in both]
-            for number, both in zip(numbers, sides, strict=True)
-        ]
+        pairs = zip(numbers, sides, strict=True)
+        named = [[number.sub(name, side) for side in both] for number, both in pairs]
         if all(map(ne, named, sides)):  # else it is another number, such as a page's
             sides = named
     texts = (one.document.strip() if is_bare else one.document for one in at)

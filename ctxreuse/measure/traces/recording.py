@@ -1,8 +1,7 @@
 """Records what an application or its clients send: a corpus and a trace, as JSON lines.
 
-The files are those that `read_corpus` and `read_trace` take. In a recording
-without text, salted hashes name blocks, conversations and tenants; the salt is kept nowhere.
-The prompts that a framework has made stand in a third file; see `recorded_prompts`.
+The files are those that `read_corpus` and `read_trace` take. In a recording without text, salted
+hashes name blocks, conversations and tenants; the salt is kept nowhere.
 """
 
 from __future__ import annotations
@@ -475,7 +474,6 @@ def recording_anthropic(recorder: TraceRecorder) -> AbstractContextManager[None]
 
 @contextmanager
 def _noted(kinds: Sequence[Any], prompts: PromptRecorder, *names: str) -> Iterator[None]:
-    """Have methods of some classes note what they are given."""
     with ExitStack() as exits:
         for kind, name in product(kinds, names):
             method = getattr(kind, name)

@@ -13,11 +13,8 @@ from typing import NamedTuple
 from ctxreuse.measure.table import shortened
 from ctxreuse.measure.traces.trace_files import TraceRequest
 
-FRONT_PARTS = _SYSTEM, _FIRST, _BEFORE = (
-    "system text",
-    "first paragraph",
-    "text before the documents",
-)
+FRONT_PARTS = ("system text", "first paragraph", "text before the documents")
+_SYSTEM, _FIRST, _BEFORE = FRONT_PARTS
 _MOST_REQUESTS = 5_000
 _MOST_SET_UPS = 8
 _MOST_WORDS = 500
@@ -102,12 +99,8 @@ def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
     if len(requests) < min(len(trace), _MOST_REQUESTS):
         return None
     is_whole = all(one.sent is not None for one in requests)  # else it may be a document
-    forms = [
-        (one.forms, one.requests)
-        for one in front_variations(trace)
-        if is_whole or one.part != _FIRST
-    ]
-    varying = [number for number, all_ in forms if number >= max(2, _NEARLY_ALL * all_)]
+    found = [one for one in front_variations(trace) if is_whole or one.part != _FIRST]
+    varying = [one.forms for one in found if one.forms >= max(2, _NEARLY_ALL * one.requests)]
     different = min(len(requests), sum(varying))
     return different if different >= max(2, _NEARLY_ALL * len(requests)) else None
 

@@ -14,7 +14,6 @@ from ctxreuse.serving import EmulatedEngine
 
 
 def error_of(answer):
-    """The words of an error in OpenAI's and Anthropic's form."""
     body = answer.json()
     assert body["type"] == "error"
     assert set(body["error"]) == {"message", "type", "param", "code"}
