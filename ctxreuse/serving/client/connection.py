@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
 import sys
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
@@ -227,8 +228,8 @@ class EngineConnection:
             raise EngineError(f"the engine at {self.host} names no model; pass model=...")
         return name
 
-    async def check_salts(self) -> None:
-        """Raise EngineError unless the engine's docs say that `/v1/messages` reads a salt."""
+    async def salt_field(self) -> str:
+        """Return the field by which `/v1/messages` takes a salt, as the engine's docs name it."""
         try:
             page = await self.ask_json("GET", "/openapi.json")
         except EngineError as error:
@@ -241,6 +242,7 @@ class EngineConnection:
                 "cache_salt, so tenants would share its cache; use protocol='openai', or vLLM 0.32 "
                 "with its docs enabled"
             )
+        return _SALT_FIELD[-1]
 
     def error(self, error: BaseException, attempts: int) -> EngineError:
         """Return an EngineError without the message of the cause, which may hold the prompt."""
@@ -278,6 +280,24 @@ class EngineConnection:
         """Close the connections, unless an `http_client` of the user's has them."""
         if self._users_http is None and self._openai is not None:
             await self._openai.close()
+
+
+class EngineFact:
+    """A text such as a model's name: given, or looked up once for all; after a failure anew."""
+
+    def __init__(self, given: str | None, look_up: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        self._known, self._look_up = given, look_up
+        self._task: asyncio.Task[str] | None = None
+
+    async def get(self) -> str:
+        """Return the text, or raise what the look-up raises."""
+        if self._known is None:
+            task = self._task
+            # a task of an event loop that is gone never ends
+            if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+                task = self._task = asyncio.create_task(self._look_up())
+            self._known = await asyncio.shield(task)  # also if the one who began it is cancelled
+        return self._known
 
 
 class TokenIdCalls:
