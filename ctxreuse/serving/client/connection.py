@@ -7,9 +7,11 @@ import logging
 import math
 import os
 import sys
+import time
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from socket import gaierror
@@ -370,7 +372,7 @@ _ANTHROPIC_VERSION = "2023-06-01"
 _TAKEN = {"openai": "chat.completions.create takes", "anthropic": "Anthropic's messages take"}
 _LONGEST_WAIT_S = 600.0
 """What a request without a time limit waits at most, when a server asks for it."""
-_LONGEST_NAME = 64
+_LONGEST_NAME = _LONGEST_HEADER = 64
 _MOST_CAUSES = 16
 SEE_CAUSE: Final = "; the cause says more, and so does the engine's log"
 """How the message of an `EngineError` ends."""
@@ -412,11 +414,24 @@ def status_of(error: BaseException) -> int | None:
 def retry_after_s(error: BaseException | None) -> float | None:
     """Return the seconds from 0 that a Retry-After header asks for; None without a usable one."""
     response = getattr(error, "response", None)
-    try:
-        seconds = float("" if response is None else response.headers.get("retry-after", ""))
-    except ValueError:  # a date, which no engine is known to send
+    headers = {} if response is None else response.headers
+    header = headers.get("retry-after", "")
+    if len(header) > _LONGEST_HEADER:
         return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        if (until := _timestamp(header)) is None:
+            return None
+        now = _timestamp(headers.get("date", ""))  # the clock of this machine may be off
+        seconds = max(0.0, until - (time.time() if now is None else now))
     return seconds if 0 <= seconds < math.inf else None
+
+
+def _timestamp(date: str) -> float | None:
+    with suppress(ValueError, TypeError, OverflowError, IndexError):
+        return parsedate_to_datetime(date[:_LONGEST_HEADER]).timestamp()
+    return None
 
 
 def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
