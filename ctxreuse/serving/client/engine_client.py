@@ -473,7 +473,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if completion.prompt_token_ids is not None:
             record(completion.prompt_token_ids)
         elif self._protocol != "openai" or streams_token_ids(plan.cache):
-            self._token_ids.note_none(f"{self._connection.host} returns no token ids")
+            host = self._connection.host
+            self._token_ids.note_none(f"{host} returns no token ids (vLLM does since 0.11)")
         else:
             ask = partial(self._tell_ids, call.arguments, plan.cache, record)
             self._token_ids.start(ask, lambda work: asyncio.create_task(work()))
