@@ -159,6 +159,7 @@ async def test_a_template_that_reads_what_nothing_has_written_yet_names_the_key(
             with pytest.raises(StateKeyError, match=r"^the .* of node 'b' reads {c}") as caught:
                 await engine.run(graph.add_edge("c", END), "Which?")
             assert caught.value.key == "c"
+        assert not engine._services.speculating.faults
 
 
 @pytest.mark.parametrize(
