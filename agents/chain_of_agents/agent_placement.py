@@ -18,6 +18,8 @@ from ctxreuse.serving.pool.placement import Document, DocumentAffinity, rendezvo
 
 _MAX_TENANTS = 1_000
 _MAX_DOCUMENTS = 200_000
+_AT_ONCE = 64
+"""Documents whose assigner is held for them."""
 
 
 class Assigner(Protocol):
@@ -115,11 +117,13 @@ class AgentPlacement:
                 return assigner.assign(documents, agents, lives_on)
             propose = assigner.proposal(documents, agents, lives_on)
         proposed = propose()
-        with self._lock:
-            assigner = self._assigner(name)
-            if isinstance(assigner, DocumentAffinity):  # a new one if it was forgotten
-                assigner.note(documents, proposed)
-                self._keep_bound(name)
+        for start in range(0, len(documents), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            with self._lock:
+                assigner = self._assigner(name)
+                if isinstance(assigner, DocumentAffinity):  # a new one if it was forgotten
+                    assigner.note(documents[part], proposed[part])
+                    self._keep_bound(name)
         return proposed
 
     def _assigner(self, tenant: str) -> Assigner:

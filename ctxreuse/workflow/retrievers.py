@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from ctxreuse.context.blocks import BlockKey, ContextBlock, ContextRequest
-from ctxreuse.context.checks import check_function, checked_integer, checked_kind
+from ctxreuse.context.checks import check_function, checked_integer, checked_kind, checked_texts
 from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.serving.aio.concurrency import all_of
 from ctxreuse.workflow.errors import WorkflowError
@@ -133,6 +133,9 @@ class KeywordRetriever:
             raise MissingExtraError("KeywordRetriever", "workflow") from error
         self._blocks = tuple(ContextRequest(blocks).unique_blocks.values())
         self._bm25s = bm25s
+        if stopwords is not None and not isinstance(stopwords, str):
+            wanted = "the name of a language, a list of words, or None"
+            stopwords = checked_texts("stopwords", stopwords, wanted)
         self._stopwords = stopwords
         if stemmer is not None and not callable(getattr(stemmer, "stemWord", stemmer)):
             raise InvalidRequestError(
@@ -142,7 +145,7 @@ class KeywordRetriever:
         self._stemmer = stemmer
         try:
             self._words([""])
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise InvalidRequestError(
                 f"bm25s knows no stopwords {describe(stopwords)}; "
                 'pass "english", another language, a list of words, or None'

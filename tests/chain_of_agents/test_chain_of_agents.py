@@ -188,6 +188,14 @@ async def test_questions_of_a_batch_run_together_as_far_as_the_config_lets_them(
     assert bounded.most == 1
 
 
+def test_progress_is_told_of_every_question_that_ends():
+    told: list[tuple[int, int]] = []
+    questions: list[Any] = [question(1), {}, question(1)]
+    chain = ChainOfAgents(llm=SaysModel())
+    chain.batch(questions, return_exceptions=True, progress=lambda *ended: told.append(ended))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
 async def test_calls_that_wait_for_an_engine_run_back_to_back_if_they_read_the_same():
     busy = Busy()
     engine = EmulatedEngine(answer=busy)

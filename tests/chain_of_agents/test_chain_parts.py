@@ -335,7 +335,11 @@ class TestPlacement:
         expected = AgentPlacement(4, engines, DocumentAffinity).assign(documents, "a", {})
         placement.assign(few, "c", {})  # the agents are placed on the engines
         monkeypatch.setattr(pool_placement, "_score", scored)
+        note, noted = DocumentAffinity.note, []
+        counted = lambda self, *many: noted.append(len(many[0])) or note(self, *many)  # noqa: E731
+        monkeypatch.setattr(DocumentAffinity, "note", counted)
         assert placement.assign(documents, "a", {}) == expected
+        assert max(noted) < 100 < sum(noted)
         assert placement.parts["documents"].entries == 204
         assert placement.assign(documents, "a", {}) == expected, "they stay where they were read"
 

@@ -34,12 +34,23 @@ def asked_by(client):
     ]
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+THERE = "http://user:pw@{host}{path}?key=s3cret"
+
+
+@pytest.mark.parametrize(
+    ("status", "location", "shown"),
+    [
+        *((status, THERE, "http://{host}/") for status in (301, 302, 303, 307, 308)),
+        (307, "/v1/elsewhere?key=s3cret", "/v1/elsewhere'"),
+        (307, "file:///etc/passwd", "file:///etc/passwd'"),
+        (307, "http://[/", "http://[/'"),
+    ],
+)
 @pytest.mark.parametrize("follows", [False, True])
-async def test_nothing_is_sent_to_another_host(status, follows):
+async def test_nothing_is_sent_to_another_host(status, location, shown, follows):
     async with listening(engine_script(EmulatedEngine())) as [other]:
-        there = other.url.replace("http://", "http://user:pw@")
-        away = redirect(lambda received: f"{there}{received.path}?key=s3cret", status)
+        host = other.url.removeprefix("http://")
+        away = redirect(lambda received: location.format(host=host, path=received.path), status)
         async with listening(away) as [server], httpx.AsyncClient(follow_redirects=True) as http:
             options = {"http_client": http} if follows else {}
             async with EngineClient(
@@ -48,7 +59,7 @@ async def test_nothing_is_sent_to_another_host(status, follows):
                 for ask in asked_by(client):
                     with pytest.raises(EngineError) as caught:
                         await ask()
-                    words = f"redirects to '{other.url}/"
+                    words = f"redirects to '{shown.format(host=host)}"
                     assert words in str(caught.value)
                     assert "set base_url to it" in str(caught.value)
                     assert not any(one in str(caught.value) for one in ("pw", "s3cret"))

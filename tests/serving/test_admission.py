@@ -292,6 +292,21 @@ async def test_where_planning_a_batch_fails_all_go_as_they_came(monkeypatch):
 
 
 @virtual_time
+async def test_what_cannot_be_planned_even_alone_fails_alone(monkeypatch):
+    queue, planner, visits = visited()
+    alone = queue._planned_as_it_came
+    monkeypatch.setattr(planner, "plan_batch", broken)
+    monkeypatch.setattr(
+        queue, "_planned_as_it_came", lambda one: alone(one) if one.query else broken()
+    )
+    asked = [big_request([n], query) for n, query in enumerate(["0", "", "2"])]
+    results = await asyncio.gather(*map(visits.go, asked), return_exceptions=True)
+    assert [isinstance(one, Exception) for one in results] == [False, True, False]
+    assert visits.queries == ["0", "2"]
+    assert_is_empty(queue)
+
+
+@virtual_time
 async def test_where_the_planner_fails_altogether_all_go_as_they_came_and_nothing_is_recorded(
     monkeypatch,
 ):

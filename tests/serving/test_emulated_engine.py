@@ -217,6 +217,7 @@ def test_the_other_routes():
         (CHAT, b'{"messages": []}', 400),
         (CHAT, b'{"messages": [1]}', 400),
         (CHAT, b'{"messages": [{}], "n": 2}', 400),
+        (CHAT, b'{"messages": [{}], "max_tokens": 1.5}', 400),
         (CHAT, b'{"messages": [{}], "model": "other"}', 404),
         (CHAT, b'{"messages": [{}], "cache_salt": ""}', 400),
         (CHAT, b'{"messages": [{}], "cache_salt": "a/b"}', 400),
@@ -235,7 +236,9 @@ def test_bad_requests_are_refused_with_an_error_object(path, content, status):
 
 
 def test_requests_fail_on_demand_in_order_of_arrival():
-    engine = EmulatedEngine(fail=[503, None, "refuse", "break", "break"])
+    failures = [503, None, "refuse", "break"]
+    engine = EmulatedEngine(fail=failures)
+    failures.append("break")
     client = client_of(engine)
     assert client.post(CHAT, json=chat_body("0")).status_code == 503
     assert client.post(CHAT, json=chat_body("1")).status_code == 200
@@ -287,6 +290,8 @@ def test_wrong_arguments_are_named():
         EmulatedEngine(block_size=0)
     with pytest.raises(InvalidRequestError, match="must be True, False or 'if cached', not 'no'"):
         EmulatedEngine(prompt_tokens_details="no")
+    with pytest.raises(InvalidRequestError, match="library must be httpx or httpx2, not 'httpx'"):
+        EmulatedEngine().transport("httpx")
 
 
 def test_a_missing_http_library_names_the_extra(monkeypatch):

@@ -1,5 +1,7 @@
 """Whose request it is for the engine: model, cache salt, session, address."""
 
+import asyncio
+
 import httpx
 import pytest
 from client_helpers import NOTHING, completed, connected, overheard, planned
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.pipeline.engine_options import conversation_session, is_cache_salt, tenant_salt
-from ctxreuse.serving import EmulatedEngine
+from ctxreuse.serving import EmulatedEngine, EngineClient
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -35,6 +37,28 @@ async def test_the_engines_first_model_is_asked_for_until_it_is_known(planner):
         )
         assert planner.statistics() == NOTHING
         assert [await client.model() for _ in range(3)] == ["its-own"] * 3
+
+
+def test_a_look_up_is_shared_whoever_gives_up_and_begun_anew_in_another_event_loop():
+    asked = []
+
+    async def answer(request):
+        asked.append(request.url.path)
+        await asyncio.sleep(0.01 if len(asked) > 1 else 1_000)
+        return httpx.Response(200, json={"data": [{"id": "its-own"}]})
+
+    async def ask(client, count):
+        tasks = [asyncio.create_task(client.model()) for _ in range(count)]
+        await asyncio.sleep(0.001)
+        tasks[0].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    client, loop = EngineClient("http://engine", http_client=http), asyncio.new_event_loop()
+    loop.run_until_complete(ask(client, 1))
+    loop.close()  # unlike asyncio.run it cancels nothing
+    assert asyncio.run(ask(client, 100))[1:] == ["its-own"] * 99
+    assert len(asked) == 2
 
 
 async def test_a_given_model_is_not_asked_for():

@@ -23,6 +23,7 @@ from ctxreuse.context.lru_map import PartSize
 from ctxreuse.errors import EngineError, InvalidRequestError, UnknownStrategyError
 from ctxreuse.memory.tenants import Bounds
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool, EngineSpec, ReplicaStatus
+from ctxreuse.serving.client.connection import EngineConnection
 from ctxreuse.serving.pool import routing
 
 pytestmark = pytest.mark.usefixtures("paper_words")
@@ -265,6 +266,21 @@ async def test_the_context_window_is_the_least_of_all_that_tell_one_also_later()
         windows.append(await pool.context_window())
     assert windows == [900, 800, 700, 800]
     assert [len(network.paths(name)) for name in "abcd"] == [1, 2, 1, 1]
+
+
+async def test_an_engines_first_request_goes_by_the_client_that_has_checked_the_arguments(
+    monkeypatch,
+):
+    made, connect = [], EngineConnection._connected
+
+    def connected(connection):
+        made.append(connection.host)
+        return connect(connection)
+
+    monkeypatch.setattr(EngineConnection, "_connected", connected)
+    async with pool_on(engines()) as pool:
+        await pool.complete(asking("x"))
+    assert made == ["a", "b"]
 
 
 async def test_a_draining_replica_gets_nothing_new_until_it_is_resumed():

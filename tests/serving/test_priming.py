@@ -64,6 +64,22 @@ async def test_a_prime_has_the_tenants_salt_the_tools_and_an_id_of_its_own():
     assert (planner.savings.reported.cached_tokens or 0) > 0
 
 
+async def test_a_server_without_token_ids_gets_chat_calls_whose_last_message_stays_open():
+    planner, batch = primed_batch()
+    engine = EmulatedEngine(
+        states="junctions", fail=lambda number, body: 404 if "prompt" in body else None
+    )
+    async with connected(engine, planner=planner, retries=0) as client:
+        await dispatch(client, batch, concurrency=1)
+    primes, _ = split(engine)
+    refused = [body for body in primes if "prompt" in body]
+    chats = [body for body in primes if "messages" in body]
+    assert len(refused) == 1  # it is not asked again
+    assert len(chats) == len(batch.primes) == planner.savings.reported.primes
+    assert all(body["continue_final_message"] for body in chats)
+    assert planner.savings.reported.hit_ratio > 0.3
+
+
 async def test_a_server_that_takes_no_prime_is_not_asked_again_and_answers_all_the_same(caplog):
     planner, batch = primed_batch()
     engine = EmulatedEngine(
@@ -73,7 +89,7 @@ async def test_a_server_that_takes_no_prime_is_not_asked_again_and_answers_all_t
         outcomes = await dispatch(client, batch, concurrency=1)
         assert await client.prime(batch.plans[0]) == []
     assert all(one.error is None for one in outcomes)
-    assert len(split(engine)[0]) == 1
+    assert len(split(engine)[0]) == 2  # each way once
     assert planner.savings.reported.primes == 0
     assert [one.split(",")[0] for one in caplog.messages] == ["a prime was not answered"]
     assert "Which?" not in caplog.text
@@ -103,7 +119,7 @@ async def test_a_prime_that_an_engine_refuses_once_ends_no_priming(caplog):
     refused = []
 
     def fail(number, body):
-        if "max_tokens" in body and number and not refused:
+        if "max_tokens" in body and number and len(refused) < 2:  # in both ways
             refused.append(number)
             return 400
         return None
@@ -112,7 +128,8 @@ async def test_a_prime_that_an_engine_refuses_once_ends_no_priming(caplog):
     async with connected(engine, planner=planner, retries=0) as client:
         await dispatch(client, batch, concurrency=1)
         assert len(await client.prime(batch.primes[0].plan)) == len(batch.primes[0].plan.primes)
-    assert len(refused) == 1
+    assert len(refused) == 2
+    assert "prompt" in split(engine)[0][-1]
     assert len(caplog.messages) == 1
 
 

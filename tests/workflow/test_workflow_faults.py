@@ -147,6 +147,21 @@ async def test_a_stream_that_breaks_in_a_speculation_fails_nothing():
         assert speculation.wasted_prompts >= 5
 
 
+@pytest.mark.usefixtures("eager")
+@virtual_time
+async def test_a_template_that_reads_what_nothing_has_written_yet_names_the_key():
+    asked = WorkflowGraph().add_generation("a", prompt="<<{input}>>")
+    found = WorkflowGraph().add_retrieval("a", query="{input}")
+    graphs = asked.add_retrieval("b", query="{c}"), found.add_generation("b", prompt="{c}")
+    async with engine_over(options=EAGER) as engine:
+        for graph in graphs:
+            graph.add_function("c", len).add_edge(START, "a").add_edge("a", "b").add_edge("b", "c")
+            with pytest.raises(StateKeyError, match=r"^the .* of node 'b' reads {c}") as caught:
+                await engine.run(graph.add_edge("c", END), "Which?")
+            assert caught.value.key == "c"
+        assert not engine._services.speculating.faults
+
+
 @pytest.mark.parametrize(
     ("router", "message"),
     [

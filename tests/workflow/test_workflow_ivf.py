@@ -168,8 +168,9 @@ def test_more_probes_than_clusters_are_all_and_none_are_an_empty_result():
     searched = IVFIndex(shared_index("L2"))
     clusters = searched.nearest_clusters(QUERIES, 10 * NLIST)
     assert np.sort(clusters).tolist() == [list(range(NLIST))] * len(QUERIES)
+    assert searched.scan(QUERIES, [0], [0], np.int64(3)).ids.shape == (1, 3)
     assert searched.scan(QUERIES, [], [], 3).ids.shape == (0, 3)
-    assert searched.nearest_clusters(QUERIES[:0], 3).shape == (0, 3)
+    assert searched.nearest_clusters(QUERIES[:0], np.int64(3)).shape == (0, 3)
     assert searched.vectors_of([], []).shape == (0, DIMENSION)
 
 

@@ -182,7 +182,7 @@ async def test_stopwords_and_stems_are_the_users_choice():
     plain = KeywordRetriever(CORPUS, stopwords=None)
     assert CORPUS[3] not in await found_texts(plain, "is the cat large")
     assert await found_texts(plain, "the") != []
-    assert await found_texts(KeywordRetriever(CORPUS, stopwords=["paris"]), "Paris") == []
+    assert await found_texts(KeywordRetriever(CORPUS, stopwords=iter(["paris"])), "Paris") == []
     assert await found_texts(KeywordRetriever(CORPUS, stemmer=without_s), "cat") == [CORPUS[3]]
 
 
@@ -318,7 +318,8 @@ NO_WORDS = "has a word that counts; give blocks with text, or fewer stopwords"
         ({"blocks": "one text"}, "blocks must be a list .* a single text goes into a list of one"),
         ({"blocks": []}, f"none of the 0 blocks {NO_WORDS}"),
         ({"blocks": ["", "the of"]}, f"none of the 2 blocks {NO_WORDS}"),
-        ({"stopwords": 7}, "bm25s knows no stopwords 7"),
+        ({"stopwords": True}, "stopwords must be the name of a language"),
+        ({"stopwords": [7]}, "stopwords must be the name of a language"),
         ({"stopwords": "klingon"}, "bm25s knows no stopwords 'klingon'"),
         ({"stemmer": 0.5}, "stemmer must be a function"),
     ],

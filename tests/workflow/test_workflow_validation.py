@@ -43,7 +43,7 @@ def forked(one="docs", other="docs"):
         (WorkflowGraph(name="mine").add_edge(START, END), "workflow 'mine' has no nodes; add some"),
         (WorkflowGraph().add_function("a", len).add_edge("a", END), "no edge leads from START"),
         (chain("a").add_edge("a", "b"), "'a' leads to 'b', which is no node; add it, or choose"),
-        (chain("a").add_edge("a", START), "the edge from 'a' leads to '__start__', which is no"),
+        (chain("a").add_edge("a", START), "edge from 'a' leads to START, where runs begin; lead"),
         (chain("search").add_edge("serch", END), "choose one of 'search' (did you mean 'search'?)"),
         (chain("a").add_edge("a", len, ["a", "x", END]), "the router behind 'a' names 'x', which"),
         (chain("a").add_function("b", len, max_visits=1, otherwise="x"), "otherwise= of node 'b'"),

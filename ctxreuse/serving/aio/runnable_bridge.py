@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from ctxreuse.context.checks import checked_list
+from ctxreuse.context.checks import check_function, checked_list
 from ctxreuse.serving.aio import sync_bridge
 from ctxreuse.serving.aio.concurrency import all_of
 
@@ -64,12 +64,13 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         config: Config | list[Config] | None = None,
         *,
         return_exceptions: bool = False,
+        progress: Callable[[int, int], object] | None = None,
         **kwargs: Any,
     ) -> list[Output]:
         """`abatch`, for sync callers."""
         inputs = checked_list("inputs", inputs, "a list of inputs")
         configs = self._configs(config, len(inputs))
-        options = {"return_exceptions": return_exceptions, **kwargs}
+        options = {"return_exceptions": return_exceptions, "progress": progress, **kwargs}
         return self._run_sync(partial(self.abatch, inputs, configs, **options))
 
     async def abatch(
@@ -78,6 +79,7 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
         config: Config | list[Config] | None = None,
         *,
         return_exceptions: bool = False,
+        progress: Callable[[int, int], object] | None = None,
         **kwargs: Any,
     ) -> list[Output]:
         """Return the output for each input; all start at once, and are planned together.
@@ -88,14 +90,18 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
                 once.
             return_exceptions: Whether an error takes the place of its output; else the first one
                 ends the batch and cancels what still runs.
+            progress: Called with the number of ended inputs and of all, whenever one has ended.
             **kwargs: None are known.
         """
         inputs = checked_list("inputs", inputs, "a list of inputs")
+        check_function("progress", progress)
         configs = self._configs(config, len(inputs))
         limit: Any = configs[0].get("max_concurrency") if configs else None
         slots = asyncio.Semaphore(limit or max(1, len(inputs)))
+        ended = 0
 
         async def one(input: Input, config: Config) -> Output:
+            nonlocal ended
             async with slots:
                 try:
                     return await self.ainvoke(input, config, **kwargs)
@@ -103,6 +109,10 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
                     if not return_exceptions:
                         raise
                     return error  # type: ignore[return-value]  # as LangChain does
+                finally:
+                    ended += 1
+                    if progress is not None:
+                        progress(ended, len(inputs))
 
         return await all_of(one(*job) for job in zip(inputs, configs, strict=True))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
 import sys
+import time
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from socket import gaierror
@@ -227,8 +230,8 @@ class EngineConnection:
             raise EngineError(f"the engine at {self.host} names no model; pass model=...")
         return name
 
-    async def check_salts(self) -> None:
-        """Raise EngineError unless the engine's docs say that `/v1/messages` reads a salt."""
+    async def salt_field(self) -> str:
+        """Return the field by which `/v1/messages` takes a salt, as the engine's docs name it."""
         try:
             page = await self.ask_json("GET", "/openapi.json")
         except EngineError as error:
@@ -241,6 +244,7 @@ class EngineConnection:
                 "cache_salt, so tenants would share its cache; use protocol='openai', or vLLM 0.32 "
                 "with its docs enabled"
             )
+        return _SALT_FIELD[-1]
 
     def error(self, error: BaseException, attempts: int) -> EngineError:
         """Return an EngineError without the message of the cause, which may hold the prompt."""
@@ -278,6 +282,24 @@ class EngineConnection:
         """Close the connections, unless an `http_client` of the user's has them."""
         if self._users_http is None and self._openai is not None:
             await self._openai.close()
+
+
+class EngineFact:
+    """A text such as a model's name: given, or looked up once for all; after a failure anew."""
+
+    def __init__(self, given: str | None, look_up: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        self._known, self._look_up = given, look_up
+        self._task: asyncio.Task[str] | None = None
+
+    async def get(self) -> str:
+        """Return the text, or raise what the look-up raises."""
+        if self._known is None:
+            task = self._task
+            # a task of an event loop that is gone never ends
+            if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+                task = self._task = asyncio.create_task(self._look_up())
+            self._known = await asyncio.shield(task)  # also if the one who began it is cancelled
+        return self._known
 
 
 class TokenIdCalls:
@@ -350,7 +372,7 @@ _ANTHROPIC_VERSION = "2023-06-01"
 _TAKEN = {"openai": "chat.completions.create takes", "anthropic": "Anthropic's messages take"}
 _LONGEST_WAIT_S = 600.0
 """What a request without a time limit waits at most, when a server asks for it."""
-_LONGEST_NAME = 64
+_LONGEST_NAME = _LONGEST_HEADER = 64
 _MOST_CAUSES = 16
 SEE_CAUSE: Final = "; the cause says more, and so does the engine's log"
 """How the message of an `EngineError` ends."""
@@ -392,11 +414,24 @@ def status_of(error: BaseException) -> int | None:
 def retry_after_s(error: BaseException | None) -> float | None:
     """Return the seconds from 0 that a Retry-After header asks for; None without a usable one."""
     response = getattr(error, "response", None)
-    try:
-        seconds = float("" if response is None else response.headers.get("retry-after", ""))
-    except ValueError:  # a date, which no engine is known to send
+    headers = {} if response is None else response.headers
+    header = headers.get("retry-after", "")
+    if len(header) > _LONGEST_HEADER:
         return None
+    try:
+        seconds = float(header)
+    except ValueError:
+        if (until := _timestamp(header)) is None:
+            return None
+        now = _timestamp(headers.get("date", ""))  # the clock of this machine may be off
+        seconds = max(0.0, until - (time.time() if now is None else now))
     return seconds if 0 <= seconds < math.inf else None
+
+
+def _timestamp(date: str) -> float | None:
+    with suppress(ValueError, TypeError, OverflowError, IndexError):
+        return parsedate_to_datetime(date[:_LONGEST_HEADER]).timestamp()
+    return None
 
 
 def without(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 from ctxreuse.serving.aio.concurrency import AsyncClosing, TimeLimit
 from ctxreuse.serving.client.connection import (
     EngineConnection,
+    EngineFact,
     TokenIdCalls,
     client_library_errors,
     status_of,
@@ -146,8 +147,9 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             base_url, api_key, http_client, retries, backoff_s, timeout_s, max_reply_bytes
         )
         self._primer = Primer(self._connection)
-        self._model = lora if model is None else model
-        self._reads_salts = protocol == "openai"  # else the engine is asked
+        self._model = EngineFact(lora if model is None else model, self._connection.first_model)
+        always = "cache_salt" if protocol == "openai" else None
+        self._salt_field = EngineFact(always, self._connection.salt_field)
         self._lora = lora
         self._planner = planner
         self._events = events
@@ -259,9 +261,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
 
     async def model(self) -> str:
         """Return the model's name, given or the engine's first; EngineError if it is silent."""
-        if self._model is None:
-            self._model = await self._connection.first_model()
-        return self._model
+        return await self._model.get()
 
     async def check_health(self) -> None:
         """Raise EngineError unless the engine is ready (vLLM's `/health`)."""
@@ -402,9 +402,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         self, call: EngineCall, limit: TimeLimit, *, whole: bool
     ) -> tuple[AsyncGenerator[str], str | None]:
         """Send the request until it begins, or is answered as a whole; return where it stands."""
-        if "cache_salt" in call.arguments["extra_body"] and not self._reads_salts:
-            await self._connection.check_salts()
-            self._reads_salts = True
+        if "cache_salt" in call.arguments["extra_body"]:
+            await self._salt_field.get()
         model = await self.model()
         async for attempt in self._connection.attempts(limit):
             with attempt:
@@ -474,7 +473,8 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
         if completion.prompt_token_ids is not None:
             record(completion.prompt_token_ids)
         elif self._protocol != "openai" or streams_token_ids(plan.cache):
-            self._token_ids.note_none(f"{self._connection.host} returns no token ids")
+            host = self._connection.host
+            self._token_ids.note_none(f"{host} returns no token ids (vLLM does since 0.11)")
         else:
             ask = partial(self._tell_ids, call.arguments, plan.cache, record)
             self._token_ids.start(ask, lambda work: asyncio.create_task(work()))

@@ -46,30 +46,39 @@ class PrimeCall(NamedTuple):
 
 
 class Primer:
-    """Sends primes to one engine, by token ids; a failed one costs itself only."""
+    """Sends primes to one engine, in the way that it takes; a failed one costs itself only."""
 
     def __init__(self, connection: EngineConnection) -> None:
         self.connection = connection
-        self._has_worked = self._is_refused = self._has_failed = False
+        # token ids are exact; a chat call whose last message stays open nearly is
+        self._ways = [self._by_ids, self._by_chat]
+        self._has_worked = set[object]()
+        self._has_failed = False
 
     async def send_all(self, primes: Iterable[PrimeCall]) -> list[CacheUsage]:
         """Send a prompt's primes, one after the other; return the tokens of those answered."""
-        answers = list[CacheUsage]()
-        for prime in primes:
-            if self._is_refused:  # the engine is not asked any more
-                break
-            try:
-                answers += await self._send(prime)
-                self._has_worked = True
-            except EngineError as error:
-                is_refused = error.status in _REFUSED and not self._has_worked
-                self._is_refused |= is_refused or error.status in _NO_ROUTE
-                if not self._has_failed:
-                    self._has_failed = True
-                    _log.warning(_FAILED, error)
-        return answers
+        return [usage for prime in primes for usage in await self._send(prime)]
 
     async def _send(self, prime: PrimeCall) -> list[CacheUsage]:
+        failure: EngineError | None = None
+        for way in [*self._ways]:
+            try:
+                usage = await way(prime)
+                self._has_worked.add(way)
+                return usage
+            except EngineError as error:
+                failure = error
+                is_refused = error.status in _REFUSED
+                if error.status in _NO_ROUTE or (is_refused and way not in self._has_worked):
+                    self._ways = [one for one in self._ways if one != way]  # not asked any more
+                elif not is_refused:
+                    break
+        if failure is not None and not self._has_failed:
+            self._has_failed = True
+            _log.warning(_FAILED, failure)
+        return []
+
+    async def _by_ids(self, prime: PrimeCall) -> list[CacheUsage]:
         """Send a prime; return its tokens, none where the fork is in the engine's first block."""
         ids = await self._ids(prime, prime.whole)
         begun = await self._ids(prime, prime.front, **_OPEN)
@@ -79,9 +88,16 @@ class Primer:
         if not end:
             return []
         # one token more: of a prompt, an engine keeps the state before its last token
-        own = {"prompt": ids[: end + 1], "max_tokens": 1, "request_id": f"prime-{uuid4().hex}"}
-        body = {**without(prime.fields, "tools"), **own}
-        reply = await self.connection.ask_json("POST", "/v1/completions", body, prime.headers)
+        body = {**without(prime.fields, "tools"), "prompt": ids[: end + 1]}
+        return await self._call(prime, "/v1/completions", body)
+
+    async def _by_chat(self, prime: PrimeCall) -> list[CacheUsage]:
+        body = {**prime.fields, **_OPEN, "messages": [*prime.front]}
+        return await self._call(prime, "/v1/chat/completions", body)
+
+    async def _call(self, prime: PrimeCall, route: str, body: dict[str, Any]) -> list[CacheUsage]:
+        body |= {"max_tokens": 1, "request_id": f"prime-{uuid4().hex}"}
+        reply = await self.connection.ask_json("POST", route, body, prime.headers)
         usage = usage_of(field_of(reply, "usage")) or ReportedTokens()
         return [CacheUsage(usage.prompt_tokens or 0, usage.cached_tokens or 0)]
 

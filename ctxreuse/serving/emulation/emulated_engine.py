@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -108,8 +108,8 @@ class EmulatedEngine(OnePerProcess):
         self._model = model
         self._tokenize = tokenize or ENGINE_TOKENIZER.ids
         self._details = prompt_tokens_details
-        failures = dict(enumerate(() if callable(fail) else fail))
-        self._fail = fail if callable(fail) else lambda number, body: failures.get(number)
+        # a list may grow later
+        self._fail = fail if callable(fail) else lambda n, body: next(islice(fail, n, None), None)
         self._max_model_len = max_model_len
         self._lock = ForkSafeLock(self._forget)
         self._numbers = count()
@@ -157,6 +157,8 @@ vllm:cache_config_info{{{config}}} 1.0
         Raises:
             MissingExtraError: Neither is installed.
         """
+        if library is not None and getattr(library, "__name__", None) not in _HTTP_LIBRARIES:
+            raise InvalidRequestError(f"library must be httpx or httpx2, not {describe(library)}")
         return transport_of(self._receive, self._answer, library)
 
     def _receive(self, method: str, path: str, content: bytes) -> HttpPage | EmulatedReply:
@@ -211,6 +213,9 @@ vllm:cache_config_info{{{config}}} 1.0
             return refusal(404, "the model does not exist")
         if body.get("n", 1) not in (1, None):
             return refusal(400, "n must be 1")
+        limits = body.get("max_tokens"), body.get("max_completion_tokens")
+        if not all(isinstance(one, int | None) for one in limits):
+            return refusal(400, "max_tokens must be an integer")
         if salt is not None and not is_cache_salt(salt):
             return refusal(400, "cache_salt must be a non-empty string of 128 characters at most")
         if self._max_model_len is not None and len(tokens) > self._max_model_len:

@@ -129,7 +129,10 @@ class AdmissionQueue:
                 slot.results = [plan]
             return line
         for slot in slots:
-            slot.results = [self._planned_as_it_came(slot.item)]
+            try:
+                slot.results = [self._planned_as_it_came(slot.item)]
+            except Exception as error:
+                slot.error = error
         return slots
 
     def _planned_as_it_came(self, request: Plannable) -> Plan:

@@ -395,8 +395,13 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         connect = partial(
             EngineClient, engine.base_url, retries=0, **options, **self._client_options
         )
-        connect()  # so that wrong arguments are refused here
-        return self._make(name, connect, capacity_tokens=engine.capacity_tokens, **options)
+        made = [connect()]  # at once, so that wrong arguments are refused here
+        return self._make(
+            name,
+            lambda: made.pop() if made else connect(),
+            capacity_tokens=engine.capacity_tokens,
+            **options,
+        )
 
     def _enter(self, replica: Replica) -> Replica:
         if replica.name in self._replicas:

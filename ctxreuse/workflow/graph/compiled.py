@@ -208,6 +208,8 @@ def _reach(start: str, ahead: Mapping[str, Iterable[str]]) -> set[str]:
 
 def _check_known(graph: Graph, names: Iterable[str], what: str) -> None:
     for name in names:
+        if name == START:
+            raise GraphError(f"{what} START, where runs begin; lead it to the first node instead")
         if not isinstance(name, str) or (name not in graph.nodes and name != END):
             raise GraphError(
                 f"{what} {quoted([name])}, which is no node; add it, or choose one of "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ctxreuse.serving.aio.concurrency import BackgroundTasks
+from ctxreuse.workflow.errors import StateKeyError
 from ctxreuse.workflow.graph.nodes import Generation, Retrieval
 from ctxreuse.workflow.graph.state import State
 from ctxreuse.workflow.runtime.generations import GenerationAnswer, GenerationRequest
@@ -59,7 +60,10 @@ class SpeculativeGeneration:
         generated = _FREE_TOKENS + counters.generated_tokens
         if counters.wasted_tokens > options.max_wasted_share * generated:
             return False
-        request = GenerationRequest.of(node, state)
+        try:
+            request = GenerationRequest.of(node, state)
+        except StateKeyError:
+            return False  # the real generation will say so
         answer = services.generations.begin(request, self._context.tenant)
         visit = state.visits(node.name) + 1
         counters.launched += 1
@@ -172,7 +176,10 @@ class SpeculativeRetrieval:
         scheduler = executor.scheduler
         if len(scheduler) >= self._services.options.max_retrievals or not scheduler.has_time:
             return
-        text = node.query.render_text(state)
+        try:
+            text = node.query.render_text(state)
+        except StateKeyError:
+            return  # the real search will say so
         if self._begun is not None:
             _, earlier, search = self._begun
             record = search.record_of(earlier.progress(search).best) or record

@@ -15,7 +15,7 @@ from ctxreuse.errors import describe
 from ctxreuse.serving.aio.concurrency import BackgroundTasks, all_of
 from ctxreuse.workflow.errors import RouterError, StageError, StateKeyError, VisitLimitError, quoted
 from ctxreuse.workflow.graph.compiled import Graph, Router
-from ctxreuse.workflow.graph.nodes import END, START, Generation, Node, Retrieval
+from ctxreuse.workflow.graph.nodes import END, START, Function, Generation, Node, Retrieval
 from ctxreuse.workflow.graph.state import Documents, State
 from ctxreuse.workflow.retrievers import found_blocks
 from ctxreuse.workflow.runtime.events import DocumentsFound, NodeFinished, NodeStarted, TextDelta
@@ -90,6 +90,8 @@ class WorkflowRun:
             outcome = "cancelled"
             raise
         except Exception as error:
+            if isinstance(error, StateKeyError) and not isinstance(node, Function):
+                raise  # a template's error, which names the node
             place = f"node {quoted([node.name])} of workflow {quoted([self._graph.name])}"
             told = f"{place} failed on visit {visit} with {type(error).__name__}: {error}"
             raise StageError(told, node.name, visit) from error

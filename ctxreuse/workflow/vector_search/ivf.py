@@ -137,7 +137,7 @@ class IVFIndex:
             (n, min(nprobe, nlist)) clusters; -1 if the quantizer names none (as for NaN).
         """
         queries = self._checked_vectors(vectors)
-        width = min(checked_integer("nprobe", nprobe, 1), self.nlist)
+        width = min(_positive(nprobe, "nprobe"), self.nlist)
         clusters = np.empty((len(queries), width), dtype=np.int64)
         with one_openmp_thread(self._faiss):
             for row in range(len(queries)):
@@ -164,7 +164,7 @@ class IVFIndex:
         which = integers(rows, "rows", 0, len(queries) - 1)
         where = integers(clusters, "clusters", -1, self.nlist - 1, which.size)
         most = max(self.size, _FEW)
-        if checked_integer("k", k, 1) > most:
+        if (k := _positive(k, "k")) > most:
             raise InvalidRequestError(f"k must be at most {most}, not {describe(k)}")
         serving = self._serving
         scanner = serving.scanner
@@ -320,6 +320,10 @@ def _array(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
         return np.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:  # such as rows that differ
         raise InvalidRequestError(f"{name} make no array: {describe(values)}") from error
+
+
+def _positive(number: Any, name: str) -> int:
+    return checked_integer(name, number.item() if isinstance(number, np.integer) else number, 1)
 
 
 def integers(
