@@ -272,7 +272,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         return_exceptions: bool = False,
         progress: bool = False,
-    ) -> list[Any]:
+    ) -> list[WorkflowResult | Any]:
         """Run many graphs, as many at a time as the options allow; return each `WorkflowResult`.
 
         Args:
@@ -316,7 +316,7 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         tenant: str | None = None,
         return_exceptions: bool = False,
         progress: bool = True,
-    ) -> list[Any]:
+    ) -> list[WorkflowResult | Any]:
         """`arun_batch`, for sync callers."""
         return sync_bridge.run(
             lambda: self.arun_batch(
