@@ -56,7 +56,7 @@ def _replace_closed_streams() -> None:
 def _run() -> None:
     try:
         import rich  # noqa: F401
-        import typer  # noqa: F401
+        import typer
     except ImportError as error:
         raise MissingExtraError("the command ctxreuse", "cli") from error
     from ctxreuse.cli.command_line import app
@@ -71,6 +71,11 @@ def _run() -> None:
         except CtxreuseError:  # at its own end Python could only print a traceback
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise
+        raise
+    except OSError as error:
+        usage_error = typer.BadParameter.__mro__[1]  # Typer has no name for it that it exports
+        if isinstance(error.__context__, usage_error):
+            sys.exit(2)  # standard error does not take its words
         raise
 
 

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import get_importer
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from ctxreuse.errors import InputFileError, describe
@@ -57,6 +57,7 @@ def run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> B
     except BaseException as error:
         trace = error.__traceback__
         error.__traceback__ = trace and trace.tb_next
+        _leave_recorders_out(error)
         return error
     return SystemExit(0)
 
@@ -88,3 +89,26 @@ def _found_module(name: str) -> ModuleSpec:
             "script without --module"
         )
     return found
+
+
+def _leave_recorders_out(error: BaseException) -> None:
+    """Leave the frames of our recorders out of an error, and of those that it has come from."""
+    waiting: list[BaseException | None] = [error]
+    known: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in known:
+            continue
+        known.add(id(one))
+        trace = one.__traceback__
+        while trace is not None:
+            while trace.tb_next is not None and _is_recorder(trace.tb_next):
+                trace.tb_next = trace.tb_next.tb_next
+            trace = trace.tb_next
+        waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        waiting += one.__cause__, one.__context__
+
+
+def _is_recorder(trace: TracebackType) -> bool:
+    name = str(trace.tb_frame.f_globals.get("__name__"))
+    return "ctxreuse" in name and name.endswith(".recording")

@@ -369,6 +369,7 @@ def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:
         if sent.marks:
             before[one.root] = sent
     if many:
+        many.sort(key=lambda each: -each[0].sent.mark_count)
         what = (
             "the provider refuses such a request"
             if cache.look_back

@@ -112,7 +112,9 @@ def test_conversations_take_turns_and_the_models_answers_stand_in_the_history(se
 
 def test_what_does_not_fit_ends_its_conversation(served):
     served(answer="yes", max_model_len=500)
-    (result,) = measured(runs_of(number=1))
+    advanced = []
+    (result,) = measured(runs_of(number=1), lambda: advanced.append(1))
+    assert len(advanced) == 2 * len(TRACE)
     assert f" requests not answered: {TOO_LONG}" in "".join(result.notes)
     assert 0 < result.failures <= len(TRACE) - len(result.request_ids)
     ids = set(result.request_ids)

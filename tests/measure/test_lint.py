@@ -200,12 +200,12 @@ def test_prompts_without_marks_or_with_marks_that_nothing_looks_back_for_are_fou
     ],
 )
 def test_more_marks_than_the_provider_takes_are_found_first(cache, words):
-    sent = {"marks": {"system": 1, "turn": 4}, "system_tokens": 1_125}
-    trace = [traced(n, "abcd", system=HELP, marks=(0, 1, 2, 3, 4), sent=sent) for n in range(2)]
+    sent = [{"marks": {"system": n, "turn": 4}, "system_tokens": 1_125} for n in (1, 5, 2)]
+    trace = [traced(0, "abcd", system=HELP, marks=(0, 1, 2, 3, 4), sent=one) for one in sent]
     one = lint(trace, CORPUS, cache).findings[0]
-    assert (one.check, one.requests, one.tokens) == ("too many marks", 2, 0)
+    assert (one.check, one.number, one.requests, one.tokens) == ("too many marks", 2, 3, 0)
     assert one.found == (
-        f"2 requests have more marks than {cache.name} takes, 5 instead of 4; {words}"
+        f"3 requests have more marks than {cache.name} takes, 9 instead of 4; {words}"
     )
     assert one.remedy.startswith("Let one place alone set marks")
 

@@ -17,7 +17,7 @@ from ctxreuse.measure.traces.recording import (
     recording,
     recording_anthropic,
 )
-from ctxreuse.measure.traces.sent_calls import SentCall
+from ctxreuse.measure.traces.sent_calls import SentCall, read_call
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 
 MARK = {"type": "ephemeral"}
@@ -237,6 +237,12 @@ def test_history_is_counted_without_the_system_text_and_the_last_question(tmp_pa
     assert one.sent.history_tokens == 5
     (planned,) = read_plan(str(tmp_path / "trace.jsonl"))
     assert planned.sent == one.sent
+
+
+def test_tools_that_no_api_takes_lose_no_request():
+    tools = [{"name": "n" * 99, "schema": {(1,): "no JSON"}}] * 1_001
+    sent = read_call("Which?", {"tools": tools}, len, str).sent
+    assert sent.tools == ("n" * 60 + "#['name', 'schema']",) * 1_000
 
 
 @pytest.mark.parametrize(

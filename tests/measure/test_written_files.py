@@ -309,6 +309,7 @@ def test_notes_that_nobody_takes_are_lost_and_nothing_else(command, tmp_path, no
     assert (tmp_path / "page.html").read_text().endswith("</html>")
     done = command("report", "nothing.json", after=nobody)
     assert (done.returncode, done.stdout) == (2, ""), "an error is no output"
+    assert command("nothing", after=nobody).returncode == 2
 
 
 def test_no_file_takes_the_place_of_a_closed_stream(command, tmp_path):

@@ -139,6 +139,8 @@ class _Sending:
                     yield True
 
     def result(self) -> RunResult:
+        for _ in range(2 * (len(self.run.trace) - len(self.answered) - self.failures.total())):
+            self.engine.advance()  # for what conversations that ended early leave out
         columns = zip(*self.answered, strict=True) if self.answered else ((),) * 4
         planned, usages, first_token_s, answers = columns
         return RunResult.of_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.doctor.engine_findings import (
@@ -11,7 +12,7 @@ from ctxreuse.measure.doctor.engine_findings import (
     metrics_finding,
     processes_finding,
 )
-from ctxreuse.measure.doctor.findings import Finding, Verdict
+from ctxreuse.measure.doctor.findings import NO_ENGINE, Finding, Verdict
 from ctxreuse.measure.doctor.probe import DoctorConfig, LogWatch, probe
 from ctxreuse.measure.traces.changing_documents import (
     IN_TEXTS,
@@ -43,6 +44,11 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
     if config.base_url is not None or config.metrics_url is not None:
         findings.append(metrics_finding(readings, is_asked_for=config.metrics_url is not None))
     findings.append(processes_finding(readings, log, config.workers))
+    if readings.error is not None and not readings.sent:
+        findings = [
+            replace(one, remedy=NO_ENGINE) if one.verdict is Verdict.UNKNOWN else one
+            for one in findings
+        ]
     return findings + recorded
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 Figure: TypeAlias = int | float | str | None
+NO_ENGINE = "see engine: it does not answer"
 _INDENT = " " * 11
 _LONGEST = 2_000
 
@@ -32,11 +33,19 @@ class Finding:
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield what a terminal shows of all checks."""
+    """Yield what a terminal shows of all checks: those that lack the same in one line."""
     for one in findings:
-        yield f"{one.verdict:<9}  {one.check}: {printable(one.found)}"
-        if one.remedy:
-            yield f"{_INDENT}{printable(one.remedy)}"
+        if one.remedy != NO_ENGINE:
+            yield f"{one.verdict:<9}  {one.check}: {printable(one.found)}"
+            if one.remedy:
+                yield f"{_INDENT}{printable(one.remedy)}"
+    if need := _need(findings):
+        yield f"{Verdict.UNKNOWN:<9}  {need}"
+
+
+def _need(findings: Sequence[Finding]) -> str:
+    number = sum(one.remedy == NO_ENGINE for one in findings)
+    return f"{number} checks need an engine that answers" if number else ""
 
 
 def is_healthy(findings: Sequence[Finding]) -> bool:
@@ -48,8 +57,9 @@ def verdict(findings: Sequence[Finding]) -> str:
     """Return what all checks come to, in one sentence, and what to do first."""
     problems = [one for one in findings if one.verdict is Verdict.PROBLEM]
     unknown = [one for one in findings if one.verdict is Verdict.UNKNOWN]
-    names = ", ".join(one.check for one in unknown)
+    names = ", ".join(one.check for one in unknown if one.remedy != NO_ENGINE)
     open_ = f"; not known from outside: {names}" if names else ""
+    open_ += f"; {need}" if (need := _need(findings)) else ""
     checks = counted(len(findings), "check")
     if problems or len(unknown) == len(findings):
         words = f"No verdict, since {checks} found nothing to judge"

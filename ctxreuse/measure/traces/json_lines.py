@@ -17,6 +17,10 @@ STANDARD_STREAM = "-"
 
 LARGEST = 10**100 - 1  # in a file: sums, quotients and pictures of such numbers stay finite
 
+_NO_TRACE = (
+    "; for logs of prompts, run the application under `ctxreuse record`, or give its prompts to "
+    "PromptRecorder; for queries, give the retriever's TREC run"
+)
 _BEGINNING = 500  # characters, in which a line of a run has its first two columns
 
 
@@ -42,7 +46,8 @@ class JsonLine:
                 self.fail(f"field {name!r} is {describe(value)}; it must be {wanted}")
             if self.fields.keys() >= {"hash_ids", "input_length"}:
                 self.fail("a trace in Mooncake's format has no texts; `ctxreuse simulate` reads it")
-            self.fail(f"field {name!r} is missing; it must be {wanted}")
+            hint = _NO_TRACE if name == "request_id" else ""
+            self.fail(f"field {name!r} is missing; it must be {wanted}{hint}")
         return value
 
     def natural(self, name: str, default: Any = ...) -> Any:

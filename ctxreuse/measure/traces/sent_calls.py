@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from ctxreuse.context.checks import checked_kind
@@ -22,6 +23,8 @@ MARKED_PLACES: Final = ("tools", "system", "history", "turn")
 
 _COUNTS: Final = ("tool_tokens", "system_tokens", "history", "history_tokens")
 _SYSTEM_ROLES = ("system", "developer")
+_MOST_TOOLS = 1_000
+_LONGEST_NAME = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def read_call(
     system = "\n\n".join(text for one in told for text in message_texts(one))
     others = [one for one in messages if one.get("role") not in _SYSTEM_ROLES]
     others = [one for one in others if one is not questions[-1]]
-    tools = list(_tools(fields.get("tools")))
+    tools = list(islice(_tools(fields.get("tools")), _MOST_TOOLS))
     itself = {"cache_control": fields.get("cache_control")}  # Anthropic's API marks the last part
     marked = (fields.get("tools"), told, others, [questions[-1], itself])
     counts = (sum(1 for _ in marks_in(one)) for one in marked)
@@ -133,7 +136,11 @@ def _tools(given: object) -> Iterator[tuple[str, str]]:
         function = tool.get("function")
         name = (function if isinstance(function, Mapping) else tool).get("name")
         bare = {field: value for field, value in tool.items() if field != "cache_control"}
-        yield (name if isinstance(name, str) else ""), json.dumps(bare, default=repr)
+        try:
+            text = json.dumps(bare, default=repr)
+        except (ValueError, TypeError, RecursionError):  # no API takes it
+            text = repr(sorted(map(str, bare)))
+        yield (name[:_LONGEST_NAME] if isinstance(name, str) else ""), text
 
 
 def _marked_ends(message: Mapping[str, Any]) -> Iterator[str]:
