@@ -164,7 +164,9 @@ def reported_usage(answer: object) -> ReportedTokens | None:
     """Return what the usage of an answer says, or of a piece of one; None if it has none."""
     whole = answer if isinstance(answer, ChatResult) else None
     piece = answer if whole is None else whole.generations[0]  # each has the usage of all
-    usage = getattr(getattr(piece, "message", None), "usage_metadata", None)
+    usage: Any = getattr(getattr(piece, "message", None), "usage_metadata", None)
+    if isinstance(piece, dict):  # an event of the model's own
+        usage = piece.get("usage")
     told = None if usage is None else usage_of(usage)
     if whole is None or not whole.llm_output or (told and told.cached_tokens is not None):
         return told
