@@ -602,10 +602,12 @@ class ReusePlanner(FixedSettings):
 
     def words_of(self, tenant: str) -> SentWords:
         """Return what a tenant's prompts say around contexts; for wrappers."""
-        return self._planning.words_of(tenant)
+        return self._planning.words_of(checked_kind("tenant", tenant, str, "a string"))
 
     def edit_of(self, tenant: str, message: bytes) -> bytes | None:
         """Return how a wrapper sent a message, by its digest; None if that is not known."""
+        checked_kind("tenant", tenant, str, "a string")
+        checked_kind("message", message, bytes, "bytes")
         edit = self._planning.edit_of(tenant, message)
         if edit is None and self._joins and self._exchange is not None:
             self._joins = False  # once: what others have sent is read before the first history
@@ -615,7 +617,10 @@ class ReusePlanner(FixedSettings):
 
     def note_edit(self, tenant: str, messages: Sequence[bytes], edit: bytes) -> None:
         """Remember how a wrapper sends a message that has some digests: no text, but an edit."""
-        self._planning.note_edit(tenant, messages, edit)
+        checked_kind("tenant", tenant, str, "a string")
+        checked_kind("edit", edit, bytes, "bytes")
+        known = checked_each("messages", messages, bytes, "bytes")
+        self._planning.note_edit(tenant, known, edit)
 
     @property
     def provisional(self) -> ReusePlanner:

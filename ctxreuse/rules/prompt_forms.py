@@ -173,12 +173,11 @@ def as_form(messages: Iterable[Json], form: PromptForm) -> Json:
         return {"input": [item for message in messages for item in _response_items(message)]}
     system: list[Json] = []
     turns: list[Json] = []
-    role: Any = None
     for message in messages:
-        before, role = role, message.get("role")
+        role = message.get("role")
         if role in _SYSTEM:
             system += _anthropic_parts(message)
-        elif role == before == "tool":  # one turn holds the results of all calls
+        elif role == "tool" and turns and _holds_results(turns[-1]):  # one turn holds those of all
             turns[-1]["content"] += _anthropic_turn(message)["content"]
         else:
             turns.append(_anthropic_turn(message))
@@ -325,6 +324,12 @@ def _anthropic_turn(message: Json) -> Json:
     if isinstance(given, str) and not calls:
         return {"role": role, "content": given, **rest}
     return {"role": role, "content": [*_anthropic_parts(message), *calls], **rest}
+
+
+def _holds_results(turn: Json) -> bool:
+    content = turn["content"]
+    are_results = (isinstance(one, Mapping) and one.get("type") == "tool_result" for one in content)
+    return turn["role"] == "user" and bool(content) and all(are_results)
 
 
 def _anthropic_parts(message: Json) -> list[Json]:

@@ -17,7 +17,13 @@ from ctxreuse.pipeline.prompt_turn import PromptPart, TextPosition, marked_conte
 from ctxreuse.rules.cache_marks import MarkField, mark_field
 from ctxreuse.rules.cache_rules import CacheRules
 
-_ROLES = {"human": "user", "ai": "assistant"}
+_ROLES = {
+    "HumanMessage": "user",
+    "AIMessage": "assistant",
+    "SystemMessage": "system",
+    "ToolMessage": "tool",
+    "FunctionMessage": "function",
+}
 _BEFORE_THE_MESSAGES = ("model", "tools", "functions", "response_format")
 """Arguments of a call that change what stands before its messages."""
 
@@ -43,8 +49,8 @@ def role_of(message: BaseMessage) -> str:
     """Return who says a message, as OpenAI names it."""
     if isinstance(message, ChatMessage):
         return message.role
-    kind = message.type.removesuffix("MessageChunk").lower()
-    return _ROLES.get(kind, kind)
+    kinds = [one.__name__ for one in type(message).__mro__]  # a subclass may have another type
+    return next((_ROLES[one] for one in kinds if one in _ROLES), message.type)
 
 
 def text_parts(message: BaseMessage) -> list[TextPart]:
@@ -53,7 +59,7 @@ def text_parts(message: BaseMessage) -> list[TextPart]:
         return [TextPart(message.content, None)]
     texts = [
         (one if isinstance(one, str) else one.get("text"), number)
-        for number, one in enumerate(message.content)
+        for number, one in enumerate(message.content or ())
         if isinstance(one, (str, dict))
     ]
     return [TextPart(text, number) for text, number in texts if isinstance(text, str)]
@@ -164,7 +170,9 @@ def reported_usage(answer: object) -> ReportedTokens | None:
     """Return what the usage of an answer says, or of a piece of one; None if it has none."""
     whole = answer if isinstance(answer, ChatResult) else None
     piece = answer if whole is None else whole.generations[0]  # each has the usage of all
-    usage = getattr(getattr(piece, "message", None), "usage_metadata", None)
+    usage: Any = getattr(getattr(piece, "message", None), "usage_metadata", None)
+    if isinstance(piece, dict):  # an event of the model's own
+        usage = piece.get("usage")
     told = None if usage is None else usage_of(usage)
     if whole is None or not whole.llm_output or (told and told.cached_tokens is not None):
         return told

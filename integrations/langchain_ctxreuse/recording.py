@@ -11,7 +11,6 @@ from inspect import iscoroutinefunction
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
@@ -27,7 +26,7 @@ from ctxreuse.measure.traces.recording import TraceRecorder, document_title
 from ctxreuse.pipeline.document_turn import best_first
 from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import PromptPart
-from langchain_ctxreuse.documents.run_documents import follow_runs, run_documents
+from langchain_ctxreuse.documents.run_documents import OpenRuns
 from langchain_ctxreuse.messages import prompt_texts
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
@@ -44,7 +43,7 @@ class _Asked(NamedTuple):
     root: Hashable = None
 
 
-class TraceCallbackHandler(BaseCallbackHandler):
+class TraceCallbackHandler(OpenRuns):
     """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
 
     Of retrievers inside a retriever the outermost counts. The prompts that models are sent are
@@ -55,10 +54,8 @@ class TraceCallbackHandler(BaseCallbackHandler):
         recorder: Writes the records.
     """
 
-    run_inline = True  # in event loops, too: another thread would cost more than the work
-
     def __init__(self, recorder: TraceRecorder) -> None:
-        follow_runs()
+        super().__init__()
         self._recorder = recorder
         self._lock = ForkSafeLock()
         self._asked: LRUMap[Hashable, _Asked] = LRUMap(
@@ -85,9 +82,10 @@ class TraceCallbackHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Keep the query until the result comes."""
-        around = None if parent_run_id is None else run_documents().run_of(parent_run_id)
-        if around is None or not around.is_retriever:
-            root = None if around is None else around.root or parent_run_id
+        self._on_start(run_id=run_id, parent_run_id=parent_run_id, is_retriever=True)
+        run = self.run_of(run_id)
+        if not run.is_nested:
+            root = None if parent_run_id is None else run.root
             with self._lock:
                 self._asked.put(run_id, _Asked(query, _scope(metadata or {}), root))
 
@@ -106,12 +104,12 @@ class TraceCallbackHandler(BaseCallbackHandler):
 
     def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> _Asked | None:
         """Forget a run that has ended or failed; return what it was asked if it is recorded."""
+        self._runs.pop(run_id, None)
         with self._lock:
             self._found.pop(run_id)
             return self._asked.pop(run_id)
 
-    on_chain_end = on_chain_error = _on_end  # type: ignore[assignment]  # any result
-    on_tool_end = on_tool_error = on_retriever_error = _on_end  # type: ignore[assignment]
+    on_chain_end = on_chain_error = on_tool_end = on_tool_error = on_retriever_error = _on_end
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: Sequence[Sequence[BaseMessage]], **run: Any
@@ -136,7 +134,7 @@ class TraceCallbackHandler(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        root = run_documents().run_of(parent_run_id or run_id).root or parent_run_id or run_id
+        root = self.run_of(parent_run_id or run_id).root or parent_run_id or run_id
         with self._lock:
             found = self._found.peek(root) or ()
         self._recorder.record_prompt(

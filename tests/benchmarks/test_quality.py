@@ -1,5 +1,6 @@
 """`ctxreuse bench --part quality`: arms, prompts, scores, limits, and going on where it stopped."""
 
+import errno
 import json
 import os
 import re
@@ -558,6 +559,33 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, text):
     with pytest.raises(InputFileError, match=re.escape(str(path))), AnswerFile(path):
         pass
     assert path.read_text() == text
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_two_runs_do_not_write_one_file(served, tmp_path):
+    """Each would ask all that the other asks, for hours."""
+    path = tmp_path / "answers.jsonl"
+    engine = served(answer="c1")
+    with AnswerFile(path) as kept:
+        kept.keep("a", KeptAnswer("one"))
+        with path.open("ab") as torn:
+            torn.write(b'{"key": "b')  # as of an answer that is just being written
+        with pytest.raises(InputFileError, match="another run is writing it"):
+            measured(tmp_path)
+        assert engine.requests == []
+        assert path.read_bytes().endswith(b'{"key": "b')
+    assert measured(tmp_path, arm=["as retrieved"]).asked == 12
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_a_file_on_a_disk_without_locks_is_written_all_the_same(tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with AnswerFile(tmp_path / "answers.jsonl") as kept:
+        kept.keep("a", KeptAnswer("one"))
+    assert (tmp_path / "answers.jsonl").read_text().startswith('{"key": "a"')
 
 
 def test_a_folder_is_no_file_of_answers_and_lines_of_earlier_versions_are_read(tmp_path):

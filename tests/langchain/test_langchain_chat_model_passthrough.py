@@ -233,6 +233,31 @@ class TestStreaming:
         assert await tasks.text == "Which?"
         assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc", "cab", "abc"]
 
+    @pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainBetaWarning")  # it is beta
+    async def test_a_models_own_content_events_are_passed_on(self):
+        class Native(RecordingModel):
+            def _stream_chat_model_events(self, messages: Any, **kwargs: Any) -> Iterator[Any]:
+                text = {"type": "text", "text": self._record(messages, {})}
+                usage: Any = {"input_tokens": 7, "output_tokens": 1, "total_tokens": 8}
+                usage["input_token_details"] = {"cache_read": 5}
+                yield {"event": "message-start", "role": "ai", "id": "m"}
+                yield {"event": "content-block-start", "index": 0, "content": {**text, "text": ""}}
+                yield {"event": "content-block-finish", "index": 0, "content": text}
+                yield {"event": "message-finish", "usage": usage}
+
+            async def _astream_chat_model_events(self, *args: Any, **kwargs: Any) -> Any:
+                for event in self._stream_chat_model_events(*args, **kwargs):
+                    yield event
+
+        inner = Native()
+        wrapper = model(inner)
+        assert str(wrapper.stream_events(question("abc"), version="v3").text) == "Which?"
+        tasks = await wrapper.astream_events(question("cab"), version="v3")
+        assert await tasks.text == "Which?"
+        assert [letters_in(call.text) for call in inner.calls] == ["abc", "abc"]
+        assert wrapper.planner.savings.reported.cached_tokens == 5, "one was read to its end"
+        assert model(StreamingModel())._stream_chat_model_events is None
+
 
 class TestFaults:
     async def test_a_planning_fault_sends_the_prompt_as_given(self, caplog):

@@ -46,7 +46,11 @@ from ctxreuse import PAPER_TEMPLATES, ContextBlock, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.known_texts import known_texts
 from langchain_ctxreuse import ReuseChatModel, ReuseMiddleware, ReuseRetriever
-from langchain_ctxreuse.agents.middleware import ResultStatistics, _log_nothing_planned
+from langchain_ctxreuse.agents.middleware import (
+    ResultStatistics,
+    _log_nothing_planned,
+    _log_too_many,
+)
 
 pytestmark = pytest.mark.usefixtures("paper_words")
 
@@ -314,6 +318,18 @@ def test_a_wrapped_model_knows_what_the_middleware_has_planned(mode):
     agent: Any = create_agent(model, [search_tool()], middleware=[ReuseMiddleware(planner=planner)])
     ask(agent, "ad")
     assert (model.prompt_statistics.planned, model.prompt_statistics.not_found) == (2, 1)
+
+
+def test_of_the_results_of_one_step_the_first_64_are_planned_and_the_log_says_so(caplog):
+    middleware: Any = ReuseMiddleware(tools=["search"])
+    _log_too_many.cache_clear()
+    found = [
+        ToolMessage(f"one {n}\n\ntwo {n}", tool_call_id=f"{n}", id=f"{n}", name="search")
+        for n in range(66)
+    ]
+    planned = middleware.before_model({"messages": found}, None)["messages"]
+    assert [message.id for message in planned] == [f"{n}" for n in range(64)]
+    assert ["more than 64" in one.getMessage() for one in caplog.records] == [True]
 
 
 def test_context_stands_before_the_newest_question_and_behind_the_history():

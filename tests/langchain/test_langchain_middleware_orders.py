@@ -54,6 +54,7 @@ from langchain_core.outputs import ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import tool
 from langchain_document_helpers import LetterRetriever, text_of
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import PrivateAttr
 
 from ctxreuse.context.blocks import text_digest
@@ -188,6 +189,16 @@ def test_a_fallback_model_gets_every_document_in_whole_or_before(is_first):
     assert sum(fallback.pointers)
 
 
+def test_any_process_sends_the_same_bytes_from_the_checkpoint_of_another():
+    serializer, model, another = JsonPlusSerializer(), strict(), strict(0)
+    messages = run(model, [ReuseMiddleware()])
+    restored = serializer.loads_typed(serializer.dumps_typed(messages))
+    agent = create_agent(another, [search], middleware=[ReuseMiddleware()])
+    agent.invoke({"messages": [*restored, HumanMessage("And?")]}, CONFIG)
+    assert is_append_only([*model.seen, *another.seen])
+    assert another.pointers == [sum(len(found(n)) for n in range(SEARCHES)) - len(DOCUMENTS)]
+
+
 def test_a_wrapped_model_points_too_and_plans_nothing_again(planner):
     plain = strict()
     inner = Strict(responses=plain.responses, seen=[], pointers=[])
@@ -197,6 +208,17 @@ def test_a_wrapped_model_points_too_and_plans_nothing_again(planner):
     assert inner.seen == plain.seen
     statistics = wrapped.prompt_statistics
     assert statistics.planned + statistics.in_history == SEARCHES, "each by the middleware"
+
+
+def test_what_redaction_changed_is_sent_as_it_is():
+    redacting = PIIMiddleware("says", detector="says: a{12}", apply_to_tool_results=True)
+    both = [ReuseMiddleware(), redacting]
+    agent, model = agent_with(both, [calls("ab"), calls("ab"), done()], search_tool())
+    ask(agent, "?")
+    first, second = (one["content"] for one in model.seen[-1] if one["role"] == "tool")
+    assert first == second, "neither is what was planned"
+    assert first.startswith("a [REDACTED_SAYS]")
+    assert first.endswith(f"\n\n{B}")
 
 
 @given(

@@ -63,6 +63,8 @@ def test_copies_have_settings_of_their_own_which_take_effect_on_the_inner_one():
     model.model_copy(update={"temperature": 0.5}).invoke("Warm?")
     model.invoke("As it was?")
     assert [one.get("temperature") for one in engine.requests] == [0.5, None]
+    assert "_serialized" in vars(model), "made once for all calls"
+    assert "0.5" in model.model_copy(update={"temperature": 0.5})._serialized["repr"]
 
 
 class BoundByMethod(RecordingModel):

@@ -23,7 +23,7 @@ from ctxreuse import request_context
 from ctxreuse.context.scope import NO_SCOPE, RequestScope, current_scope
 from ctxreuse.pipeline.prompt_turn import PromptPart
 from langchain_ctxreuse import ReuseChatModel
-from langchain_ctxreuse.messages import prompt_texts, role_of
+from langchain_ctxreuse.messages import prompt_texts, role_of, text_parts
 from langchain_ctxreuse.scope import history_as_openai, scope_from_config
 
 
@@ -57,8 +57,15 @@ def test_of_content_that_openai_does_not_know_the_text_is_kept(part):
 
 class TestMessageTexts:
     def test_roles_have_openais_names(self):
+        class Asked(HumanMessage):
+            type: Any = "asked"
+
         messages = [AIMessageChunk("a"), FunctionMessage("f", name="f"), ChatMessage("o", role="x")]
-        assert [role_of(one) for one in messages] == ["assistant", "function", "x"]
+        roles = ["assistant", "function", "x", "user"]
+        assert [role_of(one) for one in [*messages, Asked("u")]] == roles
+
+    def test_a_message_may_lack_content(self):
+        assert text_parts(HumanMessage("").model_copy(update={"content": None})) == []
 
     def test_what_is_no_text_stands_for_itself(self):
         def segments(*parts: Any) -> list[PromptPart]:

@@ -398,6 +398,7 @@ class TestRunnable:
             runnable = WorkflowRunnable(
                 engine_of(answering()), asked(), outputs=["docs", "answer"], document_of=document_of
             )
+            assert runnable.OutputType == dict[str, Any]
             output = await runnable.ainvoke("red")
             assert list(output) == ["docs", "answer"]
             texts = [block.text for block in plain_search("red", 2)]
@@ -536,7 +537,7 @@ WRONG: dict[Any, list[tuple[type[Exception], dict[str, Any], str]]] = {
         (
             InvalidRequestError,
             {"prompt": ChatPromptTemplate.from_template("{docs}")},
-            "no variable 'context' for the documents, only 'docs'",
+            "no variable 'context' for the documents, only 'docs'; write {context} in it",
         ),
         (InvalidRequestError, {"llm": "gpt"}, "llm must be a LangChain chat model"),
     ],

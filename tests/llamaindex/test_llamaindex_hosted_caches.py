@@ -144,6 +144,18 @@ def test_a_model_without_marks_gets_the_key_alone_and_says_so(caplog):
     assert sum("OpenAILike sends none" in one.message for one in caplog.records) == 1
 
 
+def test_in_shadow_mode_the_provider_gets_what_the_plain_model_sends():
+    planner = ReusePlanner(cache="openai", mode="shadow")
+    with caching_server("openai") as server:
+        inner = OpenAILike(
+            model="m", api_base=f"{server.url}/v1", api_key="k", is_chat_model=True,
+            context_window=100_000,
+        )  # fmt: skip
+        for llm in (inner, ReuseLLM(inner=inner, planner=planner, window_s=0)):
+            llm.chat([ChatMessage(content=f"{context('one', 'two')}\n\nWhich?")])
+        assert server.bodies[0] == server.bodies[1]
+
+
 QUERIES = ["one two three", "two one four", "five one two", "one two", "two one six", "one two"]
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from uuid import UUID
 
 import httpx
 import openai
@@ -85,6 +86,16 @@ def test_the_outermost_retriever_counts(tmp_path):
             chain.invoke("fail", {"callbacks": [handler]})
     assert asked(recorded(tmp_path)[1]) == [("why", ["b", "r"]), ("how", ["b", "r"])]
     assert not handler._asked
+
+
+def test_a_handler_knows_by_itself_which_retriever_is_inside_of_another(tmp_path):
+    with TraceRecorder(tmp_path) as recorder:
+        handler = TraceCallbackHandler(recorder)
+        handler.on_retriever_start({}, "outer", run_id=UUID(int=1))
+        handler.on_retriever_start({}, "inner", run_id=UUID(int=2), parent_run_id=UUID(int=1))
+        for number in (2, 1):
+            handler.on_retriever_end([Document("A text.", id="a")], run_id=UUID(int=number))
+    assert asked(recorded(tmp_path)[1]) == [("outer", ["a"])]
 
 
 class Long(Fixed):

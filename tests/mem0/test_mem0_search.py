@@ -272,3 +272,11 @@ def test_an_attribute_that_is_nowhere_cannot_be_deleted():
     wrapped, _ = planned_after("a")
     with pytest.raises(AttributeError, match="nowhere"):
         del wrapped.nowhere
+
+
+async def test_an_async_with_block_is_the_memorys():
+    store = MagicMock()
+    async with AsyncReuseMemory(store) as wrapped:
+        assert isinstance(wrapped, AsyncReuseMemory)
+        store.__aexit__.assert_not_awaited()
+    store.__aexit__.assert_awaited_once()

@@ -297,8 +297,10 @@ def test_what_a_history_says_is_kept_in_every_form():
         message("user", {"type": "tool_result", "tool_use_id": "t1", "content": "found"}),
         {"role": "assistant", "content": "It is."},
     ]
-    both = planned(["one"], history=[*HISTORY[:3], {**HISTORY[2], "tool_call_id": "t2"}])
-    assert [len(one["content"]) for one in both.body("anthropic")["messages"][:3]] == [2, 1, 2]
+    result = message("user", {"type": "tool_result", "tool_use_id": "t1", "content": "found"})
+    for first in (HISTORY[2], result):
+        both = planned(["one"], history=[*HISTORY[:2], first, {**HISTORY[2], "tool_call_id": "t2"}])
+        assert [len(one["content"]) for one in both.body("anthropic")["messages"][:3]] == [2, 1, 2]
     picture = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
     assert plan.body("responses")["input"][:4] == [
         message("user", of_responses("look", **EPHEMERAL), picture, name="ann", extra=1),

@@ -50,6 +50,7 @@ BUILD_ONE = "build one with ContextRequest(blocks=[...], query='...')"
             "requests must be a list of ContextRequest, not 7 (int); use plan() for a single one",
         ),
         (lambda planner: planner.evict("r-1"), "request_ids must be a list of ids, not 'r-1' (str"),
+        (lambda planner: planner.note_edit("", ["a"], b""), "each of messages must be bytes, not"),
         (lambda planner: planner.evict_tokens(-1), "tokens must be an integer from 0, not -1 (int"),
         (lambda _: ReusePlanner(alpha=float("nan")), "alpha must be a number from 0, not nan (flo"),
         (lambda _: ReusePlanner(capacity_tokens=-1), "capacity_tokens must be an integer from 0 o"),

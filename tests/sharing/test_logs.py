@@ -216,6 +216,23 @@ def test_what_is_kept_is_bounded_and_a_reader_that_is_behind_learns_it(make_shar
     assert log.read(read.position, 10) == (read.position, [], False)
 
 
+def test_a_planner_says_once_that_it_is_behind(caplog, tmp_path):
+    log = SQLiteLog(tmp_path / "log")
+    one, other = sharing(log)
+    one.plan(asked("abc"))
+    caught_up(one, other)
+    for path in tmp_path.glob("log*"):
+        if path.suffix != ".key":
+            path.unlink()
+    one.plan(asked("xyz"))
+    caught_up(one, other)
+    assert order(other.plan(asked("zyx"))) == "xyz"
+    assert order(other.plan(asked("cba"))) == "abc"
+    assert (other.sharing.gaps, other.sharing.faults) == (1, 0)
+    said = [one for one in caplog.records if "emptied or replaced" in one.getMessage()]
+    assert len(said) == 2, "each planner says it once"
+
+
 def test_entries_that_come_again_behind_a_gap_are_not_doubled():
     """As when a server is replaced by a replica that had not got the last ones."""
     log = MemoryLog()

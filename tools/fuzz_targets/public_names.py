@@ -42,8 +42,6 @@ _GPU = "needs a GPU"
 _FAISS = "takes faiss's own objects"
 
 REASONS = {
-    "ctxreuse.ReusePlanner.*_of": "wrappers hand it what they have made themselves",
-    "ctxreuse.ReusePlanner.note_edit": "wrappers hand it what they have made themselves",
     "ctxreuse.policy.*": "a policy is handed these by a planner, and hands them back",
     "*.model_post_init": "pydantic calls it",
     "*.model_copy": "pydantic's own, which builds what plans anew",

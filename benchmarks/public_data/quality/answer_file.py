@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,12 @@ from ctxreuse.context.thoughts import without_thoughts
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.traces.json_lines import JsonLine, read_lines
 
+if sys.platform != "win32":
+    import fcntl
+
 _PRIVATE_FILE = 0o600
+_WITHOUT_LOCKS = (errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS)
+"""What file systems say that have no locks."""
 _BEGINNING = b'{"key": "'
 
 
@@ -52,6 +58,7 @@ class AnswerFile:
             number = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _PRIVATE_FILE)
             self._stream = open(number, "r+b", buffering=0)  # closed in __exit__
         try:
+            self._keep_others_out()
             self._drop_what_was_cut_off()
             for line in read_lines(str(self.path)):
                 self._answers[line.get("key", (str,))] = _read(line)
@@ -88,6 +95,23 @@ class AnswerFile:
             if self._stream.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._answers[key] = answer
+
+    def _keep_others_out(self) -> None:
+        """Lock the file until it is closed, or this process ends."""
+        assert self._stream is not None
+        if sys.platform == "win32":
+            return
+        with file_errors(self.path, "written"):
+            try:
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputFileError(
+                    f"{self.path}: another run is writing it; wait for its end, or name another "
+                    "file with --answers"
+                ) from None
+            except OSError as error:
+                if error.errno not in _WITHOUT_LOCKS:
+                    raise
 
     def _drop_what_was_cut_off(self) -> None:
         """Cut off a last line without an end, which a process was killed in the middle of."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import Any, TypeVar
 
 from langchain_core.documents import Document
@@ -68,6 +69,8 @@ except ImportError as error:
 
 
 _Planned = TypeVar("_Planned", bound=BaseMessage)
+_MOST_RESULTS = 64
+"""Each plan reads all that stands before it."""
 _SILENT_RESULTS = 20
 """So many results without documents, and none with any, are worth a line in the log."""
 
@@ -251,15 +254,18 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
 
     def _results_planned_in_order(self, messages: Sequence[AnyMessage]) -> dict[int, AnyMessage]:
         first = first_unplanned(messages)
-        found = {
-            position: pieces
+        holding = (
+            (position, pieces)
             for position, message in enumerate(messages[first:], start=first)
             if isinstance(message, ToolMessage) and (pieces := self._pieces_of(message))
-        }
+        )
+        found = dict(islice(holding, _MOST_RESULTS))
         self._count(messages[first:], len(found))
         planned: dict[int, AnyMessage] = {}
         if not found:
             return planned
+        if len(found) == _MOST_RESULTS and next(holding, None):
+            _log_too_many()
         scope = _scope(messages)
         before, keys = ShownTexts(), message_keys(messages, self._way)
         history = self._history(messages[:first], before)
@@ -429,6 +435,16 @@ def _log_nothing_planned() -> None:
         "whose text is documents with document_separator between: ReuseMiddleware(tools=[...], "
         "document_separator=...). result_statistics says what becomes of each result.",
         _SILENT_RESULTS,
+    )
+
+
+@cache
+def _log_too_many() -> None:
+    """Say once that results are left as they are."""
+    _log.warning(
+        "ReuseMiddleware: an agent has called tools with more than %d results that hold documents "
+        "in one step; those behind go through as they are",
+        _MOST_RESULTS,
     )
 
 

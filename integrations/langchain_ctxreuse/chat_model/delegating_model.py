@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import wraps
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -110,7 +110,16 @@ class DelegatingChatModel(RequestCarrier, BaseChatModel):
         theirs, ours = inner.metadata or {}, self.metadata or {}
         versions = {**(theirs.get("lc_versions") or {}), **(ours.get("lc_versions") or {})}
         self.metadata = {**theirs, **ours} | ({"lc_versions": versions} if versions else {})
+
+    def __copy__(self) -> Self:
         _ = self._serialized  # kept by the model, or each call's copy would make it anew
+        return super().__copy__()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy, which traces name by its own settings."""
+        made = super().model_copy(update=update, deep=deep)
+        vars(made).pop("_serialized", None)
+        return made
 
     def configurable_fields(self, **fields: Any) -> RunnableSerializable[Any, AIMessage]:
         """Return a model whose fields a config can set, as LangChain's models do."""

@@ -19,7 +19,7 @@ from langchain_core.callbacks import (
 )
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_openai_messages
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import PrivateAttr
@@ -48,6 +48,16 @@ _Outgoing: TypeAlias = tuple[PlannedPrompt | None, list[BaseMessage], dict[str, 
 """What to call the inner model with: the plan, if there is one, the messages, and the rest."""
 
 _Planned: TypeAlias = tuple[PromptTexts, PlannedPrompt]
+
+
+def _planned(name: str, how: str) -> Any:
+    """Return the inner model's stream, planned; None if it has none, as LangChain expects it."""
+
+    def stream(self: ReuseChatModel) -> Any:
+        own = getattr(self.inner, name, None)
+        return own and partial(getattr(self, how), own)
+
+    return property(stream)
 
 
 class ReuseChatModel(PlansPrompts, DelegatingChatModel):
@@ -262,18 +272,25 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
     _generate.__signature__ = signature(_generate)  # type: ignore[attr-defined]
     _agenerate.__signature__ = signature(_agenerate)  # type: ignore[attr-defined]
 
-    def _stream(
+    _stream = _planned("_stream", "_streamed")
+    _astream = _planned("_astream", "_astreamed")
+    _stream_chat_model_events = _planned("_stream_chat_model_events", "_streamed")
+    _astream_chat_model_events = _planned("_astream_chat_model_events", "_astreamed")
+
+    def _streamed(
         self,
+        stream: Callable[..., Iterator[Any]],
+        /,  # a call may have an argument `stream`, too
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
+    ) -> Iterator[Any]:
         outgoing = self._outgoing(messages, kwargs, run_manager, blocks=True)
         planned, sent, arguments = run_here(outgoing)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        start = partial(self.inner._stream, sent, stop=stop, **arguments)
+        start = partial(stream, sent, stop=stop, **arguments)
         with closing(self._gateway.stream(planned, start)) as steps:
             with serving(self._carried.scope):  # not in the reader's
                 first = next(steps, None)
@@ -281,17 +298,19 @@ class ReuseChatModel(PlansPrompts, DelegatingChatModel):
                 yield first
             yield from steps
 
-    async def _astream(
+    async def _astreamed(
         self,
+        stream: Callable[..., AsyncIterator[Any]],
+        /,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
+    ) -> AsyncIterator[Any]:
         planned, sent, arguments = await self._outgoing(messages, kwargs, run_manager)
         if run_manager is not None:
             arguments["run_manager"] = run_manager
-        start = partial(self.inner._astream, sent, stop=stop, **arguments)
+        start = partial(stream, sent, stop=stop, **arguments)
         async with aclosing(self._gateway.astream(planned, start)) as steps:
             with serving(self._carried.scope):
                 first = await anext(steps, None)

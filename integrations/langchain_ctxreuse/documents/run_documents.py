@@ -36,14 +36,13 @@ class _OpenRun(NamedTuple):
 _NO_RUN = _OpenRun(None, is_retriever=False, is_nested=False)
 
 
-class RunDocuments(BaseCallbackHandler):
-    """Sees which runs go on inside of which, and what retrievers return; it changes nothing.
+class OpenRuns(BaseCallbackHandler):
+    """Sees which runs go on inside of which.
 
     Lock-free, because Python's collector may end a run anywhere.
     """
 
     run_inline = True  # in event loops, too: another thread would cost more than the work
-    ignore_llm = ignore_chat_model = ignore_retry = ignore_custom_event = True
 
     def __init__(self) -> None:
         self._fail_open = FailOpen(
@@ -54,16 +53,6 @@ class RunDocuments(BaseCallbackHandler):
 
     def _start_anew(self) -> None:
         self._runs: dict[Hashable, _OpenRun] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return run_documents, ()
-
-    @property
-    def parts(self) -> dict[str, PartSize]:
-        """How many runs are open, and how many may be."""
-        return {"runs": PartSize(len(self._runs), _MOST_RUNS)}
-
-    # What LangChain calls.
 
     def _on_start(
         self,
@@ -80,13 +69,36 @@ class RunDocuments(BaseCallbackHandler):
         for oldest in list(islice(self._runs, max(0, len(self._runs) - _MOST_RUNS))):
             self._runs.pop(oldest, None)
 
-    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> None:
+    def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> Any:
         self._runs.pop(run_id, None)
 
     on_chain_start = on_tool_start = _on_start  # any input
     on_retriever_start: Any = partialmethod(_on_start, is_retriever=True)
     on_chain_end = on_chain_error = _on_end  # type: ignore[assignment]  # any result
     on_tool_end = on_tool_error = on_retriever_error = _on_end  # type: ignore[assignment]
+
+    def run_of(self, around: Any) -> _OpenRun:
+        """Return a run by its id, or that in which a call with a config is made; else no run."""
+        if around is None or isinstance(around, dict):
+            callbacks = (around or ensure_config()).get("callbacks")
+            around = None
+            if isinstance(callbacks, BaseCallbackManager):
+                around = callbacks.parent_run_id
+        return self._runs.get(around, _NO_RUN)
+
+
+class RunDocuments(OpenRuns):
+    """Sees what retrievers return, too, and changes nothing."""
+
+    ignore_llm = ignore_chat_model = ignore_retry = ignore_custom_event = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return run_documents, ()
+
+    @property
+    def parts(self) -> dict[str, PartSize]:
+        """How many runs are open, and how many may be."""
+        return {"runs": PartSize(len(self._runs), _MOST_RUNS)}
 
     def on_retriever_end(  # type: ignore[override]
         self, documents: Sequence[Document], /, *, run_id: Hashable, **_: Any
@@ -98,17 +110,6 @@ class RunDocuments(BaseCallbackHandler):
         self._fail_open.attempt(
             lambda: known_texts().add_seen(tenant_from_config(), [seen_forms(documents)], run.root)
         )
-
-    # What components ask.
-
-    def run_of(self, around: Any) -> _OpenRun:
-        """Return a run by its id, or that in which a call with a config is made; else no run."""
-        if around is None or isinstance(around, dict):
-            callbacks = (around or ensure_config()).get("callbacks")
-            around = None
-            if isinstance(callbacks, BaseCallbackManager):
-                around = callbacks.parent_run_id
-        return self._runs.get(around, _NO_RUN)
 
 
 @cache

@@ -116,6 +116,11 @@ class WorkflowRunnable(EngineRunnable[Any, Any]):
         self._deadline_s = deadline_s
         self._document_of = document_of
 
+    @property
+    def OutputType(self) -> Any:  # noqa: N802  # the base class names it so
+        """The type of the output, for schemas."""
+        return Any if self._outputs is None else dict[str, Any]
+
     async def _pieces(
         self,
         input: Any,  # noqa: A002
@@ -300,7 +305,7 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
         if "context" not in prompt.input_variables:
             raise InvalidRequestError(
                 "the prompt has no variable 'context' for the documents, only "
-                f"{', '.join(map(repr, prompt.input_variables)) or 'none'}"
+                f"{', '.join(map(repr, prompt.input_variables)) or 'none'}; write {{context}} in it"
             )
         self.name = type(self).__name__ if name is None else name
         self._llm = checked_model(llm)

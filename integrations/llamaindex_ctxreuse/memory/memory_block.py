@@ -102,6 +102,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     annotate: bool = Field(default=False, frozen=True)
     placement: Placement = Field(default="before_question", frozen=True)
     _source: _Mem0Source | _RetrieverSource = PrivateAttr()
+    _planning: FailOpen = PrivateAttr()
+    _reading: FailOpen = PrivateAttr()
     _searching: FailOpen = PrivateAttr()
     _storing: FailOpen = PrivateAttr()
     _contents: TenantLRUMap[tuple[str | int | None, str], Plan] = PrivateAttr()
@@ -116,9 +118,11 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
             _REMEMBERED_CONTENTS, max_weight=_REMEMBERED_CHARACTERS, weight_of=_characters
         )
         name = type(self).__name__
-        self._searching = FailOpen(name, "the conversation goes on without", "finding memories")
+        self._planning = FailOpen(name, "memories are left out", tell=self.planner.note_failure)
+        self._reading = FailOpen(name, "those without a text are left out", "reading memories")
+        self._searching = FailOpen(name, "the conversation goes on without memories", "searching")
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
-        self._source = _memory_source(self, self._searching)
+        self._source = _memory_source(self, self._reading)
         # the memory around it looks after growth and placement
         settings: tuple[bool, bool, None, Placement]
         settings = self.labels, self.annotate, None, "before_question"
@@ -142,8 +146,8 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
     @property
     def faults(self) -> int:
         """How often planning, searching or storing has failed, or a memory had no text."""
-        steps = self._memories.fail_open, self._searching, self._storing
-        return sum(step.faults for step in steps)
+        own = self._planning, self._reading, self._searching, self._storing
+        return self._memories.fail_open.faults + sum(step.faults for step in own)
 
     @property
     def parts(self) -> dict[str, PartSize]:
@@ -185,7 +189,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         """Take back the plan of a `content` that no prompt shows."""
         made = self._made(content)
         if made is not None:
-            self._memories.fail_open.attempt(lambda: self.planner.forget(made), bool)
+            self._planning.attempt(lambda: self.planner.forget(made), bool)
 
     def shown_anew(self, content: str) -> str:
         """Return about what a `content` of this block would be if it were the first."""
@@ -199,7 +203,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         if made is None:
             return 0
         first = replace(made.request, history=None)
-        return self._memories.fail_open.attempt(lambda: self.planner.cached_tokens(first), int)
+        return self._planning.attempt(lambda: self.planner.cached_tokens(first), int)
 
     def _made(self, content: str) -> Plan | None:
         """Return what a content of the surrounding tenant and conversation was made of."""
@@ -229,8 +233,7 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         made = self._made(content)
         if made is None:
             return None
-        attempt = self._memories.fail_open.attempt
-        return attempt(lambda: self._truncated(made, content, tokens_to_truncate))
+        return self._planning.attempt(lambda: self._truncated(made, content, tokens_to_truncate))
 
     def note_shown(self, content: str, role: str, texts: Iterable[str]) -> None:
         """Have the texts among these that show a `content` sent as they are."""
