@@ -1,4 +1,13 @@
-"""The errors of workflows: each is a `WorkflowError`, and so a `CtxreuseError`.
+"""The errors of workflows; each is a `CtxreuseError`.
+
+    WorkflowError
+    ├── GraphError          a graph, or a part of one, cannot be run; found before it runs
+    ├── StateKeyError       the state lacks a key
+    ├── VisitLimitError     a run reached a node more often than the graph allows
+    ├── RouterError         a router failed, or returned a target that it may not
+    ├── StageError          a node failed; its own error is the cause
+    ├── DeadlineError       a run did not end in time
+    └── EngineClosedError   the workflow engine was closed
 
 Every message names the node or key that is wrong, and the remedy.
 """
@@ -17,7 +26,7 @@ class WorkflowError(CtxreuseError):
 
 
 class GraphError(WorkflowError, ValueError):
-    """A graph, or a part of one, cannot be run as it is; found before it runs."""
+    """A graph, or a part of one, cannot be run as it is."""
 
 
 class StateKeyError(WorkflowError, KeyError):
