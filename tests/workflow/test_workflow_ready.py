@@ -12,7 +12,7 @@ WORKFLOWS = (one_shot, hyde, recomp, irg, multistep)
 
 
 class Backend:
-    """A model that says what it is told to, one thing after the other, and a search that finds k."""
+    """A model that says what it is told to, one after the other, and a search that finds k."""
 
     def __init__(self, *says):
         self.says = list(says)

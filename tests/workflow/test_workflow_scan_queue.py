@@ -24,7 +24,7 @@ CLUSTERS, DIMENSION = 10, 4
 
 @dataclass
 class Corpus:
-    """Scores of searches with what clusters hold, made up of few different ones: ties are common."""
+    """Scores of searches with what clusters hold, of which there are few: ties are common."""
 
     seed: int
     higher_is_better: bool
