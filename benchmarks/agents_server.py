@@ -19,7 +19,7 @@ from rich.table import Table
 
 from agents import usage_of
 from chain_of_agents import Answer, ChainOfAgents
-from chain_of_agents.question import Mode
+from chain_of_agents.requests import Mode
 from ctxreuse.errors import shown_url
 from public_data.quality.scoring import token_f1
 from server import argument_parser, describe_server, warm_up

@@ -8,7 +8,7 @@ import pytest
 from engine import Engine
 
 from chain_of_agents import Answer, ChainOfAgents
-from chain_of_agents.question import Mode
+from chain_of_agents.requests import Mode
 
 TOPICS = ("the harbour", "the library", "the observatory", "the tannery")
 QUESTIONS = ("Which building is the oldest?", "Which building has a tower of brick?")

@@ -15,7 +15,7 @@ from chain_of_agents.agent_memory import AgentMemory, ConversationKey
 from chain_of_agents.agent_placement import AgentPlacement, Assigner, InOrder
 from chain_of_agents.chain_prompts import DEFAULT_PROMPTS, ChainPrompts
 from chain_of_agents.models import as_model
-from chain_of_agents.question import Mode, Settings, conversation_name, question_of
+from chain_of_agents.requests import Mode, Settings, conversation_name, question_of
 from chain_of_agents.run import ChainRun
 from chain_of_agents.segments import Packing
 from chain_of_agents.trace.answer import Answer

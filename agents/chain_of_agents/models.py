@@ -255,7 +255,6 @@ AgentModel: TypeAlias = PoolModel | LangChainModel | LlamaIndexModel
 
 
 def _text(message: object) -> str | None:
-    """Return the text of a message; None if it has no content."""
     if isinstance(message, BaseMessage) and message.content != []:
         return str(message.text)
     return message if isinstance(message, str) else None

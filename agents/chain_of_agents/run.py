@@ -14,8 +14,7 @@ from langchain_core.runnables.config import patch_config
 from chain_of_agents.agent_memory import MANAGER, AgentMemory, AgentTurn
 from chain_of_agents.agent_placement import AgentPlacement
 from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
-from chain_of_agents.question import ChainQuestion, Settings
-from chain_of_agents.requests import AgentRequests, Budget, Note, budget_of
+from chain_of_agents.requests import AgentRequests, Budget, ChainQuestion, Note, Settings, budget_of
 from chain_of_agents.segments import Segment, parcels_of, pieces_of, segments_of
 from chain_of_agents.trace.answer import ManagerError, Trace, UnreadError
 from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_of, remarked
@@ -109,7 +108,6 @@ class ChainRun:
         return segments_of(pieces, parcels, agents, tokens, budget.segment, budget.label, one_each)
 
     async def _read(self, segments: Sequence[Segment]) -> list[Note]:
-        """Let the workers read; return the notes that the manager reads."""
         notes: list[Note] = []
         if self.settings.mode == "parallel":
             parts = await all_of(self._work(segment, "") for segment in segments)

@@ -86,11 +86,7 @@ class CapacityTracker:
     def from_metrics(
         cls, planner: ReusePlanner, metrics: PrefixCacheMetrics | str
     ) -> CapacityTracker:
-        """Return a tracker of the size that the engine's `/metrics`, as text or parsed, report.
-
-        Raises:
-            InvalidRequestError: the metrics do not tell the size.
-        """
+        """Return a tracker of the size that `/metrics` tell; InvalidRequestError if they do not."""
         if not isinstance(metrics, PrefixCacheMetrics):
             metrics = PrefixCacheMetrics.parse(metrics)
         capacity = metrics.capacity_tokens
@@ -119,10 +115,7 @@ class CapacityTracker:
             return other + (1 - other) * min(1.0, self._found / max(1, self.capacity_tokens))
 
     def answered(self, call: AnsweredCall) -> None:
-        """Note an answered request, and evict what it pushed out; the planner calls it.
-
-        Cached tokens that are unknown are those that were expected.
-        """
+        """Evict what an answered request pushed out; unknown cached tokens are those expected."""
         checked_kind("call", call, AnsweredCall, "an AnsweredCall")
         if call.plans and call.prompt_tokens is not None:
             measured = self._measured(call, call.prompt_tokens)

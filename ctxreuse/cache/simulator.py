@@ -174,16 +174,11 @@ class PrefixCacheSimulator:
         return RunningPrompt(CacheUsage(len(tokens), cached), tokens, hashes, held, root)
 
     def serve_hashed(self, hashes: Sequence[ContentHash], prompt_tokens: int) -> CacheUsage:
-        """Run one prompt to its end that is known by the hashes of its full blocks.
-
-        The answer's blocks are not cached.
+        """Run one prompt to its end that is known by hashes; the answer's blocks are not cached.
 
         Args:
-            hashes: Of each full block, chained over everything before it.
+            hashes: One for each full block, chained over everything before it.
             prompt_tokens: The prompt's length in tokens.
-
-        Raises:
-            InvalidRequestError: not a hash for each full block.
         """
         checked_integer("prompt_tokens", prompt_tokens)
         chain = checked_each("hashes", hashes, bytes, "bytes")
@@ -342,11 +337,8 @@ class BlockLevelCache:
 
         Args:
             blocks: The prompt's context blocks in order.
-            tokens: Each block's tokens.
+            tokens: Each block's tokens, as many as blocks.
             group: Prompts of different groups (system text, salt) share nothing.
-
-        Raises:
-            InvalidRequestError: not as many tokens as blocks.
         """
         keys = [BlockKey(one) for one in checked_each("blocks", blocks, bytes, "bytes")]
         lengths = [

@@ -178,12 +178,7 @@ class Templates:
         return tuple(max(one, key=len) for one in pieces)
 
     def outdated_annotation(self, old: str, label: str | None = None) -> str:
-        """Return the words on a block that no longer holds.
-
-        Args:
-            old: The label under which an earlier message shows it.
-            label: The label of what it says now; None if it says nothing any more.
-        """
+        """Return the words on a block shown as `old`: it is `label` now, or (None) gone."""
         if label is None:
             return _filled(self.withdrawn, "old", old)
         before, _, after = self.replaced.partition("{old}")

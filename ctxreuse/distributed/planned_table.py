@@ -131,7 +131,6 @@ def _beginnings(plans: Sequence[Plan]) -> list[tuple[Hashable, ...]]:
 
 
 def _sent_positions(plan: Plan) -> list[int]:
-    """Return for each block that is sent its position among the request's blocks."""
     reverse = reversed(list(enumerate(plan.request.blocks)))
     positions = {block.key: position for position, block in reverse}
     return [positions[block.key] for block in plan.blocks]

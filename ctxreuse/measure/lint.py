@@ -91,7 +91,6 @@ class LintReport:
         return f"{words} in {of}. First: {first.check}, {first.share:.1%} of the input's price."
 
     def _money(self, finding: LintFinding) -> float | None:
-        """Return what a finding costs, at the price of computed tokens."""
         if self.prices is None:
             return None
         return finding.cost_tokens * self.prices.input / 1_000_000
@@ -417,7 +416,6 @@ def _behind_questions(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 
 def _counted(tally: _Evidence) -> str:
-    """Return how many requests have something, as the beginning of a sentence."""
     return f"{counted(len(tally))} {'has' if len(tally) == 1 else 'have'}"
 
 

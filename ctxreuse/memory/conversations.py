@@ -387,7 +387,6 @@ class _Paragraphs:
         self._short: dict[int, int] = {}  # by a hash of what stands there, where it stands last
 
     def begin(self, texts: Sequence[str], templates: Templates) -> None:
-        """Have more texts read, and blocks looked for."""
         self._texts, self._templates = texts, templates
         self._separator = templates.separator
         self._work = _LEAST_WORK + _WORK_A_CHARACTER * sum(map(len, texts))

@@ -219,7 +219,6 @@ class _HeavyPairs:
         self._heap: list[_Entry] = []
 
     def add(self, cluster: int) -> None:
-        """Add a cluster with its best partner, if it has one."""
         partners = self._clusters.partners(cluster)
         if partners.weight:
             entry = (-partners.weight, cluster, partners.best)

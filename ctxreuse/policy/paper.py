@@ -1,8 +1,4 @@
-"""The papers' own algorithms, as printed, for `strategy="paper"`.
-
-ContextPilot's Equation 1 and Algorithms 1 and 2 (an arriving context), 4 (a known batch) and 5 (its
-schedule).
-"""
+"""ContextPilot's Equation 1 and Algorithms 1, 2, 4 and 5, as printed: `strategy="paper"`."""
 
 from __future__ import annotations
 

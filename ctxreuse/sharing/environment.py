@@ -37,10 +37,7 @@ def as_given(make: Callable[..., _Value], **settings: Any) -> _Value:
 def settled(
     mode: Mode | None, capacity_tokens: int | None, shared_log: Any
 ) -> tuple[Mode, int | None, Any, bool]:
-    """Return a planner's settings: those that are None are read from `CTXREUSE_*`.
-
-    And whether the environment has changed what can be saved.
-    """
+    """Return settings, None as `CTXREUSE_*` say, and whether that changed what can be saved."""
     if _is_unread.get():
         return mode or "active", capacity_tokens, shared_log, False
     _say_misspelt()

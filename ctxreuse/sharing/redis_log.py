@@ -130,11 +130,7 @@ class RedisLog(FixedSettings):
         return RedisLog(self._url, stream=f"{self._stream}:{name}", **self._options)
 
     def append(self, entries: Sequence[bytes]) -> None:
-        """Append entries, in order, all or none.
-
-        Raises:
-            SharedLogError: the server cannot be reached, or refuses.
-        """
+        """Append entries, in order, all or none; SharedLogError if that fails."""
         listed = checked_each("entries", entries, bytes, "bytes")
         with self._errors("written"), self._connected().pipeline(transaction=True) as steps:
             for one in listed:
@@ -142,12 +138,7 @@ class RedisLog(FixedSettings):
             steps.execute()
 
     def read(self, position: str, most: int) -> LogRead:
-        """Return what stands behind a position; see `SharedLog.read`.
-
-        Raises:
-            InvalidRequestError: `position` is none.
-            SharedLogError: the server cannot be reached, or refuses.
-        """
+        """Return what `SharedLog.read` says for a position; SharedLogError if that fails."""
         parts = checked_read(position, most, _POSITION)
         most = min(most, 2**31)
         last, length = parts.groups() if parts else ("", "0")

@@ -110,11 +110,7 @@ class SQLiteLog(FixedSettings):
         )
 
     def append(self, entries: Sequence[bytes]) -> None:
-        """Append entries, in order, all or none.
-
-        Raises:
-            SharedLogError: the file cannot be written.
-        """
+        """Append entries, in order, all or none; SharedLogError if that fails."""
         listed = checked_each("entries", entries, bytes, "bytes")
         with self._step("written"):
             connection = self._connected()
@@ -125,12 +121,7 @@ class SQLiteLog(FixedSettings):
                 connection.execute(_DROP_OLDEST, (self._max_entries,))
 
     def read(self, position: str, most: int) -> LogRead:
-        """Return what stands behind a position; see `SharedLog.read`.
-
-        Raises:
-            InvalidRequestError: `position` is none.
-            SharedLogError: the file cannot be read.
-        """
+        """Return what `SharedLog.read` says for a position; SharedLogError if that fails."""
         parts = checked_read(position, most, _POSITION)
         with self._step("read"):
             connection, name = self._connected(), self._name

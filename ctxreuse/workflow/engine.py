@@ -463,7 +463,6 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
                 self._emptied.set()
 
     def _checked(self, graph: object) -> Graph:
-        """Return a graph, compiled, if this engine can run it."""
         compiled = compiled_graph(graph)
         for node in compiled.nodes.values():
             if isinstance(node, Retrieval):

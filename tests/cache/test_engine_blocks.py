@@ -370,7 +370,6 @@ documents = st.lists(st.integers(0, 4), max_size=4)
 
 
 def prompts_of(contexts, size):
-    """Prompts of documents of seven tokens each, with a question of its own at the end."""
     for number, context in enumerate(contexts):
         tokens = [10 * document + offset for document in context for offset in range(7)]
         yield [*tokens, *range(1000 * (number + 1), 1000 * (number + 1) + 2 * size)]

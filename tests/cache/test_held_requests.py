@@ -30,7 +30,6 @@ class Followed:
         return self.planner.plan(ContextRequest(blocks, "?", **fields), "none")
 
     def answer(self, plan, *, told=True, ends=None):
-        """A request is answered; its blocks are stored unless nobody is told."""
         tokens = [10 * block.id + offset for block in plan.blocks for offset in range(4)]
         if told:
             self.store(tokens)

@@ -29,8 +29,6 @@ CLEARED = {"type": "AllBlocksCleared"}
 
 
 class Application:
-    """Plans, sends and records requests; the engine's events go to a publisher."""
-
     def __init__(self, publisher, blocks=1000, block_size=4, planner=None):
         self.planner = planner or ReusePlanner()
         self.publisher = publisher
@@ -38,7 +36,6 @@ class Application:
         self.sent = []
 
     def send(self, letters, sync=None, *, lost=False, **fields):
-        """Send a request whose blocks are named by letters, some forty tokens each."""
         blocks = [ContextBlock(id=name, text=f"{name} " * 20, tokens=40) for name in letters]
         plan = self.planner.plan(ContextRequest(blocks, f"{len(self.sent)} is which?", **fields))
         tokens = ENGINE_TOKENIZER.ids(chat_markup(plan.messages()))
@@ -90,7 +87,6 @@ def following(planner, publisher, *, replays=True, settles=True, **options):
 
 
 def caught_up(sync, publisher):
-    """Wait until the sync has applied all that was published; return its statistics."""
     return until(sync, lambda stats: stats.last_seq == publisher.last)
 
 
@@ -259,8 +255,6 @@ def test_a_late_listener_replays_what_has_been(publisher):
 
 
 class DelayedPublisher(Publisher):
-    """Answers requests for replays once it is told to."""
-
     def __init__(self):
         self.may_answer = Event()
         super().__init__()
@@ -439,7 +433,6 @@ def test_it_can_be_started_and_stopped_again(publisher, app):
 
 
 def flooded(publisher, is_over):
-    """Publish as fast as the connection takes it."""
     payload = encoded([CLEARED] * 50)
     while not is_over.is_set():
         publisher.publish(payload)
@@ -484,8 +477,6 @@ def test_a_replay_that_dribbles_holds_live_messages_up_for_a_bounded_time_only()
 
 
 class SilentPublisher(Publisher):
-    """Takes requests for replays and never answers."""
-
     def _answer(self):
         while self._is_open:
             time.sleep(0.005)

@@ -43,8 +43,6 @@ def test_block_ends_are_where_the_rendered_prompt_says(planner):
 
 
 class Tokenizer:
-    """A tokenizer with a chat template, as transformers has them."""
-
     def __init__(self, template):
         self._template = template
 
@@ -93,8 +91,6 @@ def real_tokenizer(*, pads=0):
 
 
 class Counting:
-    """A tokenizer of `tokenizers` that tells how often and what it encodes."""
-
     def __init__(self, tokenizer):
         self._tokenizer = tokenizer
         self.encoded = []

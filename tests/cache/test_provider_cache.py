@@ -127,7 +127,6 @@ def test_what_prompts_begin_with_is_read_in_steps():
 
 
 def second_reckoning(prompts: Any, profile: CacheRules) -> Iterator[int]:
-    """Compare each prompt with all earlier ones, one by one."""
     seen = []
     for names, now in prompts:
         alive = [

@@ -25,7 +25,6 @@ def page_of(*args, **kwargs):
 
 
 def values(page, **labels):
-    """Return the samples that have these labels, by name; others that they have are left out."""
     return {
         sample.name: sample.value
         for family in text_string_to_metric_families(page)

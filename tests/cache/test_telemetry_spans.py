@@ -21,8 +21,6 @@ from ctxreuse.serving import EmulatedEngine
 
 
 class Traced:
-    """A planner whose spans are kept."""
-
     def __init__(self):
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()

@@ -214,7 +214,6 @@ def test_other_conversations_and_tenants_are_apart(one, other):
 
 
 def messages_sent(model: SaysModel) -> int:
-    """Return how many messages the worker of the last question was sent."""
     return len(model.prompts[-2])
 
 

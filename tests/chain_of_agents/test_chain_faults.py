@@ -30,8 +30,6 @@ SECRET = "The secret is 4711."
 
 
 def failing(*outcomes: Any) -> SaysModel:
-    """Return a model that says or raises these, one for each document; the manager answers."""
-
     def says(prompt: str) -> Any:
         if prompt.startswith("Several readers have each"):
             return "The answer."

@@ -30,7 +30,6 @@ MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
 
 
 def numbered(messages: Messages) -> str:
-    """Return a note that says which document was read, or the answer."""
     text = str(messages[-1]["content"])
     if is_managers(messages):
         return "From " + "; ".join(notes_in(text))

@@ -224,8 +224,6 @@ class TestPrompts:
 
 
 class Engines:
-    """Two engines, of which some may be down."""
-
     def __init__(self, *names: str) -> None:
         self.names = names
         self.down: set[str] = set()

@@ -89,7 +89,6 @@ def test_pieces_make_up_the_document_and_segments_stand_in_their_order(given_tex
 
 
 def place_of(block_id: Any) -> tuple[int, int]:
-    """Return a document's number and a piece's number within it."""
     name, _, piece = str(block_id).partition(" (")
     return int(name), int(piece.partition("/")[0] or 1)
 
@@ -156,8 +155,6 @@ ANSWERS = ("", "   ", None, "!!!", "raise", "a note", "another\n\nnote", "  spac
 
 
 class Script:
-    """Answers from a list, in turn; remembers what each prompt was answered."""
-
     def __init__(self, answers: list[str | None]) -> None:
         self.answers = answers
         self.given: list[str | None] = []

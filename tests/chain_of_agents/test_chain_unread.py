@@ -48,7 +48,6 @@ TABLE = "\n".join(f"{n},{n * 7919 % 9973},{n * 104729 % 99991}" for n in range(2
 
 
 def refusal(status: int, body: Any) -> Exception:
-    """Return an error as OpenAI's client raises it."""
     request = httpx.Request("POST", "http://e/v1/chat/completions")
     response = httpx.Response(status, request=request)
     return APIStatusError("refused", response=response, body=body)
@@ -287,7 +286,6 @@ class TestNotes:
         ]
 
     def shown_to_the_manager(self, notes, question="Which?"):
-        """Return the manager's prompt behind workers that say these notes."""
         answers = iter([*notes, "Answer."])
         agents = Agents(lambda messages: next(answers), workers=len(notes), note_tokens=100)
         agents.run(list("abc"[: len(notes)]), question)
@@ -371,8 +369,6 @@ UNENDED = {
 
 
 class Reasoning(SaysModel):
-    """Streams a message of any form, a text in pieces of a few letters."""
-
     async def _astream(self, messages, stop=None, run_manager=None, **kwargs):
         given = (await self._agenerate(messages)).generations[0].message.content
         pieces = re.findall("(?s).{1,3}", given) if isinstance(given, str) else [given]
@@ -381,7 +377,6 @@ class Reasoning(SaysModel):
 
 
 def thinking(door, message):
-    """Return what a chain takes, which answers a message each time."""
     if door == "LangChain":
         return Reasoning(says=lambda prompt: message)
     if not isinstance(message.content, str):
@@ -431,7 +426,6 @@ class TestOddInput:
         assert "lone surrogates" in caplog.text
 
     def refused(self, status, words, asked):
-        """Return the error of a chain whose server refuses with these words."""
         transport = httpx.MockTransport(
             lambda _: httpx.Response(status, json={"error": {"message": words}})
         )

@@ -48,8 +48,6 @@ def examine(run) -> Callable[..., Awaitable[tuple[int, dict[str, Any], str]]]:
 
 @pytest.fixture
 def examine_at(examine) -> Callable[..., Awaitable[tuple[int, dict[str, Any], str]]]:
-    """Return a function that runs the command on a server that does as a script says."""
-
     async def examine_script(script: Script, *arguments: Any) -> tuple[int, dict[str, Any], str]:
         async with listening(script) as [server]:
             return await examine("--base-url", server.url, *arguments)
@@ -72,7 +70,6 @@ def changed(engine: EmulatedEngine, change: Callable[[Received], bytes | None]) 
 
 
 def routed(metrics: EmulatedEngine, *engines: EmulatedEngine) -> Script:
-    """Serve prompts by several engines in turn, and everything else by one."""
     turns, others = cycle(map(engine_script, engines)), engine_script(metrics)
 
     async def script(received: Received, writer: asyncio.StreamWriter) -> None:
@@ -329,15 +326,12 @@ async def test_a_log_of_garbage_is_a_problem(examine, log_path, tmp_path):
 
 
 def with_metrics(engine: EmulatedEngine, page: Callable[[], str]) -> Script:
-    """Serve an engine with another page of metrics."""
     return changed(
         engine, lambda one: response(200, page().encode()) if one.path == "/metrics" else None
     )
 
 
 def replying(cached: Callable[[dict[str, Any]], int], prompt_tokens: int = 2_837) -> Script:
-    """Answer prompts, and say how many tokens of them were cached; know no other route."""
-
     async def script(received: Received, writer: asyncio.StreamWriter) -> None:
         if not received.path.endswith("/completions"):
             writer.write(response(404))
@@ -378,13 +372,11 @@ SENTENCES = {
 
 
 def configured() -> Script:
-    """Serve an engine that says nothing but how its cache is configured."""
     page = 'vllm:cache_config_info{block_size="16",enable_prefix_caching="True"} 1'
     return with_metrics(EmulatedEngine(prompt_tokens_details=False), lambda: page)
 
 
 def engines(*turns: int) -> Script:
-    """Serve prompts by several engines in turn; metrics are the first one's."""
     several = [EmulatedEngine() for _ in range(3)]
     return routed(several[0], *(several[turn] for turn in turns))
 

@@ -39,7 +39,6 @@ def examine(run: Any) -> Callable[..., tuple[int, dict[str, Any]]]:
 
 
 def written_by(url: str, planners: int, secret: str = SECRET, **options: Any) -> None:
-    """Have planners write three entries each."""
     group = sharing(RedisLog(url, secret=secret, **options), planners)
     for planner in group:
         for letters in ("abc", "cab", "xyz"):

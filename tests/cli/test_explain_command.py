@@ -62,7 +62,6 @@ def plan(tmp_path):
 
 
 def rows(table):
-    """Return the cells of a table's rows, its title and heads left out."""
     lines = [line for line in table.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
 
@@ -137,7 +136,6 @@ requests_of_plans = st.builds(
 
 
 def compared_with_all(requests):
-    """Return the explanations of requests, each compared with every one before it."""
     before, wanted = [], []
     for request in requests:
         sent = SentEntry(

@@ -12,7 +12,6 @@ RIVERS = {name: f"{name} is a river of many towns. " * 90 for name in ("Seine", 
 
 
 def ask(recorder, minute, *, names=("Seine", "Loire"), **more):
-    """Record a prompt with the time in front and a mark behind its documents."""
     parts = [{"type": "text", "text": f"{RIVERS[name]}\n\n"} for name in names]
     parts[-1] = {**parts[-1], "cache_control": MARK}
     parts.append({"type": "text", "text": f"Where, at {minute}?"})
@@ -25,7 +24,6 @@ def ask(recorder, minute, *, names=("Seine", "Loire"), **more):
 
 @pytest.fixture
 def recording(tmp_path):
-    """Return a recording whose system text tells the time."""
     with TraceRecorder(tmp_path / "recording", clock=lambda: 0.0) as recorder:
         for minute in range(4):
             ask(recorder, minute)

@@ -179,7 +179,6 @@ def ended(folder, command, redirected):
 
 
 def differing(folder, way, end, opened):
-    """Return how a program ends, plain and recorded, if that differs."""
     redirected, before = OPEN[opened]
     folder.mkdir()
     package = folder / "anthropic" / "resources"

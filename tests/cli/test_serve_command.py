@@ -26,7 +26,6 @@ PROGRAM = "if __name__ == '__main__':\n    from ctxreuse.cli import main; main()
 
 @contextmanager
 def process(tmp_path, *options, **environment):
-    """The command as a process, and what it has said until it serves."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     with open(tmp_path / "errors", "w") as errors:

@@ -335,7 +335,6 @@ def judged(run, recording, served, file, verdict, fail=()):
 
 
 def unlike(file):
-    """Return the pairs of answers that differ: plain, and ours."""
     lines = [json.loads(line)["answers"].values() for line in file.read_text().splitlines()]
     return [(plain, ours) for plain, ours in lines if plain != ours]
 

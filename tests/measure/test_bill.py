@@ -32,15 +32,12 @@ EXACT = [profile for profile in PROFILES if "openai(" in profile or "anthropic" 
 
 
 class Words:
-    """A tokenizer that counts as the second reckoning does."""
-
     def encode(self, sequence, *, add_special_tokens=False):
         return type("Encoding", (), {"ids": [0] * count_tokens(sequence)})()
 
 
 @st.composite
 def traces(draw, in_conversations=True):
-    """Draw requests of few blocks; some are turns, some have a time."""
     requests, now = [], 0
     for number in range(draw(st.integers(1, 10))):
         now += 1_000 * draw(st.sampled_from([0, 1, 299, 300, 1_800, 3_600]))

@@ -86,8 +86,6 @@ def langchain(line: str, heading: str, **options: bool) -> Callable[[Engine, boo
 
 
 def memories(shown: Callable[[list[dict[str, object]]], str]) -> Callable[[Engine, bool], None]:
-    """Show memories of Mem0, each with its score."""
-
     def run(engine: Engine, is_changed: bool) -> None:
         found, model = FakeMemory(), Asked(engine=engine)
         memory = ReuseMemory(found, planner=ReusePlanner()) if is_changed else found
@@ -143,8 +141,6 @@ def llamaindex(*keys: str) -> Callable[[Engine, bool], None]:
 
 
 class Answering(Workflow):
-    """Writes on each node when it was seen."""
-
     llm: LLM
     is_changed: bool
 

@@ -95,7 +95,6 @@ def test_turns_begin_with_their_history_and_tenants_may_have_texts_of_their_own(
 
 
 def traced(texts: Iterable[str], *contents: str) -> list[TraceRequest]:
-    """Return requests whose first block is a text of its own, if one is given."""
     return [
         TraceRequest(number, "?", tuple(map(block, [*([text] if text else []), *contents])))
         for number, text in enumerate(texts)

@@ -123,7 +123,6 @@ def test_a_policy_that_cannot_hold_the_trace_is_named(run, folder, monkeypatch):
 
 
 def short_memories(requests=30):
-    """Return requests for six of ten memories of 10 tokens each, in orders of their own."""
     orders = random.Random(1)
     return turns(*(orders.sample(range(10), 6) for _ in range(requests)))
 

@@ -128,7 +128,6 @@ def by_hand(engine: Engine, is_changed: bool) -> None:
 
 
 def chats(engine: Engine, is_changed: bool) -> None:
-    """Ask five questions in each conversation, whose prompts keep what its turns have shown."""
     told = "File: {source}\n{page_content}"
     model = model_on(engine, is_changed)
     messages: list[tuple[str, str]] = []

@@ -70,7 +70,6 @@ def recorded(folder):
 
 @contextmanager
 def recorded_client(folder, **options):
-    """Give a server, a client of it and the recorder that records the client."""
     anthropic = pytest.importorskip("anthropic")
     with ExitStack() as exits:
         server = exits.enter_context(caching_server("anthropic"))

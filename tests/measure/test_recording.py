@@ -139,7 +139,6 @@ calls = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 5), ma
 
 
 def counted_for(tenant, calls, folder):
-    """Return which texts are counted while a tenant's requests are recorded."""
     asked, counted = [], []
     with TraceRecorder(folder, token_counter=lambda text: asked.append(text) or 1) as recorder:
         for caller, numbers in calls:

@@ -53,8 +53,6 @@ def measured():
 
 
 class Page(HTMLParser):
-    """What a page holds: its elements, and the marks of each chart."""
-
     def __init__(self, text):
         super().__init__()
         self.elements, self.addresses, self.marks = [], [], {}
@@ -126,7 +124,6 @@ QUESTIONS = ("Which river flows through Paris?", "Which bridge is the oldest of 
 
 
 def named_results(orders, titles=None):
-    """Return results of requests whose ids are those of databases, for three documents."""
     texts = {f"0a1b2c3d-{n}": f"The {name} is a river. " * 40 for n, name in enumerate(NAMES)}
     blocks = [ContextBlock(id=one, text=text, tokens=400) for one, text in texts.items()]
     corpus = {one.id: one for one in blocks}

@@ -26,7 +26,6 @@ PRICES = {
 
 
 def of(policy, cached, capacity=None, **more):
-    """Return a run of ten requests with 100 tokens each."""
     mode = "offline" if "batch" in policy else "online"
     strategy = {"as": "none", "papers'": "paper"}.get(policy.split()[0], "reuse")
     is_short = more.pop("deduplicated", False)

@@ -24,7 +24,6 @@ def mode_of(path):
 
 
 def tree(folder):
-    """Return the modes of all files and folders inside a folder."""
     return {str(one.relative_to(folder)): oct(mode_of(one)) for one in sorted(folder.rglob("*"))}
 
 
@@ -48,8 +47,6 @@ def usual_umask():
 
 @pytest.fixture
 def command(tmp_path, trace):
-    """Return a function that runs the command in a process of its own, in a folder of its own."""
-
     buffering = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
     def run_in_shell(*arguments, before="", after=""):
@@ -193,8 +190,6 @@ def test_links_that_lead_nowhere_are_an_error(tmp_path):
 
 
 class Full:
-    """A system call of a disk that is full."""
-
     def __init__(self, error=errno.ENOSPC):
         self.error = error
 

@@ -59,7 +59,6 @@ def test_marked_plans_keep_their_blocks_and_the_limits(found, gaps, system, is_b
 
 
 def asked(names, number=0):
-    """Return a request of long blocks, behind a system text that is longer than the minimum."""
     blocks = [
         ContextBlock(id=name, text=f"The text of {name}. " * (20 + 7 * number)) for name in names
     ]

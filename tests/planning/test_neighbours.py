@@ -56,8 +56,6 @@ def test_counted_ids_do_not_show_how_many_requests_others_send(requests, strateg
 
 
 class AskedCounter:
-    """Counts, and notes of which texts it was asked."""
-
     def __init__(self):
         self.asked = []
 
@@ -71,7 +69,6 @@ class AskedCounter:
 
 
 def asked_by(calls, ours):
-    """Return which texts the counter is asked of during a tenant's calls."""
     counter = AskedCounter()
     planner = ReusePlanner(token_counter=counter)
     asked = []

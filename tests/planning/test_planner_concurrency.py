@@ -30,7 +30,6 @@ def context(thread, number):
 
 
 def in_threads(work):
-    """Run work(0..7) at the same time; return the results in order."""
     start = Barrier(THREADS)
 
     def begin(thread):

@@ -302,8 +302,6 @@ class TestReportedUsage:
 
 
 class TestWarning:
-    """What the log says of answers that have less from the cache than was expected."""
-
     def answered(self, reports, planner=None, system=None):
         """Plan one request again and again; report as many cached tokens as a function says."""
         planner = planner or ReusePlanner()

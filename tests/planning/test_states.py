@@ -74,7 +74,6 @@ def test_a_batch_is_planned_as_if_it_came_one_by_one(sent):
 
 
 def computed(plans, *, primed=True):
-    """What an engine computes for plans and their primes, and what each plan's prompt hits."""
     cache, tokens, hits = BlockLevelCache(None, ENGINE), 0, []
     for plan in plans:
         keys, lengths = [block.key for block in plan.blocks], [TOKENS] * len(plan.blocks)

@@ -7,8 +7,6 @@ from ctxreuse.memory.tenants import Bounds, Tenants
 
 
 class Service:
-    """Tenants whose requests go through one engine, with one clock."""
-
     def __init__(self, capacity_tokens=None, **bounds):
         self.tenants = Tenants(capacity_tokens, Bounds(**bounds))
         self.now = 0

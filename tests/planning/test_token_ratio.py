@@ -26,7 +26,6 @@ def in_engine(text: str) -> int:
 
 
 def ask(planner: ReusePlanner, blocks: list[ContextBlock], system: str | None = None) -> int:
-    """Plan a request, report its length, and return the tokens expected in the cache."""
     plan = planner.plan(ContextRequest(blocks, "How much is it?", system=system))
     tokens = sum(in_engine(message["content"]) for message in plan.messages())
     planner.report_usage(plan, tokens + WORDS, 0)
@@ -38,7 +37,6 @@ def tables(numbers: range) -> list[ContextBlock]:
 
 
 def learn(planner: ReusePlanner, system: str | None = None) -> None:
-    """Ask about many tables."""
     for first in range(0, 200, 4):
         ask(planner, tables(range(first, first + 2 + first % 3)), system)
 

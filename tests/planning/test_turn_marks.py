@@ -39,7 +39,6 @@ def planner_for(server: CachingServer) -> ReusePlanner:
 
 
 def send(server: CachingServer, plan: Plan) -> int:
-    """Send a plan; return how many tokens the provider read."""
     form: Any = server.provider.protocol
     server.reckon(plan.body(form), {})
     return server.usages[-1].read
@@ -150,7 +149,6 @@ EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 def planned(
     blocks: list[Any], query: str = "Which?", marks: tuple[int, ...] = (), **request: Any
 ) -> Plan:
-    """Return a plan of blocks as they are, for a cache with marks."""
     given = ContextRequest(blocks, query, **request)
     plan = ReusePlanner(labels=False).plan(given, "none")
     return replace(plan, marks=marks, cache=OPENAI)
@@ -318,7 +316,6 @@ def once(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def marks_of(body: Any) -> list[str]:
-    """Return the texts of all marked parts."""
     messages = [{"content": body.get("system", [])}, *body["messages"]]
     parts = [
         part

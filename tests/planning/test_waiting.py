@@ -281,7 +281,6 @@ def test_a_child_forgets_the_tenant_that_was_planning_when_it_was_forked_and_no_
 
 
 def parts_of(planner):
-    """Return the entries of every part, the tenants apart."""
     parts = planner.statistics().parts
     return {name: size.entries for name, size in parts.items() if name != "tenants"}
 

@@ -26,8 +26,6 @@ def queue_of(concurrency=1, window_s=WINDOW_S, planner=None, **arguments):
 
 
 class Visits:
-    """Sends requests through a queue, and notes which ran when."""
-
     def __init__(self, queue):
         self.queue = queue
         self.plans = []  # of all that were released, in that order
@@ -62,7 +60,6 @@ class Visits:
 
 
 def visited(*arguments, **options):
-    """Return a queue, its planner, and visits to it."""
     queue, planner = queue_of(*arguments, **options)
     return queue, planner, Visits(queue)
 
@@ -81,7 +78,6 @@ def assert_is_empty(queue):
 
 
 def assert_knows_only(planner, plans):
-    """Check that the planner has recorded these plans, and no others, as sent."""
     assert planner.statistics().requests == len(plans)
     assert planner.evict([plan.request_id for plan in plans]).unknown == ()
     assert planner.statistics().tokens == 0

@@ -26,14 +26,12 @@ RATES = EngineRates(prefill_tokens_per_s=64, decode_step_s=1.0, decode_step_per_
 
 
 def engine(capacity_tokens=1_000, block_size=1, **bounds):
-    """Return an engine whose requests may use `capacity_tokens`, and its cache."""
     # one block is kept back
     made = BatchingEngine(capacity_tokens + block_size, block_size, RATES, **bounds)
     return made, made.cache
 
 
 def request(tokens, answer=1, **fields):
-    """Return a request of so many tokens of its own, or of given ones."""
     if isinstance(tokens, int):
         request.numbers += 1
         tokens = [1_000 * request.numbers + n for n in range(tokens)]
@@ -50,7 +48,6 @@ def submitted(engine, *requests):
 
 
 def durations(engine):
-    """Run to the end; return how long each step took."""
     steps = []
     while engine.has_work:
         steps.append(engine.step().duration_s)
@@ -68,7 +65,6 @@ def endings(engine):
 
 
 def assert_is_unused(cache, blocks):
-    """Check that no request holds a block of the cache."""
     assert cache._users == {}
     assert len(cache._free) + cache._empty == blocks
 
@@ -353,7 +349,6 @@ def test_every_request_ends_exactly_once_or_is_aborted(script, running, budget, 
 
 
 async def serve(timed, tokens, answer):
-    """Wait until a prompt is answered; return its usage."""
     request = BatchedRequest(tokens, answer)
     async with aclosing(timed.stream(request)) as counts:
         async for _ in counts:

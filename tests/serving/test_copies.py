@@ -337,7 +337,6 @@ def test_a_copy_has_a_planner_of_its_own_with_the_same_settings(name, again):
 
 
 def planner_of(component: Any) -> ReusePlanner:
-    """Return the planner of a component, which may be held by a part of it."""
     holders = [component]
     for _ in range(2):
         holders += [part for one in holders for part in getattr(one, "__dict__", {}).values()]

@@ -42,8 +42,6 @@ async def test_a_failed_call_of_one_tenant_leaves_anothers_request_of_the_same_i
 
 
 class Records:
-    """What a KVEventSync is told."""
-
     def __init__(self):
         self.told = []
 

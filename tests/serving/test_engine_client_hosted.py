@@ -147,7 +147,6 @@ async def test_anthropics_protocol_needs_the_longest_answer_and_refusals_are_eng
 
 
 def described(field: str) -> dict[str, Any]:
-    """Return what an engine says of itself whose messages have a field."""
     return {"components": {"schemas": {"AnthropicMessagesRequest": {"properties": {field: {}}}}}}
 
 

@@ -24,7 +24,6 @@ from tests.support.served_engines import URL, served  # noqa: F401 - a fixture
 
 
 def langchain():
-    """Return the planner of a wrapped chat model, and what asks that."""
     inner = chat_openai(None, None, base_url=URL)
     model = ReuseChatModel(inner=inner, planner=ReusePlanner(), window_s=0)
 
@@ -49,8 +48,6 @@ def llamaindex():
 
 
 class CountingSync(KVEventSync):
-    """A sync that knows how often it was told of a prompt."""
-
     told = 0
 
     def record(self, *args, **fields):

@@ -52,7 +52,6 @@ CHILDREN = 10
 
 
 def slow() -> FakeListChatModel:
-    """Return a model whose calls take long enough to be forked in."""
     return FakeListChatModel(responses=["Yes."], sleep=0.002)
 
 
@@ -291,8 +290,6 @@ def test_children_that_are_forked_while_threads_plan_plan_rightly_under_ids_of_t
 
 
 class CountingServer(ThreadingHTTPServer):
-    """An engine that notes which processes have spoken on which connection."""
-
     daemon_threads = True
     speakers: defaultdict[tuple[str, int], set[str]]
 

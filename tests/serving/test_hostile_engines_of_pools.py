@@ -21,7 +21,6 @@ BAD, GOOD = "http://bad/v1", "http://good/v1"
 
 @asynccontextmanager
 async def pool_of(hosts: Hosts, *engines: str, **options: Any) -> AsyncIterator[EnginePool]:
-    """A pool of engines of these hosts, in which nobody waits."""
     settings: dict[str, Any] = {"model": "emulated", "window_s": 0, "backoff_s": 0, "open_s": 60}
     async with (
         httpx.AsyncClient(transport=hosts) as http,

@@ -36,7 +36,6 @@ PROXY = "from litellm import run_server; run_server()"
 
 @asynccontextmanager
 async def proxy(folder, engine):
-    """The proxy before an engine; yields a client of it."""
     served = {"model": "openai/emulated", "api_base": f"{engine.url}/v1", "api_key": "k"}
     callbacks = ["ctxreuse.serving.litellm_hook.hook", "told.watch"]
     config = {

@@ -38,7 +38,6 @@ def documents(number, tokens=100):
 
 
 def new(documents, agents, **arguments):
-    """Assign documents that nobody has read to agents that have nothing to do."""
     return assign(documents, agents, {}, {}, **arguments)
 
 
@@ -99,7 +98,6 @@ class Oracle:
         return (self.case["engines"] or {}).get(agent, agent)
 
     def limits(self, agent, tokens):
-        """What an agent and its engine may have once there are so many tokens more."""
         living = [one for one in self.load if self.engine(one) == self.engine(agent)]
         mean = (sum(self.load.values()) + tokens) / len(self.load)
         return {
@@ -236,12 +234,10 @@ def test_a_bound_that_is_no_number_from_1_is_refused(bound):
 
 
 def loose_homes():
-    """Return homes in which nobody ever has too much to do."""
     return DocumentAffinity(UNBOUNDED)
 
 
 def homes_of(monkeypatch, bound=DEFAULT_BOUND, window_tokens=1_000_000):
-    """Return homes with such a window, and no slack."""
     monkeypatch.setattr(placement, "_SLACK_TOKENS", 0)
     monkeypatch.setattr(placement, "_WINDOW_TOKENS", window_tokens)
     return DocumentAffinity(bound)

@@ -13,16 +13,9 @@ from ctxreuse.serving import EmulatedEngine
 
 
 class BusyNetwork(Network):
-    """A network some of whose engines are busy.
-
-    Attributes:
-        busy: Status and headers by name of what a busy engine answers to everything.
-        is_over: Whether they are busy no longer.
-    """
-
     def __init__(self, **engines):
         super().__init__(**engines)
-        self.busy = {}
+        self.busy = {}  # name -> status and headers of all its answers
         self.is_over = lambda: False
 
     async def handle_async_request(self, request):

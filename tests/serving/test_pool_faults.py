@@ -29,7 +29,6 @@ ALWAYS = [503] * 100
 
 
 def network_of(**failures):
-    """Engines that fail so; None never."""
     return Network(**{name: EmulatedEngine(fail=fail or ()) for name, fail in failures.items()})
 
 
@@ -39,7 +38,6 @@ def arrivals(network):
 
 @pytest.fixture
 def waits(monkeypatch):
-    """The seconds that anybody slept, without sleeping them."""
     waited, sleep = [], asyncio.sleep
 
     async def note(seconds, result=None):

@@ -55,7 +55,6 @@ class Answered:
                 self._documents[name].clear()
 
     def missing(self):
-        """Return the documents that are in no index, by the engine that has them."""
         missing = defaultdict(list)
         for status in self.pool.statistics():
             for failed, number in self._documents[status.name]:

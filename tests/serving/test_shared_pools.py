@@ -19,8 +19,6 @@ FIRST = "ijklmnopqr"
 
 
 class MemoryLogs(MemoryLog):
-    """A log in memory that has another one for each engine."""
-
     def __init__(self) -> None:
         super().__init__()
         self._logs: dict[str, MemoryLog] = {}

@@ -34,7 +34,6 @@ def told_in(path: Path) -> int:
 
 
 def ran(path: Path, last_words: str = "") -> tuple[int, str]:
-    """Return the status of a program that plans and ends, and what it has printed."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + last_words, str(path), str(PLANS)],
         stdout=subprocess.PIPE,

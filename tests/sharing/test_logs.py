@@ -30,7 +30,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(params=KINDS)
 def make(request: Any, tmp_path: Path) -> Callable[[], SharedLog]:
-    """Return what makes a log; those of one test are all the same one."""
     if request.param == "memory":
         one = MemoryLog()
         return lambda: one
@@ -42,7 +41,6 @@ def make(request: Any, tmp_path: Path) -> Callable[[], SharedLog]:
 
 @pytest.fixture
 def make_shared(make: Callable[[], SharedLog]) -> Callable[[], SharedLog]:
-    """Return what makes a log that other processes see, too."""
     if isinstance(make(), MemoryLog):
         pytest.skip("other processes do not see this one's memory")
     return make

@@ -34,7 +34,6 @@ def asked(letters: str, system: str | None = None, **fields: Any) -> ContextRequ
 
 
 def written(planner: ReusePlanner, letters: str = "abc", now: float = 0.0) -> Plan:
-    """Ask until something is written; return the plan that writes it."""
     for _ in range(6):
         plan = planner.plan(asked(letters), now=now)
         if plan.marks:
@@ -122,7 +121,6 @@ steps = st.lists(
 
 
 def do(planner: ReusePlanner, wanted: list[Any], now: float) -> tuple[list[Any], float]:
-    """Do steps; return what was planned, and the time behind them."""
     plans: list[Plan] = []
     for step, letters, system, gap in wanted:
         now += gap

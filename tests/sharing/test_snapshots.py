@@ -52,7 +52,6 @@ steps = st.lists(
 
 
 def do(planner: ReusePlanner, asked_of: list[Any]) -> list[tuple[Any, int]]:
-    """Do steps; return the prompts, and what of each was expected in the cache."""
     plans: list[Any] = []
     for step, what, how in asked_of:
         if step == "plan":
@@ -254,7 +253,6 @@ def test_planners_with_a_log_or_in_shadow_mode_say_what_to_do_instead(tmp_path):
 
 
 def written_with_the_key(path: Path, body: bytes) -> None:
-    """Write a file that only who has the key could write."""
     secret = (path.parent / f"{path.name}.key").read_bytes()
     check = hashlib.blake2b(body, digest_size=32, key=secret, person=b"ctxreuse sent").digest()
     path.write_bytes(body + check)

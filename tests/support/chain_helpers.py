@@ -21,7 +21,7 @@ from chain_of_agents import ChainOfAgents, ChainPrompts
 from chain_of_agents.agent_memory import AgentMemory
 from chain_of_agents.agent_placement import AgentPlacement
 from chain_of_agents.models import AgentReply, AgentRequest, OnPiece
-from chain_of_agents.question import Settings, question_of
+from chain_of_agents.requests import Settings, question_of
 from chain_of_agents.run import ChainRun
 from chain_of_agents.trace.answer import Trace
 from ctxreuse import ReusePlanner

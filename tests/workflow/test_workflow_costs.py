@@ -19,7 +19,6 @@ SECONDS = st.floats(0.0, 10.0)
 
 
 def loads(seed: int, count: int) -> list[ScanLoad]:
-    """Return scans of some clusters, each compared with some queries."""
     draw = np.random.default_rng(seed)
     found = []
     for _ in range(count):

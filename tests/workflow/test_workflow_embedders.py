@@ -137,8 +137,6 @@ def test_scikit_learn_may_be_missing(monkeypatch):
 
 
 class Letters:
-    """Has the method of LangChain's Embeddings that is asked for."""
-
     def embed_query(self, text):
         return [float(text.count(letter)) for letter in "abc"]
 

@@ -53,7 +53,6 @@ from ctxreuse.workflow.vector_search.handle import SearchRecord
 
 @pytest.fixture
 def records(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return what each search that begins is told of the last one."""
     told: list[Any] = []
     begin = executor.SearchExecutor.begin
 
@@ -66,7 +65,6 @@ def records(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def kept_of(engine: WorkflowEngine, tenant: str) -> SearchRecord | None:
-    """Return what is kept of a tenant's last search in the session "s"."""
     return engine._services.sessions.get(tenant, (text_digest("'s'"), "default"))
 
 

@@ -61,8 +61,6 @@ QUESTIONS = ("Why is it so", "Why was it so", "Who was it", "Where is it", "It")
 
 @dataclass(frozen=True)
 class Job:
-    """A run that arrives some time, perhaps in a session, and may be given up."""
-
     graph: Graph
     question: str
     arrives_s: float
@@ -72,8 +70,6 @@ class Job:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What an engine is given, and how long everything takes."""
-
     jobs: tuple[Job, ...]
     options: WorkflowOptions
     metric: str
@@ -141,12 +137,7 @@ class AtomicCorpus:
 
 
 class Watched:
-    """An engine, and what it was seen to do.
-
-    Attributes:
-        engine: The engine.
-        llm: Its model.
-    """
+    """An engine, and what it was seen to do."""
 
     def __init__(self, scenario: Scenario) -> None:
         draw = Random(scenario.seed)

@@ -37,13 +37,11 @@ def now():
 
 
 async def read(llm, prompt=None, **params):
-    """Return (when it came, piece) for each piece."""
     async with aclosing(llm.stream(prompt or asking(), params)) as pieces:
         return [(now(), piece) async for piece in pieces]
 
 
 def alone():
-    """Return whether there is no task but the one that asks."""
     return asyncio.all_tasks() == {asyncio.current_task()}
 
 

@@ -12,12 +12,7 @@ WORKFLOWS = (one_shot, hyde, recomp, irg, multistep)
 
 
 class Backend:
-    """A model that says what it is told to, one thing after the other, and a search that finds k.
-
-    Attributes:
-        asked: What the model was asked.
-        queries: What was searched for.
-    """
+    """A model that says what it is told to, one after the other, and a search that finds k."""
 
     def __init__(self, *says):
         self.says = list(says)

@@ -242,8 +242,6 @@ async def test_several_retrievers_are_asked_side_by_side_and_fused():
 
 
 def waiting(ended):
-    """Return what waits for ever, and notes when it is cancelled."""
-
     async def wait():
         try:
             await asyncio.Event().wait()

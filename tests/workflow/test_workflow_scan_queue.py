@@ -24,12 +24,7 @@ CLUSTERS, DIMENSION = 10, 4
 
 @dataclass
 class Corpus:
-    """Scores of searches with what clusters hold, made up of few different ones: ties are common.
-
-    Attributes:
-        members: The ids in each cluster; some have none.
-        higher_is_better: Whether scores are similarities.
-    """
+    """Scores of searches with what clusters hold, of which there are few: ties are common."""
 
     seed: int
     higher_is_better: bool
@@ -111,7 +106,6 @@ def next_of(queue: ScanQueue, budget_s: float = 100.0, *overhead_s: float) -> Sc
 
 
 def check_batch(batch: ScanBatch, shared_by: int) -> None:
-    """Check that a batch is what its description says."""
     pairs = list(zip(batch.rows.tolist(), batch.clusters.tolist(), strict=True))
     assert len(set(pairs)) == len(pairs) == batch.load.clusters > 0
     assert (np.diff(batch.clusters) != 0).sum() + 1 == len(set(batch.clusters.tolist()))

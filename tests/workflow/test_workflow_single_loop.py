@@ -126,8 +126,6 @@ async def test_a_speculative_generation_runs_in_the_context_of_its_own_run():
 
 
 class Gated:
-    """A search that waits, in its event loop, until it may go on."""
-
     def __init__(self):
         self.began = asyncio.Event()
         self.gate = asyncio.Event()

@@ -235,7 +235,6 @@ def every_pair(searched: IVFIndex, queries: np.ndarray, k: int) -> Candidates:
 def assert_as_faiss(
     searched: IVFIndex, queries: np.ndarray, k: int, clusters: list[int], **capacity: int
 ) -> GpuTier:
-    """Check that searches find the same once some clusters are on the device."""
     expected = every_pair(searched, queries, k)
     tier = on_device(searched, clusters, **capacity)
     assert_same(every_pair(searched, queries, k), *expected)

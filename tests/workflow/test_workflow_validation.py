@@ -16,7 +16,6 @@ from ctxreuse.workflow.runtime.workflow_run import certain_successor, next_wavef
 
 
 def reading(variable, name="b", **options):
-    """Return a chain a, b, c whose node `name` reads a variable."""
     graph = WorkflowGraph(**options)
     for one in "abc":
         graph.add_generation(
@@ -27,7 +26,6 @@ def reading(variable, name="b", **options):
 
 
 def anywhere(**targets):
-    """Return a graph whose node a has a router."""
     return chain("a", "b").add_edge("a", lambda state: END, **targets)
 
 
@@ -90,20 +88,16 @@ def test_a_graph_that_can_be_run_is_accepted(graph):
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a random graph that validates, and what failed it, if anything did."""
-
     graph: Graph
     steps: list[Step]
     failure: type[Exception] | None = None
 
 
 def by_visits(targets):
-    """Return a router that goes by how far the run is."""
     return lambda state: targets[sum(map(state.visits, NAMES)) % len(targets)]
 
 
 def run_of(builder):
-    """Run a graph if it validates."""
     try:
         graph = builder.compile()
     except GraphError:

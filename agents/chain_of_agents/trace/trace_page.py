@@ -17,8 +17,6 @@ _NARROWEST_BAR = 0.5  # percent of the timeline
 
 
 class _ShownCall(NamedTuple):
-    """A step as the page shows it."""
-
     number: int  # its place among the steps, from 1
     step: Step
     labels: Mapping[BlockId, Sequence[str]]  # several where several texts have an id

@@ -239,8 +239,6 @@ class SentRequest:
 
 @dataclass(slots=True)
 class _Held:
-    """A request whose prompt is followed."""
-
     name: _RequestName
     shared_ends: list[int]  # of each block, where its last whole engine block ends
     blocks: int

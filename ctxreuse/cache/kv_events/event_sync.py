@@ -182,7 +182,6 @@ class EventListener:
         self._asks_at, self._backoff_s = -math.inf, _LEAST_BACKOFF_S
 
     def _take_replayed(self) -> None:
-        """Apply what has come of a replay; go on with live messages when it is over."""
         replay = self.sockets.replay
         if replay is None:
             return
@@ -371,11 +370,7 @@ class KVEventSync(FixedSettings, OnePerProcess):
         return self._listener.requests.parts
 
     def start(self) -> None:
-        """Start following; do nothing if that has begun.
-
-        Raises:
-            InvalidRequestError: an endpoint cannot be used.
-        """
+        """Start following, once; InvalidRequestError for an endpoint that cannot be used."""
         if self._is_following:
             return
         before, self._listener = self._listener, self._new_listener()

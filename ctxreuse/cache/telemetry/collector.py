@@ -1,7 +1,4 @@
-"""Metrics for Prometheus, read from planners and pools when they are asked for.
-
-They are labelled with the operator's names, never with a tenant's.
-"""
+"""Metrics for Prometheus, labelled with the operator's names, never with a tenant's."""
 
 from __future__ import annotations
 
@@ -263,10 +260,7 @@ class PlannerCollector:
         return self._failing.faults
 
     def register(self, registry: CollectorRegistry | None = None) -> None:
-        """Show the metrics in a registry.
-
-        Args:
-            registry: A registry of `prometheus_client`; None is its default one.
+        """Show the metrics in a registry of `prometheus_client`; None is its default one.
 
         Raises:
             InvalidRequestError: the registry has metrics of these names already.

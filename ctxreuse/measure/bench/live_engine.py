@@ -68,10 +68,7 @@ class LiveEngine:
             self._runner.close()
 
     def measure(self, runs: Sequence[Run]) -> list[RunResult]:
-        """Send the requests of runs that are compared.
-
-        A conversation with a turn that is not answered ends there.
-        """
+        """Send the runs' requests; a conversation with a turn that is not answered ends there."""
         return self._runner.run(self._measure(runs))
 
     async def _warm_up(self) -> None:

@@ -180,7 +180,6 @@ class _ReplayedPrompts:
     def planned(
         self, seen: Sequence[SeenPrompt], way: Way = Way.WRAPPED, own: ReusePlanner | None = None
     ) -> Iterator[list[PromptPart]]:
-        """Yield prompts as a wrapped model sends them."""
         known, given = KnownTexts(), set[str | int]()
         of_runs = {n for one in self.seen for n in one.prompt.retrieved}
         planner = own or self.new_planner()
@@ -303,7 +302,6 @@ def _settled(seen: Sequence[SeenPrompt], changing: ChangingDocuments) -> Iterato
 
 
 def _with_pieces(text: str, at: Sequence[DocumentPiece], new: Sequence[str]) -> str:
-    """Return a text with others in the places of its documents."""
     out, end = list[str](), 0
     for place, (one, form) in enumerate(zip(at, new, strict=True)):
         out += [text[end : one.start], with_place(form, place)]
@@ -357,6 +355,5 @@ def _with_texts(parts: Sequence[PromptPart], texts: Sequence[str]) -> list[Promp
 
 @lru_cache(_TEXTS)
 def _tokens(text: str) -> array[int]:
-    """Return numbers that stand for the tokens of a text."""
     pieces = (text[at : at + _TOKEN] for at in range(0, len(text), _TOKEN))
     return array("i", [hash(one) & 0x7FFFFFFF for one in pieces])

@@ -154,10 +154,7 @@ def simulate_blocks(
     *,
     counts_words: bool = False,
 ) -> Iterator[CacheUsage]:
-    """Yield each request's usage at block level: a block counts as its `tokens`.
-
-    What its primes compute counts as not cached.
-    """
+    """Yield each request's usage at block level; what its primes compute counts as not cached."""
     prompts = prompt_blocks(planned, corpus, counts_words=counts_words)
     for request, (keys, tokens) in zip(planned, prompts, strict=True):
         root = request.tenant, request.system

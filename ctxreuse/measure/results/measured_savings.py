@@ -160,7 +160,6 @@ def measure_savings(
 
 
 def _output_tokens(trace: Sequence[TraceRequest]) -> int | None:
-    """Return the tokens of all answers; None if the trace does not say all."""
     told = [one.output_tokens for one in trace if one.output_tokens is not None]
     return sum(told) if told and len(told) == len(trace) else None
 

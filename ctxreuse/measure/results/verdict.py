@@ -291,7 +291,6 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
 
 
 def _served(saving: Saving) -> float:
-    """Return which share of the prompts is served before anything is planned."""
     return saving.before.read / max(1, saving.before.prompt_tokens)
 
 

@@ -96,10 +96,7 @@ def read_lines(path: str) -> Iterator[JsonLine]:
 
 
 def lines_of(stream: Iterable[bytes], name: str) -> Iterator[JsonLine]:
-    """Yield the JSON objects of an open file, one a line or in arrays, or a TREC run's queries.
-
-    Blank lines are skipped. A query is a request, its documents by rank.
-    """
+    """Yield JSON objects, one a line or in arrays, or a TREC run's queries, documents by rank."""
     queries: dict[str, dict[int, str]] = {}
     for number, line in enumerate(stream, start=1):
         place = f"{name}:{number}"

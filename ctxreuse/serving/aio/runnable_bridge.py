@@ -22,10 +22,7 @@ _Result = TypeVar("_Result")
 
 
 class RunnableBridge(ABC, Generic[Input, Output, Config]):
-    """Gives a LangChain Runnable whose work is asynchronous all its ways to be called.
-
-    A base class beside `langchain_core.runnables.Runnable`, whose helpers it calls.
-    """
+    """A base class beside `langchain_core.runnables.Runnable`, whose helpers it calls."""
 
     _shares_event_loop = True
     """Whether sync calls share one event loop; else each has its own and disconnects at its end."""
@@ -84,14 +81,10 @@ class RunnableBridge(ABC, Generic[Input, Output, Config]):
     ) -> list[Output]:
         """Return the output for each input; all start at once, and are planned together.
 
-        Args:
-            inputs: The inputs.
-            config: LangChain's, one for all or one for each; `max_concurrency` bounds what runs at
-                once.
-            return_exceptions: Whether an error takes the place of its output; else the first one
-                ends the batch and cancels what still runs.
-            progress: Called with the number of ended inputs and of all, whenever one has ended.
-            **kwargs: None are known.
+        `config` is one for all or one for each; its `max_concurrency` bounds what runs at once.
+        With `return_exceptions` an error takes the place of its output; else the first one ends the
+        batch and cancels what still runs. `progress` is called with the number of ended inputs and
+        of all, whenever one has ended.
         """
         inputs = checked_list("inputs", inputs, "a list of inputs")
         check_function("progress", progress)

@@ -482,7 +482,6 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
     async def _tell_ids(
         self, sent: Mapping[str, Any], rules: CacheRules, record: Callable[[Sequence[int]], None]
     ) -> None:
-        """Find out, behind an answer, which tokens its prompt had, and tell that."""
         fields = without(sent["extra_body"], *_OWN_FIELDS)
         fields |= {name: sent.get(name) for name in ("model", "messages", "tools")}
         headers = without(sent["extra_headers"], REQUEST_HEADER)

@@ -1,7 +1,4 @@
-"""The calls beside those of users: primes, and what a wrapper asks its model's engine.
-
-A prime ends at a fork, so that an engine that keeps states there can read it.
-"""
+"""The calls beside those of users: primes, and what a wrapper asks its model's engine."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class PrimeCall(NamedTuple):
-    """A call to be sent before another one, up to where later prompts part from that."""
+    """A call before another one, up to where later prompts part, so that a state is kept there."""
 
     whole: Messages  # the prompt of the other one
     front: Messages  # its beginning: the last message ends at the fork

@@ -193,8 +193,6 @@ class ReplyReader:
 
 @dataclass(slots=True)
 class _Call:
-    """A tool call as it comes, in pieces."""
-
     id: str = ""
     name: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)

@@ -172,7 +172,6 @@ class _Door:
         ]
 
     async def chat(self, request: Request) -> ASGIApp:
-        """Plan a chat request's documents, send it on, and give the answer back as it is."""
         tenant, raw = self._tenant(request), await self._body(request)
         fields = _object(raw)
         # a caller's own would open another tenant's cache
@@ -294,7 +293,6 @@ class _Door:
         return _json({"engines": states}, 200 if self.pool.available() else 503)
 
     async def savings(self, request: Request) -> Response:
-        """Say what was saved so far, of all tenants together."""
         self._tenant(request)
         savings = self.planner.savings
         return _json({"words": str(savings), **savings.as_json()})

@@ -209,11 +209,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         return tuple(replica.status() for replica in self._replicas.values())
 
     async def catch_up(self, timeout_s: float = 10.0) -> bool:
-        """Wait, `timeout_s` seconds at most, until all of the engines' shared logs is taken in.
-
-        Returns:
-            Whether it is; True without logs.
-        """
+        """Wait, `timeout_s` seconds at most, until shared logs are taken in; return whether so."""
         checked_number("timeout_s", timeout_s)
         planners = [replica.planner for replica in self._replicas.values()]
         waits = (asyncio.to_thread(planner.catch_up, timeout_s) for planner in planners)
@@ -523,7 +519,6 @@ class _Going:
 
 
 async def _prime(going: _Going, client: EngineClient, sending: InFlightRequest) -> None:
-    """Send the primes of a plan that was given with some, where it is about to be sent."""
     if sending.plan.primes:
         await sending.limit.wait_for(client.prime(sending.plan, **going.options))
 

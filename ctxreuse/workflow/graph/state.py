@@ -19,10 +19,6 @@ class State(Mapping[str, Any]):
 
     Users read it as a mapping. What nodes write gives a new state, so a stage under way sees no
     change. Values are shared between states: do not change them.
-
-    Args:
-        values: The values that the run begins with.
-        visits: How often each node has run.
     """
 
     __slots__ = ("_values", "_visits")

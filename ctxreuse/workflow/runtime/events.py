@@ -31,11 +31,9 @@ class WorkflowResult:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The result of a search.
+    """The documents that a search has found, best first.
 
-    Attributes:
-        documents: The documents, best first.
-        scores: Inner products, or negated squared distances; None if the retriever gives none.
+    Scores are inner products, or negated squared distances; None if the retriever gives none.
     """
 
     documents: Documents

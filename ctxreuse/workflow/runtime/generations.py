@@ -87,7 +87,6 @@ class Generations:
         self._under_way: set[GenerationAnswer] = set()
 
     def __len__(self) -> int:
-        """Return how many are under way."""
         return len(self._under_way)
 
     def begin(self, request: GenerationRequest, tenant: str) -> GenerationAnswer:

@@ -100,11 +100,7 @@ class GenerationStatistics:
 
 
 class PreviewStability:
-    """Learns how often the best k of a search are final, by the part of it that has been done.
-
-    Attributes:
-        launch_at: The part of a search after which launching saves the most time, on average.
-    """
+    """Learns how often the best k are final after a part of a search; best is `launch_at`."""
 
     def __init__(self) -> None:
         self._ended = np.zeros(_BINS + 1)

@@ -142,7 +142,6 @@ class SearchExecutor:
             self._rebuilding = asyncio.ensure_future(self._rebuild(tier))
 
     async def _rebuild(self, tier: ClusterTier) -> None:
-        """Fill the hot tier with the clusters that are used most, while scans go on."""
         try:
             tier.swap(await self.execute(tier.build))
         except Exception as error:

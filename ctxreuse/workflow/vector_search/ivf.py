@@ -214,7 +214,6 @@ class IVFIndex:
         return found, time.perf_counter() - began - rest_s
 
     def _load(self, clusters: Ids) -> ScanLoad:
-        """Return the size of a scan of these clusters, one for each pair."""
         clusters = clusters[clusters >= 0]
         codes = int(self.cluster_sizes[np.unique(clusters)].sum())
         return ScanLoad(len(clusters), codes, int(self.cluster_sizes[clusters].sum()))

@@ -244,7 +244,6 @@ class ScanQueue:
         return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
 
     def _merge(self, searches: tuple[SearchHandle, ...], found: ClusterFindings) -> None:
-        """Merge what was found into the best results of the searches."""
         is_there = np.array([not search.is_gone for search in searches])
         counts = is_there[found.rows]
         if not counts.any():

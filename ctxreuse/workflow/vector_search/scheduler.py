@@ -178,7 +178,6 @@ class SearchScheduler:
         self._working = 0
 
     def __len__(self) -> int:
-        """Return how many searches are under way."""
         return len(self._open)
 
     @property

@@ -104,7 +104,6 @@ class TopKTable:
         self._found_in = self._ids.copy()
 
     def __len__(self) -> int:
-        """Return the number of slots."""
         return len(self.scores)
 
     def resize(self, slots: int, width: int) -> None:

@@ -33,7 +33,6 @@ def as_header(name):
 
 @pytest.fixture(params=["keys", "header"])
 def of_tenants(request, keys):
-    """Settings with tenants, and what names one of them."""
     if request.param == "keys":
         return {"keys": keys, "environment": SECRET}, bearer
     return {"tenant_header": "X-Tenant"}, as_header

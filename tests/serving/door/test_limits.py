@@ -187,7 +187,6 @@ def message(content, role="user"):
 
 
 def raw_field(name, value):
-    """A chat body with a field that Python's JSON does not write."""
     return chat(**{name: "@"}).replace(b'"@"', value)
 
 

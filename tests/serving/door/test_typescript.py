@@ -18,7 +18,6 @@ GUIDE = Path(__file__).parents[3] / "docs/guides/serve.md"
 
 
 def example(pattern, door):
-    """An example of the guide, for the server of a test and the model behind it."""
     code = re.search(pattern, GUIDE.read_text(), re.DOTALL | re.MULTILINE)[1]
     return code.replace("http://127.0.0.1:8100", str(door.base_url)).replace("MODEL", "emulated")
 
@@ -37,7 +36,6 @@ async def ran(*command, folder, **environment):
 
 @pytest.fixture
 async def folder(tmp_path):
-    """A folder in which the SDK is installed."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("Node and npm are not installed")
     where = shutil.copytree(FOLDER, tmp_path / "typescript")
