@@ -53,9 +53,10 @@ from ctxreuse.planning.savings import Mode, Savings
 from ctxreuse.planning.savings_meter import SavingsMeter, TenantClasses
 from ctxreuse.planning.shadow_mode import ShadowPlanner
 from ctxreuse.planning.tenant_planner import PlannerSettings, PlanOptions, TenantPlanner
+from ctxreuse.policy.as_retrieved import AS_RETRIEVED
 from ctxreuse.policy.paper import Paper
 from ctxreuse.policy.reuse import REUSE
-from ctxreuse.policy.view import AS_RETRIEVED, Policy
+from ctxreuse.policy.view import Policy
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules, cache_profile
 from ctxreuse.sharing.environment import as_given, settled
 from ctxreuse.sharing.exchange import Exchange, SharedLog, SharedLogs, SharingStatistics

@@ -12,7 +12,8 @@ from ctxreuse.memory.prefix_index import Evicted, IndexStatistics
 from ctxreuse.planning.plan import BatchPlan, Plan
 from ctxreuse.planning.savings_meter import SavingsMeter
 from ctxreuse.planning.tenant_planner import PlannerSettings, PlanOptions, TenantPlanner
-from ctxreuse.policy.view import AS_RETRIEVED, Policy
+from ctxreuse.policy.as_retrieved import AS_RETRIEVED
+from ctxreuse.policy.view import Policy
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE
 

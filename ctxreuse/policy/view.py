@@ -141,20 +141,6 @@ class Policy(ABC):
         return Arrangement(orders, depth_first_order(orders))
 
 
-class AsRetrieved(Policy):
-    """Everything as it was retrieved, and batches as they were given: `strategy="none"`."""
-
-    name = "none"
-    keeps_schedule = True
-
-    def order(self, view: View) -> Sequence[BlockKey]:
-        """Return the retriever's order."""
-        return list(view.weights)
-
-
-AS_RETRIEVED = AsRetrieved()
-
-
 def depth_first_order(
     sequences: Sequence[Sequence[Hashable]], *, largest_first: bool = True
 ) -> list[int]:

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from paper_words import no_words
 
 from ctxreuse.context.blocks import ContextRequest
+from ctxreuse.policy.as_retrieved import AS_RETRIEVED
 from ctxreuse.policy.batch import arrange
 from ctxreuse.policy.paper import Paper
 from ctxreuse.policy.reuse import REUSE
-from ctxreuse.policy.view import AS_RETRIEVED
 
 STRATEGIES = [strategy for strategy in planning_helpers.STRATEGIES if strategy != "none"]
 LATER = ({"role": "user", "content": "Before?"},)

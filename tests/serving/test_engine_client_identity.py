@@ -55,10 +55,13 @@ def test_a_look_up_is_shared_whoever_gives_up_and_begun_anew_in_another_event_lo
 
     http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
     client, loop = EngineClient("http://engine", http_client=http), asyncio.new_event_loop()
-    loop.run_until_complete(ask(client, 1))
-    loop.close()  # unlike asyncio.run it cancels nothing
+    loop.run_until_complete(ask(client, 1))  # unlike asyncio.run it cancels nothing
     assert asyncio.run(ask(client, 100))[1:] == ["its-own"] * 99
     assert len(asked) == 2
+    [left] = asyncio.all_tasks(loop)
+    left.cancel()
+    loop.run_until_complete(asyncio.wait([left]))
+    loop.close()
 
 
 async def test_a_given_model_is_not_asked_for():
