@@ -17,6 +17,7 @@ from ctxreuse import ReusePlanner, Templates
 from langchain_ctxreuse import ReuseChatModel, format_context
 
 A, B, C = map(text_of, "abc")
+AB = documents("ab")
 XML = '<document source="{source}">\n{page_content}\n</document>'
 SHAPES = {
     "texts": {},
@@ -37,7 +38,8 @@ def test_documents_are_shown_as_an_application_joins_them():
     assert format_context(found, separator="\n") == f"{B}\n{A}"
     assert format_context(found, "({source}) {page_content}") == f"(b.txt) {B}\n\n(a.txt) {A}"
     assert format_context(found, labels=True) == labelled(B, A)
-    assert format_context(found, "{source}", labels=True) == labelled("b.txt", "a.txt")
+    sources = PromptTemplate.from_template("{source}")
+    assert format_context(found, sources, labels=True) == labelled("b.txt", "a.txt")
     assert format_context(found, label="source") == f"b.txt {B}\n\na.txt {A}"
     twins = [document("a", page=1), document("b"), document("a", page=2)]
     assert format_context(twins) == f"{A}\n\n{B}\n\n{A}"
@@ -48,8 +50,8 @@ def test_documents_are_shown_as_an_application_joins_them():
 
 def test_other_words_can_be_used():
     words = Templates(label="<{id}>", block="{label}: {text}", separator="\n\n")
-    shown = format_context(documents("ab"), "{source}", "; ", labels=True, templates=words)
-    assert shown == "<id-a>: a.txt; <id-b>: b.txt"
+    shown = format_context(documents("ab"), None, "; ", labels=True, templates=words)
+    assert shown == f"<id-a>: {A}; <id-b>: {B}"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -105,7 +107,11 @@ def test_something_that_is_no_list_of_documents_is_refused(wrong):
     [
         ({"documents": [document("a"), "a secret text"]}, "not one with str in it"),
         ({"document_prompt": 3}, "document_prompt must be a prompt template"),
-        ({"document_prompt": "{page}: {page_content}"}, "page"),
+        ({"document_prompt": "{source}: {{page_content}}"}, "add {page_content}, or pass"),
+        (
+            {"document_prompt": "{n}: {page_content}", "documents": [document("a", n=1), *AB]},
+            r"documents\[1\], id 'id-a', has no n in its metadata",
+        ),
         ({"document_prompt": "{page_content"}, "document_prompt: expected '}'"),
         ({"separator": None}, "separator"),
         ({"labels": "yes"}, "labels"),

@@ -42,8 +42,8 @@ def format_context(
 
     Args:
         documents: Documents of any retriever.
-        document_prompt: How each is shown: a template with `{page_content}` and names of metadata.
-            None shows the text alone.
+        document_prompt: How each is shown: a string with `{page_content}` and names of metadata,
+            or a prompt template. None shows the text alone.
         separator: What stands between each two.
         labels: Whether each stands under a label, for answers that cite it, and for later turns
             that leave it out; each document is shown once.
@@ -142,9 +142,17 @@ def _shown_by(
     try:
         if isinstance(prompt, str):
             prompt = PromptTemplate.from_template(prompt)
+            if "page_content" not in prompt.input_variables:
+                raise ValueError("add {page_content}, or pass a PromptTemplate to show no texts")
         if isinstance(prompt, BasePromptTemplate):
+            for place, one in enumerate(documents):
+                if lacks := {*prompt.input_variables} - {"page_content", *one.metadata}:
+                    raise ValueError(
+                        f"documents[{place}], id {one.id!r:.60}, has no {', '.join(sorted(lacks))} "
+                        "in its metadata; put it there, or leave it out of the prompt"
+                    )
             return [format_document(one, prompt) for one in documents]
-    except ValueError as error:  # it names what is missing
+    except ValueError as error:
         raise InvalidRequestError(f"document_prompt: {error}") from error
     raise InvalidRequestError(
         f"document_prompt must be a prompt template or a string with {{page_content}} in it, "
