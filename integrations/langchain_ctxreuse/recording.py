@@ -21,13 +21,14 @@ from langchain_core.vectorstores import VectorStore
 from ctxreuse.context.blocks import ContextBlock
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import LRUMap
-from ctxreuse.context.scope import RequestScope, current_scope
+from ctxreuse.context.scope import RequestScope
 from ctxreuse.measure.traces.recording import TraceRecorder, document_title
 from ctxreuse.pipeline.document_turn import best_first
 from ctxreuse.pipeline.ordered_release import run_here
 from ctxreuse.pipeline.prompt_turn import PromptPart
 from langchain_ctxreuse.documents.run_documents import OpenRuns
 from langchain_ctxreuse.messages import prompt_texts
+from langchain_ctxreuse.scope import scope_from_config
 
 _CONVERSATION_NAMES = ("thread_id", "conversation_id", "session_id")
 _MOST_OPEN = 10_000
@@ -47,8 +48,9 @@ class TraceCallbackHandler(OpenRuns):
     """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
 
     Of retrievers inside a retriever the outermost counts. The prompts that models are sent are
-    recorded, too. The conversation is `thread_id`, `conversation_id` or `session_id` in the run's
-    metadata, or that of `ctxreuse.request_context`.
+    recorded, too. Tenant and conversation are those of the chain's config, as for `ReuseChatModel`,
+    or of `ctxreuse.request_context`. `conversation_id`, `session_id`, and the run's metadata may
+    name the conversation, too.
 
     Args:
         recorder: Writes the records.
@@ -163,11 +165,12 @@ def _record(
 
 
 def _scope(metadata: Mapping[str, Any]) -> RequestScope:
-    named = (metadata[name] for name in _CONVERSATION_NAMES if metadata.get(name) is not None)
+    told = {**ensure_config().get("configurable", {}), **metadata}
+    named = (told[name] for name in _CONVERSATION_NAMES if told.get(name) is not None)
     conversation = next(named, None)
     is_id = conversation is None or isinstance(conversation, int)
-    scope = current_scope().inside(conversation_id=conversation if is_id else str(conversation))
-    return replace(scope, history=None)  # nothing of it is recorded
+    own = conversation if is_id else str(conversation)
+    return replace(scope_from_config(None).inside(conversation_id=own), history=None)
 
 
 @contextmanager
@@ -267,8 +270,7 @@ def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Ca
 def _record_search(recorder: TraceRecorder, found: Sequence[Any], query: object) -> None:
     documents = [hit[0] if isinstance(hit, tuple) and hit else hit for hit in found]
     if all(isinstance(document, Document) for document in documents):
-        config = ensure_config()
-        told = {**(config.get("configurable") or {}), **(config.get("metadata") or {})}
+        scope = _scope(ensure_config().get("metadata", {}))
         # the documents of a store belong to no run, wherever it is asked
-        asked = _Asked(query if isinstance(query, str) else "", _scope(told))
+        asked = _Asked(query if isinstance(query, str) else "", scope)
         _record(recorder, asked, documents, "LangChain vector stores")

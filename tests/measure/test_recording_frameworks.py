@@ -189,15 +189,16 @@ def test_retrievals_that_are_cancelled_are_forgotten(tmp_path, monkeypatch):
 
 def test_the_thread_is_the_conversation(tmp_path):
     with TraceRecorder(tmp_path) as recorder:
-        config = {"callbacks": [TraceCallbackHandler(recorder)], "metadata": {"thread_id": 7}}
-        Fixed().invoke("why", config)
-        Fixed().invoke("why", config)
+        config = {"callbacks": [TraceCallbackHandler(recorder)]}
+        Fixed().invoke("why", {**config, "metadata": {"thread_id": 7}})
+        named = {"configurable": {"tenant": "acme", "thread_id": 7}}
+        (RunnableLambda(str) | Fixed()).invoke("why", {**config, **named})
         with ctxreuse.request_context(tenant="acme", conversation_id="c"):
-            Fixed().invoke("why", {"callbacks": config["callbacks"]})
+            Fixed().invoke("why", config)
     _, trace = recorded(tmp_path)
     assert [(one.tenant, one.conversation_id, one.turn) for one in trace] == [
         ("", 7, 0),
-        ("", 7, 1),
+        ("acme", 7, 0),
         ("acme", "c", 0),
     ]
 
