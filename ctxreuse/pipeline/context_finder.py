@@ -90,7 +90,7 @@ _ORDER = re.compile(
     re.IGNORECASE,
 )
 """Words that may say what the order of texts means."""
-_OWN_NUMBER = re.compile(r"\A\W{0,3}(?:[A-Za-z]+[ _]){0,2}#?\d+\W")
+_OWN_NUMBER = re.compile(r"\A(\W{0,3}(?:[A-Za-z]+[ _]){0,2}#?)(\d+)\W")
 
 
 class Context(NamedTuple):
@@ -103,7 +103,7 @@ class Context(NamedTuple):
     texts: list[str]
     blocks: list[ContextBlock]  # of labelled texts what stands under the label
     is_labelled: bool  # each text stands under a label of ours
-    is_numbered: bool  # each text begins with a number of the application's
+    is_numbered: bool  # the texts begin alike, but for a number of the application's
     separator: str
     ranked: list[int]  # the places of the texts, best first: as their list ranks them, if ours
 
@@ -122,7 +122,8 @@ class Context(NamedTuple):
             texts,
             [one.block for one in known],
             all(one.form.block is not None for one in known),
-            all(map(_OWN_NUMBER.match, texts)),
+            len(heads) == len(set(texts)) and len({words for words, _ in heads}) == 1,
+        heads = {head.groups() for one in texts if (head := _OWN_NUMBER.match(one))}
             message[spans[0].end : spans[1].start],
             ranked,
         )

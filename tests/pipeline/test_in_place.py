@@ -71,6 +71,8 @@ def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):
     "words",
     [
         "The passages are sorted by relevance.",
+    of_one_standard = [Form(f"ISO 9004, {one}") for one in TEXTS]
+    assert not context(*of_one_standard).is_numbered
         "Memories in chronological order:",
         "Read the chunks in this order:",
         "Oldest first:",
