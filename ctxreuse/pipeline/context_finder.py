@@ -39,8 +39,8 @@ Reason: TypeAlias = Literal[
 """Why a context stays in place; see the guide on what happens to a prompt."""
 
 REMEDIES = {
-    "not_found": "they show no text that a retriever returned in the same process and tenant; put "
-    "the documents in with format_context, and leave their texts as they are",
+    "not_found": "they show no two texts that a retriever returned in the same process and tenant; "
+    "where they have several, put them in with format_context, in the tenant's scope, as they are",
     "words_between": "they show documents with words between them; put those in with "
     "format_context(document_prompt=...)",
     "in_history": "their documents stand in messages of earlier turns",

@@ -123,7 +123,7 @@ class PromptStatistics:
         planned: Those that show a context that was planned.
         in_history: Others whose contexts were planned for earlier messages.
         in_place: Others whose contexts stay where they are, by the reason.
-        not_found: Those that show no known texts.
+        not_found: Those that show no two known texts, such as one document alone.
         parts: How much is remembered of prompts, and how much may be.
     """
 

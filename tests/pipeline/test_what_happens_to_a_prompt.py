@@ -443,7 +443,7 @@ def test_after_twenty_prompts_one_line_says_what_to_change(caplog):
     for _ in range(21):
         chat.send("Hi.")
         [record] = caplog.records
-    assert "put the documents in with format_context" in record.getMessage()
+    assert "with format_context, in the tenant's scope" in record.getMessage()
 
 
 @holds(
