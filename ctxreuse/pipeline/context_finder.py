@@ -64,14 +64,13 @@ _WORDS_ON_ORDER = len(DEFAULT_TEMPLATES.order_annotation(["10", "11", "12"]))
 _NOUN = "(?:documents?|docs?|passages?|chunks?|paragraphs?|snippets?|excerpts?|match(?:es)?)"
 _PLACE = r"(?:numbers?|no\.|ind(?:ex|exes|ices)|ids?|positions?|ranks?)"
 _NUMBERS = re.compile(
-    r"\b(?:cit(?:e|es|ed|ing|ations?)|footnotes?|numbered|respectively|integers?"
-    r"|(?<!multiple )sources?"  # as the default template of a tree of summaries has it
+    r"\b(?:cit(?:e[rsz]?|ed|ing|ations?)|footnotes?|numbered|respectively|integers?"
     r"|(?:first|second|third|fourth|fifth|last|main|top|best|primary|other"
-    rf"|remaining|next|previous|\d+(?:st|nd|rd|th)) {_NOUN}"
+    rf"|remaining|next|previous|which|\d+(?:st|nd|rd|th)) {_NOUN}"
     rf"|{_NOUN} (?:{_PLACE}|\#)|{_NOUN}[ _]\d+|{_PLACE} of (?:the |each |every |all )?{_NOUN}"
-    r"|(?:by|its|their|the) (?:numbers?|ind(?:ex|exes|ices)|positions?)"
+    r"|(?:by|its|their|the) (?:numbers?|ind(?:ex|exes|ices)|positions?)(?! of)"
     rf"|(?:for|score|rate) (?:each|every) {_NOUN}|per {_NOUN}"
-    r"|zitier\w*|quellen?|sourc\u00e9e?s?|citer|fuentes?|citar?|fontes|fonti|bronnen"
+    r"|zitier\w*|quellen?|fuentes?|citar?|fontes|fonti|bronnen"
     r"|nummern?|num\u00e9ros?|n\u00fameros?|numer[ou]?)\b"
     r"|\[\d{1,3}\]"
     r"|\u043d\u043e\u043c\u0435\u0440|\u0438\u0441\u0442\u043e\u0447\u043d\u0438\u043a"
@@ -79,6 +78,16 @@ _NUMBERS = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 """Words that may tell texts by their place, or ask an answer to do so, in some languages."""
+_SOURCES = re.compile(
+    r"\b(?:(?:add|append|attach|attribut|avec|contain|credit|donn|forget|giv|identif|includ|indicat"
+    r"|indiqu|link|list|mention|nam|need|not(?=[ei])|number|output|pr\u00e9cis|provid|put|quot|refer"
+    r"|referenc|return|say|show|specif|stat|tell|trac|updat|with|writ)(?:e[rsz]?|s|ing|y|ying|ions?"
+    r"|ne|eable)?(?: (?!(?:from|only|using|based|if|unless)\b)[^\s.!?]+){0,4}? \W*sources?"
+    rf"|(?:by its|which|your) sources?|sources?[ _](?:must|should|used|you|{_PLACE}|#?\d+)"
+    r"|source references?|sourc\u00e9e?s?)\b|\bsources? ?: *\S|[\"'`*#(\[] ?sources?\b",
+    re.IGNORECASE | re.ASCII,
+)
+"""Words that ask for the sources of an answer; a river has a source, too."""
 _OF_A_SCHEMA = re.compile(r'(?i)"type": ?"(?:integer|number)"|ind(?:ex|ices)|position')
 _ORDER = re.compile(
     r"\b(?:sorted|chronolog\w*|oldest|newest|earliest|transcript|rank(?:ed|ing|s)"
@@ -114,6 +123,7 @@ class Context(NamedTuple):
         if held is not None and held.take_back is not None:
             ranked.sort(key=lambda place: known[place].rank_in(held) or 0)
         texts = [one.form.text for one in known]
+        heads = {head.groups() for one in texts if (head := _OWN_NUMBER.match(one))}
         return cls(
             message,
             tuple(spans),
@@ -123,7 +133,6 @@ class Context(NamedTuple):
             [one.block for one in known],
             all(one.form.block is not None for one in known),
             len(heads) == len(set(texts)) and len({words for words, _ in heads}) == 1,
-        heads = {head.groups() for one in texts if (head := _OWN_NUMBER.match(one))}
             message[spans[0].end : spans[1].start],
             ranked,
         )
@@ -276,6 +285,9 @@ def reason_of_words(
     said = [*words, schema.replace("_", " ")]
     if any(map(_ORDER.search, said)):
         return "order"
-    if not is_numbered and (any(map(_NUMBERS.search, said)) or _OF_A_SCHEMA.search(schema)):
-        return "numbers"
-    return None
+    if is_numbered:
+        return None
+    asked = any(map(_NUMBERS.search, said)) or any(
+        _SOURCES.search(one) for one in said if "sourc" in one.lower()
+    )
+    return "numbers" if asked or _OF_A_SCHEMA.search(schema) else None

@@ -30,6 +30,8 @@ def context(*forms: Form) -> Context:
         "You are a helpful assistant. Think step by step.",
         "Given the context information and not prior knowledge, answer the query.",
         "Use the documents. In which order were they built?",
+        "Answer only from the sources below, and say so if the sources disagree. Sources:",
+        "Each document has a title and a source. What is the source of the river? Its source?",
     ],
 )
 def test_the_usual_templates_say_nothing(words):
@@ -42,6 +44,11 @@ def test_the_usual_templates_say_nothing(words):
         "Cite what you use:",
         "Give the number of the passage.",
         "Sources: a.txt, b.txt, c.txt",
+        'ALWAYS return a "SOURCES" part in your answer.',
+        "Respond with the answer and the source.",
+        "Always mention which sources you used.",
+        "Provide the number of the source document when relevant.",
+        "Say which document you used.",
         "Main document (best match):",
         "What does document 2 say?",
         "Mark statements with [1] and so on.",
@@ -64,6 +71,8 @@ def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):
     assert reason_in_place(context(*labelled), [words]) is None
     numbered = [Form(f"Document {n}: {one}") for n, one in enumerate(TEXTS)]
     assert context(*numbered).is_numbered
+    of_one_standard = [Form(f"ISO 9004, {one}") for one in TEXTS]
+    assert not context(*of_one_standard).is_numbered
     assert reason_in_place(context(*numbered), [words]) is None
 
 
@@ -71,8 +80,6 @@ def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):
     "words",
     [
         "The passages are sorted by relevance.",
-    of_one_standard = [Form(f"ISO 9004, {one}") for one in TEXTS]
-    assert not context(*of_one_standard).is_numbered
         "Memories in chronological order:",
         "Read the chunks in this order:",
         "Oldest first:",
