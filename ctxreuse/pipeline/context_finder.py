@@ -81,8 +81,8 @@ _NUMBERS = re.compile(
 _SOURCES = re.compile(
     r"\b(?:(?:add|append|attach|attribut|avec|contain|credit|donn|forget|giv|identif|includ|indicat"
     r"|indiqu|link|list|mention|nam|need|not(?=[ei])|number|output|pr\u00e9cis|provid|put|quot|refer"
-    r"|referenc|return|say|show|specif|stat|tell|trac|updat|with|writ)(?:e[rsz]?|s|ing|y|ying|ions?"
-    r"|ne|eable)?(?: (?!(?:from|only|using|based|if|unless)\b)[^\s.!?]+){0,4}? \W*sources?"
+    r"|referenc|return|say|show|specif|stat|tell|trac|updat|with|writ)(?!e[dn])\w{0,5}"
+    r"(?: (?!(?:from|only|using|based|if|unless)\b)[^\s.!?]+){0,4}? \W*sources?"
     rf"|(?:by its|which|your) sources?|sources?[ _](?:must|should|used|you|{_PLACE}|#?\d+)"
     r"|source references?|sourc\u00e9e?s?)\b|\bsources? ?: *\S|[\"'`*#(\[] ?sources?\b",
     re.IGNORECASE | re.ASCII,
@@ -273,8 +273,7 @@ def reason_in_place(
         return "sequence"
     if context.end - context.start < _LEAST_LENGTH * _WORDS_ON_ORDER:
         return "too_short"
-    is_numbered = context.is_labelled or context.is_numbered
-    said = reason_of_words(words, schema, is_numbered=is_numbered)
+    said = reason_of_words(words, schema, is_numbered=context.is_labelled or context.is_numbered)
     return said or ("behind_changing_words" if has_new_front else None)
 
 
@@ -285,9 +284,7 @@ def reason_of_words(
     said = [*words, schema.replace("_", " ")]
     if any(map(_ORDER.search, said)):
         return "order"
-    if is_numbered:
-        return None
-    asked = any(map(_NUMBERS.search, said)) or any(
-        _SOURCES.search(one) for one in said if "sourc" in one.lower()
-    )
-    return "numbers" if asked or _OF_A_SCHEMA.search(schema) else None
+    asked = any(_NUMBERS.search(one) or _SOURCES.search(one) for one in said)
+    if not is_numbered and (asked or _OF_A_SCHEMA.search(schema)):
+        return "numbers"
+    return None

@@ -69,9 +69,7 @@ def engine_address(model: object) -> tuple[str, str]:
 
 def is_cache_salt(value: object) -> TypeGuard[str]:
     """Return whether vLLM takes a value as `cache_salt`."""
-    return (
-        isinstance(value, str) and 0 < len(value) <= _LONGEST and not _FORBIDDEN.intersection(value)
-    )
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST and _FORBIDDEN.isdisjoint(value)
 
 
 def checked_cache_salt(value: object) -> str | None:

@@ -72,10 +72,7 @@ class KnownText(NamedTuple):
 
     def rank_in(self, held: TextList) -> int | None:
         """Return its rank in a list; None if it does not stand there."""
-        for one, rank in self.lists:
-            if one is held:
-                return rank
-        return None
+        return next((rank for one, rank in self.lists if one is held), None)
 
 
 class KnownSpan(NamedTuple):

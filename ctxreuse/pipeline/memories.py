@@ -105,8 +105,7 @@ def memories_of(result: Any) -> list[Mapping[str, Any]]:
 
 def checked_placement(placement: object) -> Placement:
     """Return a placement, or raise InvalidRequestError if there is no such one."""
-    checked_choice("placement", placement, get_args(Placement))
-    return placement  # type: ignore[return-value]
+    return checked_choice("placement", placement, get_args(Placement))  # type: ignore[return-value]
 
 
 def checked_growth_limit(limit: float | None) -> float | None:

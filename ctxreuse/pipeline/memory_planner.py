@@ -243,7 +243,6 @@ class MemoryPlanner:
     def _shown(self, result: Any, search: MemorySearch, asked: ContextRequest) -> ShownMemories:
         if not asked.history:
             return ShownMemories()
-
         return self.fail_open.attempt(
             lambda: ShownMemories.of(
                 self._store,

@@ -152,9 +152,8 @@ class OpenPrompt:
     @classmethod
     def failed(cls, prompt: ScopedPrompt) -> OpenPrompt:
         """Return a prompt that could not be read; it is sent as given."""
-        parts = prompt.parts
-        sent = [part.text for part in parts]
-        return cls(prompt, prompt.scope.tenant or "", sent, [], [None] * len(parts))
+        sent = [part.text for part in prompt.parts]
+        return cls(prompt, prompt.scope.tenant or "", sent, [], [None] * len(sent))
 
 
 class PromptPlanner:
@@ -245,8 +244,7 @@ class PromptPlanner:
         silent = self._records.count(self._kind, [one.outcome for one in prompts])
         if self._kind and silent.total() >= _SILENT_PROMPTS:
             _log_nothing_planned(self._kind, silent.most_common(1)[0][0])
-        without = sum(one.outcome == "not_found" for one in prompts)
-        if without:
+        if without := sum(one.outcome == "not_found" for one in prompts):
             self._planner.note_without_context(without)
         for one in prompts:
             for number in one.changed:  # a system message also where nothing moves in it
@@ -419,8 +417,8 @@ def with_breakpoints(
     shows = False  # whether a context stands before
     new = first_new(roles)  # from here on, all is sent for the first time
     for number, (text, edit) in enumerate(zip(sent, edits, strict=True)):
-        parts = cut(text, () if edit is None else edit.cuts)
-        marks = () if edit is None else edit.marks
+        _, cuts, marks, _ = edit or Edit()
+        parts = cut(text, cuts)
         if number < new:
             marks = () if shows else marks[-1:]  # others may have kept it alive
         is_spare = shows or number < new

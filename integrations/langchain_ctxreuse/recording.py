@@ -14,7 +14,7 @@ from uuid import UUID
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables.config import RunnableConfig, ensure_config
 from langchain_core.tracers.context import register_configure_hook
 from langchain_core.vectorstores import VectorStore
 
@@ -89,7 +89,7 @@ class TraceCallbackHandler(OpenRuns):
         if not run.is_nested:
             root = None if parent_run_id is None else run.root
             with self._lock:
-                self._asked.put(run_id, _Asked(query, _scope(metadata or {}), root))
+                self._asked.put(run_id, _Asked(query, _scope(metadata), root))
 
     def on_retriever_end(
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
@@ -145,7 +145,7 @@ class TraceCallbackHandler(OpenRuns):
             retrieved=found,
             run=root,
             framework="langchain",
-            scope=_scope(metadata or {}),
+            scope=_scope(metadata),
         )
 
 
@@ -164,13 +164,12 @@ def _record(
     )
 
 
-def _scope(metadata: Mapping[str, Any]) -> RequestScope:
-    told = {**ensure_config().get("configurable", {}), **metadata}
+def _scope(metadata: Mapping[str, Any] | None) -> RequestScope:
+    known = ensure_config().get("configurable", {})
+    told = {**known, **(metadata or {})}
     named = (told[name] for name in _CONVERSATION_NAMES if told.get(name) is not None)
-    conversation = next(named, None)
-    is_id = conversation is None or isinstance(conversation, int)
-    own = conversation if is_id else str(conversation)
-    return replace(scope_from_config(None).inside(conversation_id=own), history=None)
+    config: RunnableConfig = {"configurable": {**known, "thread_id": next(named, None)}}
+    return replace(scope_from_config(config), history=None)  # nothing of it is recorded
 
 
 @contextmanager
@@ -225,9 +224,9 @@ def recorded_searches(recorder: TraceRecorder) -> Iterator[None]:
         super(VectorStore, kind).__init_subclass__(**options)
         replace_methods(kind, _SEARCHES, recorder)
 
-    for kind in (VectorStore, *_subclasses(VectorStore)):
+    for kind in _kinds_of(VectorStore):
         replace_methods(kind, _SEARCHES, recorder)
-    for kind in (BaseRetriever, *_subclasses(BaseRetriever)):
+    for kind in _kinds_of(BaseRetriever):
         replace_methods(kind, _ASKED, None)
     VectorStore.__init_subclass__ = classmethod(made)  # type: ignore[assignment]
     try:
@@ -238,11 +237,10 @@ def recorded_searches(recorder: TraceRecorder) -> Iterator[None]:
             setattr(kind, name, method)
 
 
-def _subclasses(kind: type) -> Iterator[type]:
-    subclasses: list[type] = kind.__subclasses__()
-    for one in subclasses:
-        yield one
-        yield from _subclasses(one)
+def _kinds_of(kind: type[Any]) -> Iterator[type[Any]]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from _kinds_of(one)
 
 
 def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Callable[..., Any]:
@@ -270,7 +268,7 @@ def _outermost(method: Callable[..., Any], recorder: TraceRecorder | None) -> Ca
 def _record_search(recorder: TraceRecorder, found: Sequence[Any], query: object) -> None:
     documents = [hit[0] if isinstance(hit, tuple) and hit else hit for hit in found]
     if all(isinstance(document, Document) for document in documents):
-        scope = _scope(ensure_config().get("metadata", {}))
+        scope = _scope(ensure_config().get("metadata"))
         # the documents of a store belong to no run, wherever it is asked
         asked = _Asked(query if isinstance(query, str) else "", scope)
         _record(recorder, asked, documents, "LangChain vector stores")

@@ -59,11 +59,11 @@ class ReuseStore(PlansMemories, BaseStore):
 
     It is the wrapped store for whatever reads and writes one: compile a graph with it. `messages`
     searches, and returns a prompt; `search` with a query returns the store's own items in planned
-    order, and a `ReuseChatModel` finds their texts in its prompts. A
-    conversation shows a memory once; of one that was changed or deleted since, it is said that it
-    no longer holds. A planning fault lets memories through as found, and is counted in `faults`.
-    Errors of the store are raised as they are. A memory's text is the first of the fields `text`,
-    `memory`, `content` and `data` that is a string; of a value with none, the whole as JSON.
+    order, and a `ReuseChatModel` finds their texts in its prompts. A conversation shows a memory
+    once; of one that was changed or deleted since, it is said that it no longer holds. A planning
+    fault lets memories through as found, and is counted in `faults`. Errors of the store are raised
+    as they are. A memory's text is the first of the fields `text`, `memory`, `content` and `data`
+    that is a string; of a value with none, the whole as JSON.
 
     Args:
         store: The store to wrap.
@@ -213,9 +213,8 @@ class _OpenTurn:
             ) from error
         if not given or not isinstance(given[-1], HumanMessage):
             raise InvalidRequestError("messages must end with the question, a message of the user")
-        if len(given) == 2 and _is_system(given[0]):
-            return cls(given, str(given[0].content))
-        return cls(given, None)
+        opens = len(given) == 2 and _is_system(given[0])
+        return cls(given, str(given[0].content) if opens else None)
 
     @property
     def question(self) -> str:

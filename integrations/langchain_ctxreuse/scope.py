@@ -91,8 +91,7 @@ def scope_from_config(config: RunnableConfig | None) -> RequestScope:
 
 def tenant_from_config() -> str:
     """Return the tenant of a call, as `scope_from_config` does."""
-    tenant = ensure_config().get("configurable", {}).get("tenant")
-    return current_scope().tenant or "" if tenant is None else str(tenant)
+    return scope_from_config(None).tenant or ""
 
 
 def history_as_openai(messages: Iterable[BaseMessage]) -> list[Message]:

@@ -30,8 +30,7 @@ def context(*forms: Form) -> Context:
         "You are a helpful assistant. Think step by step.",
         "Given the context information and not prior knowledge, answer the query.",
         "Use the documents. In which order were they built?",
-        "Answer only from the sources below, and say so if the sources disagree. Sources:",
-        "Each document has a title and a source. What is the source of the river? Its source?",
+        "Each has a title and a source. What is its source? Say so if the sources differ. Sources:",
     ],
 )
 def test_the_usual_templates_say_nothing(words):
@@ -71,8 +70,7 @@ def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):
     assert reason_in_place(context(*labelled), [words]) is None
     numbered = [Form(f"Document {n}: {one}") for n, one in enumerate(TEXTS)]
     assert context(*numbered).is_numbered
-    of_one_standard = [Form(f"ISO 9004, {one}") for one in TEXTS]
-    assert not context(*of_one_standard).is_numbered
+    assert not context(*[Form(f"ISO 9004, {one}") for one in TEXTS]).is_numbered
     assert reason_in_place(context(*numbered), [words]) is None
 
 

@@ -223,25 +223,25 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     def _planned_question(
         self, messages: Sequence[AnyMessage], position: int, documents: Sequence[Document]
     ) -> AnyMessage:
-        question = messages[position]
+        question, templates = messages[position], self._templates
         texts = [one.page_content for one in documents]
         ranked = best_first(documents, texts, tenant_from_config(), self._planner)
-        blocks = [labelled_block(Form(one.page_content), one.id, self._templates) for one in ranked]
+        blocks = [labelled_block(Form(one.page_content), one.id, templates) for one in ranked]
         history = self._history(messages[:position])
         plan = self._plan(blocks, str(question.text), history, _scope(messages))
         shown: dict[BlockKey, tuple[Slice]] = {}
         whole: list[str] = []
         end = 0
         for key, block in plan.request.unique_blocks.items():
-            label = self._templates.label_of(block)
-            labelled = render_block(label, block.text, self._templates)
+            label = templates.label_of(block)
+            labelled = render_block(label, block.text, templates)
             whole.append(block.text if self._is_shadow else labelled)
             end += len(whole[-1])
-            behind = end - len(self._templates.after_text)
+            behind = end - len(templates.after_text)
             shown[key] = (Slice(behind - len(block.text), behind),)
-            end += len(self._templates.separator)
-        context = self._templates.separator.join(whole)
-        message = behind_context(question, context, self._templates.separator)
+            end += len(templates.separator)
+        context = templates.separator.join(whole)
+        message = behind_context(question, context, templates.separator)
         text = text_parts(message)[0]
         edit = result_edit(text.text, shown, plan, Slice(0, len(context)))
         said = {"question": question.content} if text.part is None else {}
@@ -289,16 +289,14 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
 
     def _count(self, messages: Iterable[AnyMessage], planned: int) -> None:
         """Count new results, those that say anything."""
-        said = [
-            one
+        said = sum(
+            one.status != "error" and any(text.strip() for text, _ in text_parts(one))
             for one in messages
             if isinstance(one, ToolMessage)
-            and one.status != "error"
-            and any(text.strip() for text, _ in text_parts(one))
-        ]
+        )
         with self._lock:
             self._counts["planned"] += planned
-            self._counts["without_documents"] += max(0, len(said) - planned)
+            self._counts["without_documents"] += max(0, said - planned)
             is_silent = not self._counts["planned"] and self._retriever is None
             is_silent &= self._counts["without_documents"] >= _SILENT_RESULTS
         if is_silent:
@@ -306,10 +304,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
 
     def _pieces_of(self, message: ToolMessage) -> list[ResultPiece] | None:
         parts = text_parts(message)
-        if message.status == "error" or message.id is None:
-            return None
-        if len(parts) != 1:  # which of them shows the artifact is not known
-            return None
+        if message.status == "error" or message.id is None or len(parts) != 1:
+            return None  # of several parts, which shows the artifact is not known
         text, tenant = parts[0].text, tenant_from_config()
         root = run_documents().run_of(None).root
         found = contexts_in(
@@ -394,8 +390,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         opening: int,
     ) -> ModelRequest[ContextT]:
         """Return a request with marks; those of other middleware count."""
-        profile, settings = self._planner.cache, request.model_settings
-        field = mark_field_for(request.model, profile)
+        profile, settings, model = self._planner.cache, request.model_settings, request.model
+        field = mark_field_for(model, profile)
         tools = [getattr(tool, "extras", None) or {} for tool in request.tools]
         own = sum(1 for one in messages for _ in marks_in({"content": one.content}))
         spare = profile.marks - own
@@ -409,14 +405,11 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         roles = [one.role for one in texts.parts]
         sent = [one.text for one in texts.parts]
         parts = with_breakpoints(roles, sent, edits, in_conversation=True)
-        at_model = getattr(request.model, "model_kwargs", None) or {}
-        told, model = {**at_model, **settings}, request.model
+        told = {**(getattr(model, "model_kwargs", None) or {}), **settings}
         marked, _ = with_marks(messages, texts, parts, profile, model, tools, told)
         groups = [one.edit.group for one in planned.values() if one.edit.group][:1]
-        body = settings.get("extra_body") or getattr(request.model, "extra_body", None) or {}
-        known = {**at_model, **settings, **body}
-        added = added_cache_fields(known, groups, profile, "")
-        if added:
+        body = settings.get("extra_body") or getattr(model, "extra_body", None) or {}
+        if added := added_cache_fields({**told, **body}, groups, profile, ""):
             settings = {**settings, "extra_body": {**added, **body}}
         return request.override(
             system_message=marked[0] if opening else None,  # type: ignore[arg-type]

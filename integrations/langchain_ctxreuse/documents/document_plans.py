@@ -11,8 +11,9 @@ from langchain_core.messages import BaseMessage
 from langchain_core.prompts import BasePromptTemplate, PromptTemplate, format_document
 
 from ctxreuse.context.blocks import ContextBlock
+from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
-from ctxreuse.errors import InvalidRequestError, describe
+from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.document_turn import ItemKind, shared_names
 from ctxreuse.pipeline.formatting import checked_items, cited_items, joined_forms, own_labels
 from ctxreuse.pipeline.known_texts import Form
@@ -144,20 +145,18 @@ def _shown_by(
             prompt = PromptTemplate.from_template(prompt)
             if "page_content" not in prompt.input_variables:
                 raise ValueError("add {page_content}, or pass a PromptTemplate to show no texts")
-        if isinstance(prompt, BasePromptTemplate):
-            for place, one in enumerate(documents):
-                if lacks := {*prompt.input_variables} - {"page_content", *one.metadata}:
-                    raise ValueError(
-                        f"documents[{place}], id {one.id!r:.60}, has no {', '.join(sorted(lacks))} "
-                        "in its metadata; put it there, or leave it out of the prompt"
-                    )
-            return [format_document(one, prompt) for one in documents]
+        checked_kind(
+            "it", prompt, BasePromptTemplate, "a prompt template, or a string with {page_content}"
+        )
+        for place, one in enumerate(documents):
+            if lacks := {*prompt.input_variables} - {"page_content", *one.metadata}:
+                raise ValueError(
+                    f"documents[{place}], id {one.id!r:.60}, has no {', '.join(sorted(lacks))} "
+                    "in its metadata; put it there, or leave it out of the prompt"
+                )
+        return [format_document(one, prompt) for one in documents]
     except ValueError as error:
         raise InvalidRequestError(f"document_prompt: {error}") from error
-    raise InvalidRequestError(
-        f"document_prompt must be a prompt template or a string with {{page_content}} in it, "
-        f"not {describe(prompt)}"
-    )
 
 
 def _annotation_document(text: str, documents: Sequence[Document]) -> Document:

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from functools import cache, partialmethod
-from itertools import islice
 from typing import Any, NamedTuple
 
-from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.runnables.config import ensure_config
 from langchain_core.tracers.context import register_configure_hook
@@ -66,8 +65,8 @@ class OpenRuns(BaseCallbackHandler):
         is_nested = outer is not None and outer.is_retriever
         root = (parent_run_id or run_id) if outer is None else outer.root
         self._runs[run_id] = _OpenRun(root, is_retriever or is_nested, is_nested)
-        for oldest in list(islice(self._runs, max(0, len(self._runs) - _MOST_RUNS))):
-            self._runs.pop(oldest, None)
+        if len(self._runs) > _MOST_RUNS:
+            self._runs.pop(next(iter(self._runs)), None)
 
     def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> Any:
         self._runs.pop(run_id, None)
@@ -81,9 +80,7 @@ class OpenRuns(BaseCallbackHandler):
         """Return a run by its id, or that in which a call with a config is made; else no run."""
         if around is None or isinstance(around, dict):
             callbacks = (around or ensure_config()).get("callbacks")
-            around = None
-            if isinstance(callbacks, BaseCallbackManager):
-                around = callbacks.parent_run_id
+            around = getattr(callbacks, "parent_run_id", None)  # of a manager, not of a list
         return self._runs.get(around, _NO_RUN)
 
 

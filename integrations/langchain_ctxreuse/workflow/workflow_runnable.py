@@ -360,8 +360,7 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
 
     def _checked_inputs(self, given: Any) -> dict[str, Any]:
         inputs = dict(given) if isinstance(given, Mapping) else {"input": given}
-        missing = sorted(self._needed - set(inputs))
-        if missing:
+        if missing := sorted(self._needed - set(inputs)):
             raise InvalidRequestError(
                 f"the input lacks {', '.join(map(repr, missing))}; pass a dict with "
                 f"{', '.join(map(repr, sorted(self._needed)))}"
