@@ -362,7 +362,7 @@ def test_an_application_whose_documents_never_come_again_gains_nothing(tmp_path)
             joined = Fresh() | (lambda found: "\n\n".join(one.page_content for one in found))
             ({"context": joined} | prompt | Asked(engine=Engine())).invoke("Which?")
     said = verdict(measure_savings(EstimateConfig(trace=str(tmp_path))))
-    assert said.sentence.startswith("Nothing to gain here: 30 prompts were replayed")
+    assert said.sentence.startswith("Nothing to gain here: 30 whole prompts compute ")
     assert not said.is_gain
     assert {one.front for one in read_recording(str(tmp_path))[1]} == {""}
 
