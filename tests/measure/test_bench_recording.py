@@ -318,17 +318,8 @@ def judged(run, recording, served, file, verdict, fail=()):
         return verdict(given["A"], given["B"])
 
     emulated = served(answer=answer, fail=fail)
-    options = (
-        "--answers",
-        file,
-        "--answer-tokens",
-        "20",
-        "--judge",
-        URL,
-        "emulated",
-        "--independent",
-    )
-    code, out, err = run("bench", recording, "--base-url", URL, *options)
+    options = ("--answers", file, "--answer-tokens", "20", "--judge", URL, "emulated")
+    code, out, err = run("bench", recording, "--base-url", URL, *options, "--independent")
     assert code == 0, err
     found = [json.loads(line)["judged"] for line in file.read_text().splitlines()]
     return words(out), [one["ctxreuse, online"] for one in found], emulated
