@@ -253,7 +253,7 @@ def _unknown(trace: _CheckedTrace) -> Iterator[str]:
     blind = sum(one.traced.sent is None for one in trace.requests)
     if blind:
         yield (
-            f"tools, marks and history of {counted(blind)}; record whole prompts: ctxreuse "
+            f"tools, marks and history of {counted(blind)}; record what clients send: ctxreuse "
             "record --source openai (or anthropic) -o recording app.py"
         )
     if hides_texts(one.traced for one in trace.requests):

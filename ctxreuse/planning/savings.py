@@ -132,7 +132,8 @@ class Savings:
     """What planning has saved so far or, in shadow mode, would have; tokens are block tokens.
 
     Three ways to send the same requests are compared: as they were sent, as planned, and as
-    retrieved. Tokens of words that planning adds are taken off. `print(savings)` says it in words.
+    retrieved. Tokens of words that planning adds are taken off. Hits between tenants count in none,
+    as if each had an engine to itself. `print(savings)` says it in words.
 
     Attributes:
         requests: Requests that were planned.
@@ -241,7 +242,7 @@ class Savings:
             error = f" ± {self.error_share:.1%}" if self.error_tokens else ""
             return (
                 f"{abs(share):.1%} {'more' if share < 0 else 'fewer'} context tokens to compute "
-                f"(estimate for this planner alone{error}, {self.word_tokens:,} tokens of added "
+                f"(estimate for each tenant alone{error}, {self.word_tokens:,} tokens of added "
                 f"words counted): {self.changed:,} of {requests} {would}sent otherwise than "
                 "retrieved"
             )

@@ -134,9 +134,9 @@ class ShadowPlanner(TenantPlanner):
         tokens, left_out = sum(plan.turn.weights.values()), sum(shown)
         cached = min(plan.expected_cached_tokens, tokens - left_out)
         label = templates.label_of(ContextBlock(text=""))
-        words = sum(map(word_tokens, templates.location_annotations([label] * len(shown))))
-        if counted.root[1]:
-            words += templates.label_tokens * (len(counted.blocks) - len(shown))
+        words = templates.label_tokens * (len(counted.blocks) - len(shown))
+        words += sum(map(word_tokens, templates.location_annotations([label] * len(shown))))
+        words *= counted.root[1]  # without labels, blocks are left out without a word
         self._meter.compared(
             request.tenant, None, left_out > 0, tokens, plan.expected_cached_tokens, cached,
             left_out, len(shown), words,

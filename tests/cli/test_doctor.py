@@ -30,7 +30,7 @@ CHECKS = [
     "metrics",
     "other processes",
 ]
-QUICK = ("--watch", "0.05", "--timeout", "5")
+QUICK = ("--watch", "0.05", "--timeout", "60")
 
 
 @pytest.fixture

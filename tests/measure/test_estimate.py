@@ -97,7 +97,7 @@ def test_a_recording_without_texts_is_enough(run, folder):
     assert by_name["ctxreuse, online", False]["cached_tokens"] == 600
     _, out, _ = run("estimate", folder)
     assert "67% of them had been sent before" in words(out)
-    assert words(out).startswith("64% fewer prompt tokens to compute with ctxreuse, online (one")
+    assert words(out).startswith("64% fewer document tokens to compute with ctxreuse, online (one")
     _, out, _ = run("estimate", folder / "trace.jsonl", "--capacity-tokens", "100", "--json")
     assert {one["capacity_tokens"] for one in json.loads(out)["runs"]} == {None, 100}
 

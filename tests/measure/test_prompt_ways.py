@@ -362,7 +362,7 @@ def test_an_application_whose_documents_never_come_again_gains_nothing(tmp_path)
             joined = Fresh() | (lambda found: "\n\n".join(one.page_content for one in found))
             ({"context": joined} | prompt | Asked(engine=Engine())).invoke("Which?")
     said = verdict(measure_savings(EstimateConfig(trace=str(tmp_path))))
-    assert said.sentence.startswith("Nothing to gain here: 30 prompts were replayed")
+    assert said.sentence.startswith("Nothing to gain here: 30 whole prompts compute ")
     assert not said.is_gain
     assert {one.front for one in read_recording(str(tmp_path))[1]} == {""}
 
@@ -467,3 +467,8 @@ def test_the_next_step_names_the_planner_that_was_measured(recording_with_headin
     assert not said.is_gain or "planner=ReusePlanner(keep_best=True)" in said.next_step
     primed = said_of(recording_with_headings, cache="vllm(states=junctions)")
     assert "prime=True" in primed.next_step
+
+
+def test_instructions_before_the_documents_are_a_part_of_the_bill(tmp_path):
+    recorded(tmp_path, chain("Help them. " * 500 + "{context}\n\n{question}", ""))
+    assert said_of(tmp_path, cache="openai").is_gain  # documents alone are below the minimum

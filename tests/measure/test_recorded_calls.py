@@ -9,6 +9,7 @@ from caching_server import caching_server
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxreuse import request_context
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.plan_file import read_plan
 from ctxreuse.measure.traces.recording import (
@@ -122,6 +123,7 @@ def test_prompts_of_openai_clients_are_recorded_alike_in_both_protocols(tmp_path
         caching_server("openai") as server,
         TraceRecorder(tmp_path) as recorder,
         recording(recorder),
+        request_context(tenant="acme"),
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
     ):
         if api == "chat":
@@ -135,6 +137,7 @@ def test_prompts_of_openai_clients_are_recorded_alike_in_both_protocols(tmp_path
             )
     (one,) = recorded(tmp_path)
     assert (one.system, one.query, one.marks) == ("Be helpful.", "Which river?", (1,))
+    assert one.tenant == "acme"
     assert one.sent == SentCall(model="gpt-x", key=one.sent.key, system_tokens=3, marks={"turn": 1})
     assert one.sent.key
     assert "Alice" not in Path(tmp_path, "trace.jsonl").read_text()

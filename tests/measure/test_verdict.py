@@ -52,8 +52,8 @@ def test_what_differs_in_front_comes_first():
 
 
 SENTENCES = {
-    "online": "prompt tokens to compute with ctxreuse, online",
-    "batch": "prompt tokens to compute with ctxreuse, batch",
+    "online": "document tokens to compute with ctxreuse, online",
+    "batch": "document tokens to compute with ctxreuse, batch",
     "wrap": "Next: wrap the model (ReuseChatModel for LangChain, ReuseLLM for LlamaIndex",
     "planner": "with planner=ReusePlanner(",
     "prime": ", prime=True)",
@@ -204,7 +204,7 @@ def test_text_json_and_page_say_the_same(run, trace, tmp_path):
     code, out, err = run("estimate", trace, *options)
     assert code == 0, err
     sentence = words(out.partition("\nNext: ")[0])
-    assert sentence.startswith("64% fewer prompt tokens to compute with ctxreuse, online (one ")
+    assert sentence.startswith("64% fewer document tokens to compute with ctxreuse, online (one ")
     assert "384 ms less prefill a request and 0.28 EUR less per 1,000 requests (at" in sentence
     assert "prices of 2026-11-01 from our contract" in sentence
     _, out, _ = run("estimate", trace, "--json", *options)

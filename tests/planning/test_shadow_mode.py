@@ -52,7 +52,7 @@ def test_what_it_counts_is_what_a_planner_reaches(requests, strategy, batch, cap
     )
 
 
-@pytest.mark.parametrize("labels", [None, True])
+@pytest.mark.parametrize("labels", [None, True, False])
 def test_blocks_that_a_conversation_shows_stay_and_are_counted(labels):
     planner = ReusePlanner(mode="shadow", labels=labels)
 
@@ -69,7 +69,7 @@ def test_blocks_that_a_conversation_shows_stay_and_are_counted(labels):
     assert planner.savings.changed == 1
     assert planner.savings.prefilled_if_planned == 300
     words = 3 * DEFAULT_TEMPLATES.label_tokens + word_tokens("See also [BCDF] above.")
-    assert planner.savings.word_tokens == words
+    assert planner.savings.word_tokens == (0 if labels is False else words)
 
 
 def test_what_the_engine_drops_would_not_have_been_served_either():

@@ -240,13 +240,13 @@ class Waves:
 @CASES.takes_long
 def leaders() -> Any:
     """Followers wait for the first token of the request that they share most with."""
-    made = requests(14, seed=36, size=4, system="Be brief.")
-    made += requests(10, seed=37, size=4)
+    made = requests(14, seed=36, size=4, system="Be brief.") + requests(10, seed=37, size=4)
     made += [ContextRequest([block(n)], f"turn {n}", conversation_id="c") for n in range(3)]
 
     async def main(leader_first: bool, concurrency: int) -> list[Any]:
         waves = Waves()
         client = _client(EmulatedEngine(answer=waves.answer), model="emulated")
+        await client.context_window()  # a client's first call asks a thread for the platform
         batch = ReusePlanner().plan_batch(made)
         sending = dispatch(client, batch, concurrency=concurrency, leader_first=leader_first)
         await asyncio.gather(sending, waves.let_go(len(made)))

@@ -129,8 +129,8 @@ OF_PLANNERS: Final = (
     *_families(
         "gauge", _CLASS,
         ("ctxreuse_retrieved_prefix_cache_hits_tokens", "cached_as_retrieved",
-         "Block tokens that would be expected in the cache in the retriever's order; an "
-         "estimate."),
+         "Block tokens that would be expected in the cache in the retriever's order, each tenant "
+         "alone; an estimate."),
         ("ctxreuse_retrieved_prefix_cache_error_tokens", "error_tokens",
          "Two standard errors of that estimate."),
     ),

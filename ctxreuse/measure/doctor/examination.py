@@ -63,7 +63,7 @@ def check_fronts(trace: Sequence[TraceRequest]) -> Finding:
             found = f"0 texts in front of the contexts of {len(requests):,} whole prompts"
             return Finding(_FRONTS, Verdict.OK, found, "", figures)
         found = f"{len(requests):,} requests, none with a system text: retrievers do not see it"
-        remedy = "record whole prompts: ctxreuse record --source openai -o recording app.py"
+        remedy = "record what clients send: ctxreuse record --source openai -o recording app.py"
         return Finding(_FRONTS, Verdict.UNKNOWN, found, remedy, figures)
     often = [one for one in front_variations(requests) if one.is_often]
     if often:

@@ -133,7 +133,7 @@ def tables(results: Results) -> Iterator[Table]:
     if bill is not None:
         yield bill_table(bill)
     elif policies:
-        of = " of the documents" if results.level == "blocks" else ""
+        of = " of the documents alone" if results.level == "blocks" else ""
         groups: dict[str, Runs] = {}
         for size in cache_sizes(policies):
             name = cache_words(size)

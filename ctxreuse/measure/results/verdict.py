@@ -108,9 +108,9 @@ def _first(results: Results, step: str) -> str:
 def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     best, as_it_is = ways.best, ways.as_it_is.saved(ways.plain)
     framework = ways.framework if ways.framework in _MODEL else "langchain"
-    cache = cache_words(results.cache_tokens)
+    cache, before = cache_words(results.cache_tokens), ways.plain.prefilled_tokens
     measured: dict[str, Any] = {
-        "computed_tokens_as_retrieved": ways.plain.prefilled_tokens,
+        "computed_tokens_as_retrieved": before,
         "saved_share_as_it_is": round(as_it_is, 6),
     }
     why = REMEDIES.get(ways.in_place)
@@ -119,8 +119,8 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
         tried = ", ".join(one.name for one in ways.ways)
         nothing, step = _nothing(results, _ORDER_STEP if ways.in_place == "order" else _NO_STEP)
         said = (
-            f"{nothing} here: {ways.prompts:,} prompts were replayed in {len(ways.ways)} "
-            f"ways, and none computes {LEAST_SAVED:.0%} less ({cache}): {tried}."
+            f"{nothing} here: {ways.prompts:,} whole prompts compute {before:,} tokens ({cache}), "
+            f"and none of {len(ways.ways)} changes saves {LEAST_SAVED:.0%} of them: {tried}."
         )
         return SavingsVerdict(said, step, in_place, measured=measured)
     share = best.saved(ways.plain)
@@ -139,15 +139,15 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
     computed = best.usage.prefilled_tokens
     rate, less = results.prefill_tokens_per_s, ""
     if rate is not None:
-        saved = (ways.plain.prefilled_tokens - computed) / ways.prompts / rate * 1_000
+        saved = (before - computed) / ways.prompts / rate * 1_000
         less = f"; {_ms(saved)} ms less prefill a prompt at {rate:,.0f} tokens a second"
     if share < _SMALL_SHARE:
         also.append("Small: probably not worth it.")
     nothing = "Nothing as it is, with words that differ in front of the documents; "
     nothing *= best.name in (Way.BEHIND, Way.BOTH)
     said = (
-        f"{nothing}{share:.0%} fewer prompt tokens to compute, changed as "
-        f"Next says ({ways.prompts:,} whole prompts replayed, {cache}{less})."
+        f"{nothing}{share:.0%} fewer prompt tokens to compute, changed as Next says "
+        f"({computed:,} instead of {before:,} in {ways.prompts:,} whole prompts, {cache}{less})."
     )
     measured |= {"way": best.name, "computed_tokens": computed, "saved_share": round(share, 6)}
     return SavingsVerdict(said, _first(results, step), tuple(also), True, measured)
@@ -231,6 +231,7 @@ def _gain(results: Results, saving: Saving) -> tuple[str, str]:
     is_primed = saving.run.policy in [one.name for one in PRIMED]
     planner = _planner(results)
     is_default = planner == "ReusePlanner()"
+    counted = "document" if results.level == "blocks" else "prompt"
     if saving.run.mode == "online":
         fields = "" if is_default else f", with planner={planner}"
         fields += ", prime=True" * is_primed
@@ -240,7 +241,7 @@ def _gain(results: Results, saving: Saving) -> tuple[str, str]:
         named, primes = "planner" if is_default else planner, ", primes=True" * is_primed
         step = f"collect requests, and plan them together: {named}.plan_batch(requests{primes})."
     return (
-        f"{_percent(saving)} prompt tokens to compute with {_policy(saving)} "
+        f"{_percent(saving)} {counted} tokens to compute with {_policy(saving)} "
         f"(one worker, {_cache(results, saving)}){_a_thousand(results, saving)}."
     ), step
 
@@ -281,12 +282,12 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
         return "the cache has lost blocks before they come again", _LARGER_CACHE_STEP
     if _served(saving) >= bound - LEAST_SHARE:
         return (
-            f"the retriever's order already has {_served(saving):.0%} of the prompt tokens "
-            f"served; {bound:.0%} of the block tokens were sent before"
+            f"the retriever's order already has {_served(saving):.0%} of the tokens served; "
+            f"{bound:.0%} of the block tokens were sent before"
         ), _NO_STEP
     return (
         f"requests share blocks but not enough of them together: {_policy(saving)} computes "
-        f"{_percent(saving, 1)} prompt tokens than as retrieved"
+        f"{_percent(saving, 1)} tokens than as retrieved"
     ), _NO_STEP
 
 

@@ -35,7 +35,7 @@ from ctxreuse.context.files import file_errors, make_folder
 from ctxreuse.context.fork_safety import ForkSafeLock, process_name, renew_after_fork
 from ctxreuse.context.lru_map import LRUMap, PartSize, TenantLRUMap
 from ctxreuse.context.rendering import message_texts
-from ctxreuse.context.scope import NO_SCOPE, RequestScope
+from ctxreuse.context.scope import NO_SCOPE, RequestScope, current_scope
 from ctxreuse.context.tokens import as_token_counter
 from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.measure.traces.sent_calls import ReadCall, SentCall, read_call
@@ -425,13 +425,13 @@ class PromptRecorder:
         call = self._recorder.read_call(messages, fields)
         if call is None:
             return None
-        questions, system = call.questions, call.system
+        questions, system, tenant = call.questions, call.system, current_scope().tenant or ""
         blocks, query = paragraphs("\n\n".join(message_texts(questions[-1])))
         first = "\n\n".join(message_texts(questions[0]))
-        talk = self._conversations.of(f"{system}\n{first}", is_first=len(questions) == 1)
+        talk = self._conversations.of(f"{tenant}{system}\n{first}", is_first=len(questions) == 1)
         told: dict[str, Any] = {"conversation_id": talk, "source": self._source, "sent": call.sent}
-        marks = _marks(call, blocks, query)
-        return self._recorder.record(blocks, query, system=system or None, marks=marks, **told)
+        told |= {"tenant": tenant, "marks": _marks(call, blocks, query)}
+        return self._recorder.record(blocks, query, system=system or None, **told)
 
 
 def _marks(call: ReadCall, texts: Sequence[str], query: str) -> list[int]:

@@ -106,9 +106,7 @@ def fronts_that_differ(trace: Sequence[TraceRequest]) -> int | None:
 
 
 def behind_fronts(trace: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Return requests that share nothing where prompts differ before the documents."""
-    if len({one.front for one in trace if one.front}) < 2:
-        return list(trace)
+    """Return requests with what stands before their documents as a part of their system text."""
     return [
         replace(one, system=f"{one.system or ''} {one.front}") if one.front else one
         for one in trace
