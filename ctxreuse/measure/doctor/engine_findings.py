@@ -251,12 +251,12 @@ def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
         )
     if 2 * common < _LONG:
         return (
-            "the engine finds whole prompts only, or has marks or large blocks: --tokens 10000"
+            "the engine finds only whole prompts, breakpoints or large blocks: --tokens 10000"
             + _IF_IT_FITS
         )
     return (
-        "the engine finds whole prompts only; if it reads at marks (Anthropic, OpenAI), plan with "
-        "ReusePlanner(cache='anthropic'), or 'openai'"
+        "the engine finds whole prompts only; if it reads at breakpoints (Anthropic, OpenAI), plan "
+        "with ReusePlanner(cache='anthropic'), or 'openai'"
     )
 
 
