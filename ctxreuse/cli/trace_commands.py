@@ -48,14 +48,14 @@ Recording: TypeAlias = Callable[[TraceRecorder], AbstractContextManager[object]]
 class RecordCommand:
     """Run a program as it is, and record what it retrieves or sends.
 
-    Says what it saw; ends with exit code 2 if that was nothing.
+    Exit code 2 says that it recorded nothing.
 
     `ctxreuse record -o recording app.py --port 8000`, then `ctxreuse estimate recording`.
     """
 
     program: str = option("A Python script, or with --module a module.", argument=True)
     arguments: Sequence[str] = option(
-        "What the program is given; behind its name.", (), argument=True
+        "The program's own arguments, behind its name.", (), argument=True
     )
     output: Path = option(
         "Folder for corpus, trace and whole prompts.", Path("recording"), "--output", "-o"
@@ -180,7 +180,7 @@ class PlanCommand:
         "Tokens that the engine's cache holds, if it is known.", None, min=0
     )
     cache: str = option(
-        f"{CACHES} Where it keeps marked prefixes only, each line has 'marks'.", "vllm"
+        f"{CACHES} If prefixes end at breakpoints, each line has their places in 'marks'.", "vllm"
     )
     keep_best: bool = option(KEEP_BEST, False)
     output: str = option("Where to write; '-' is standard output.", "-", "--output", "-o")
@@ -318,8 +318,8 @@ class ExplainCommand:
     Each request is compared with those before it: the closest earlier prompt, the block at which
     they part, the tokens that are computed again, and the cause.
 
-    With --json each cause has a reason in the words that providers' diagnostics are told in, too:
-    model, key, tools, system, messages, compacted, expired, below the minimum, never written.
+    With --json, each cause also has a reason in the terms of providers' diagnostics: model, key,
+    tools, system, messages, compacted, expired, below the minimum, never written.
     """
 
     plan: str = option(
