@@ -110,16 +110,11 @@ class RecordCommand:
                 f"{nothing}, so nothing is written; the program ended with {type(error).__name__} "
                 "before it retrieved anything"
             )
-        remedy = (
-            "--source openai reads the prompts that OpenAI clients send, --source anthropic those "
-            "of Anthropic's"
-        )
-        if PROMPTS.keys() & set(self.source):
-            remedy = "without --source, it listens to retrievers, vector stores and chat engines"
         return (
             f"{nothing}, so nothing is written; let the program answer some questions in this "
-            "process: what its child processes do is not seen, so have it run one worker; "
-            f"{remedy}; TraceRecorder records from code"
+            "process, for child processes are not seen: have it run one worker; --source openai or "
+            "anthropic reads what such clients send, and without --source, what is retrieved is "
+            "recorded; TraceRecorder records from code"
         )
 
 
