@@ -104,7 +104,7 @@ def test_something_that_is_no_list_of_documents_is_refused(wrong):
     ("options", "said"),
     [
         ({"documents": [document("a"), "a secret text"]}, "not one with str in it"),
-        ({"document_prompt": 3}, "document_prompt must be a prompt template"),
+        ({"document_prompt": "\n---\n"}, "document_prompt must be a prompt template"),
         ({"document_prompt": "{page}: {page_content}"}, "page"),
         ({"document_prompt": "{page_content"}, "document_prompt: expected '}'"),
         ({"separator": None}, "separator"),

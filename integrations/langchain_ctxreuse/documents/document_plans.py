@@ -140,7 +140,7 @@ def _shown_by(
     if prompt is None:
         return [one.page_content for one in documents]
     try:
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and "{" in prompt:
             prompt = PromptTemplate.from_template(prompt)
         if isinstance(prompt, BasePromptTemplate):
             return [format_document(one, prompt) for one in documents]
