@@ -120,8 +120,7 @@ class RecordCommand:
 
 def registered() -> dict[str, EntryPoint]:
     """Return the entry points by name, sorted."""
-    found = sorted(entry_points(group=RECORDERS), key=lambda one: one.name)
-    return {one.name: one for one in found}
+    return {one.name: one for one in sorted(entry_points(group=RECORDERS))}
 
 
 def installed(entry: EntryPoint) -> Recording | None:
@@ -185,8 +184,7 @@ class PlanCommand:
         only_one_from_standard_input(self.trace, self.corpus or "")
         if self.keep_best and self.strategy != "reuse":
             raise InvalidRequestError(
-                "--keep-best is of the strategy reuse; leave it out with --strategy "
-                f"{self.strategy}"
+                f"--keep-best is of --strategy reuse; leave it out with --strategy {self.strategy}"
             )
         check_writable(None if self.output == STANDARD_STREAM else self.output)
         _, requests = read_requests(self.trace, self.corpus)

@@ -369,14 +369,10 @@ def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:
             before[one.root] = sent
     if many:
         many.sort(key=lambda each: -each[0].sent.mark_count)
-        what = (
-            "the provider refuses such a request"
-            if cache.look_back
-            else "the provider writes only the latest"
-        )
+        does = "refuses such a request" if cache.look_back else "writes only the latest"
         found = (
             f"{_counted(many)} more breakpoints than {cache.name} takes, "
-            f"{many[0][0].sent.mark_count} instead of {cache.marks}; {what}"
+            f"{many[0][0].sent.mark_count} instead of {cache.marks}; the provider {does}"
         )
         remedy = "Set breakpoints in one place: plan.body() keeps to the limit, yours included."
         yield trace.finding(_TOO_MANY, many, found, remedy)
