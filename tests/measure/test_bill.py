@@ -271,7 +271,7 @@ def test_results_and_page_say_the_same(run, folder):
     assert page(stored).count("<table") == shown.count("<table")
     with pytest.raises(InvalidRequestError, match="each of more must be a Table"):
         page(stored, [b"text"])
-    for name in ("as sent today", "retrieved, breakpoints", "ctxreuse, online", "ctxreuse, batch"):
+    for name in ("as sent today", "breakpoints only", "ctxreuse, online", "ctxreuse, batch"):
         assert f"<td>{name}</td>" in shown
 
 

@@ -96,7 +96,7 @@ class Bill(NamedTuple):
     def name(self, row: Saving) -> str:
         """Return what tables call a way to send the requests."""
         names = (self.base.policy, row.run.policy)  # what is sent today has no marks
-        return "retrieved, breakpoints" if names == (TODAY.name, AS_SENT.name) else row.run.policy
+        return "breakpoints only" if names == (TODAY.name, AS_SENT.name) else row.run.policy
 
     def money(self, row: Saving, prices: Prices) -> float:
         """Return what a thousand requests cost, with their answers."""
