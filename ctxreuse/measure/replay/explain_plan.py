@@ -123,12 +123,10 @@ REMEDIES = {  # of what is computed again
     "beginning.",
     Cause.other_model: "Keep the model and its settings the same, or give each model requests of "
     "its own.",
-    Cause.compacted: "Shorten a conversation rarely, and by much: each time, all of it is computed "
-    "again.",
+    Cause.compacted: "Shorten a conversation rarely, and by much: each time all is computed again.",
     Cause.expired: "Send requests that share documents closer together (plan_batch), or keep "
     "entries longer: anthropic(life=1h).",
-    Cause.below_minimum: "Nothing, or put more text that stays the same in front: such short "
-    "prompts are never kept.",
+    Cause.below_minimum: "Put more constant text in front: such short prompts are never kept.",
     Cause.never_written: "Set breakpoints where prompts fork: ReusePlanner(cache=...) plans them, "
     "plan.body() has them. Plan waiting requests together. If the engine keeps states, plan with "
     "primes=True, and send plan.primes.",
