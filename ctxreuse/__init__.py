@@ -1,5 +1,8 @@
 """ctxreuse: retrieved blocks in, prompts that hit the engine's prefix cache out."""
 
+from sys import modules
+from typing import TYPE_CHECKING
+
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
 from ctxreuse.context.rendering import PAPER_TEMPLATES, Templates
 from ctxreuse.context.scope import request_context
@@ -28,3 +31,18 @@ __all__ = [
     "cache_profile",
     "request_context",
 ]
+
+_ELSEWHERE = {
+    "EngineClient": "in ctxreuse.serving",
+    "ReuseChatModel": "in langchain_ctxreuse",
+    "ReuseLLM": "in llamaindex_ctxreuse",
+    "ReuseMemory": "in mem0_ctxreuse",
+}
+
+if not TYPE_CHECKING:  # checkers would take every name to be here
+
+    def __getattr__(name: str) -> object:
+        """Say in which package a name is that is not here."""
+        if name in _ELSEWHERE:
+            raise ImportError(f"{name} is {_ELSEWHERE[name]}")
+        raise AttributeError(f"ctxreuse has no {name!r}", name=name, obj=modules[__name__])

@@ -187,7 +187,7 @@ def drawn(panel: dict[str, Any], axes: Any, client: httpx.Client) -> None:
     axes.grid(color="#2c3235", lw=0.5)
     axes.set_xlim(0, 3)
     axes.set_xticks(range(4), [f"{hour} h" for hour in range(4)])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=-0.02 * axes.get_ylim()[1])  # a line at 0 is seen
     names = {"percentunit": "%", "s": "ms", "reqps": "requests/s"}
     axes.set_ylabel(names.get(unit, ""), color="#9fa7b3", fontsize=7)
     below = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.17), "borderpad": 0}

@@ -25,10 +25,10 @@ PACKAGE = re.compile(r"^::: (\w+(?:\.\w+)?)$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return a page with the command line's help, or all metrics, where it asks for that."""
-    if METRICS in markdown:
-        return markdown.replace(METRICS, metrics())
-    return markdown.replace(COMMANDS, command_line()) if COMMANDS in markdown else markdown
+    """Return a page with the command line's help, or all metrics, in place of what asks for it."""
+    markdown = re.sub(r"^`make docs` fills this page in;.*\n\n", "", markdown, flags=re.MULTILINE)
+    markdown = re.sub(METRICS, lambda _: metrics(), markdown)
+    return re.sub(COMMANDS, lambda _: command_line(), markdown)
 
 
 def metrics() -> str:

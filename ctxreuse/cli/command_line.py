@@ -14,15 +14,15 @@ app = typer.Typer(
     cls=CommandGroup,
     help="""Reorder retrieved blocks so that an LLM engine's prefix cache hits.
 
-    To see what your application would save, write down what it retrieves, and replay that:
+    To see what your application would save, record what it retrieves, and replay that:
 
     `ctxreuse record -o recording app.py`
 
     `ctxreuse estimate recording`
 
-    Without an application, `ctxreuse demo` (extra `demo`) plans retrievals that it brings with it.
-    With retrievals of your own, write one JSON object a line: a corpus with `id` and `text`, and a
-    trace with `request_id`, `query` and `blocks` (ids, best first). Then:
+    `ctxreuse demo` (extra `demo`) needs no application. For retrievals of your own, write two files
+    with a JSON object a line: a corpus with `id` and `text`, and a trace with `request_id`, `query`
+    and `blocks` (ids, best first). Then:
 
     `ctxreuse plan --trace T.jsonl --corpus C.jsonl --mode online -o OUT.jsonl`
 

@@ -64,12 +64,12 @@ class DemoCommand:
 class EstimateCommand(PrintsJson, EstimateConfig):
     """Say what would be saved of a recording or a trace, and which change saves it.
 
-    A recording of LangChain or LlamaIndex has whole prompts: they are replayed as they are, and
-    changed in each way that applies. Of a trace the orders of its documents are replayed, each turn
-    of a conversation answered "OK.", with and without de-duplication.
+    A recording of LangChain or LlamaIndex has whole prompts. They are replayed as they are, and
+    with each change that applies. Of a trace, only the documents are replayed, and each turn of a
+    conversation is answered "OK.".
 
     `ctxreuse estimate recording --cache openai --prices prices.json` shows the bill of a hosted
-    model: what the prompts cost as they are sent today, with marks, and planned.
+    model: as sent today, with breakpoints, and planned.
     """
 
     html: str | None = option(
@@ -87,7 +87,10 @@ class EstimateCommand(PrintsJson, EstimateConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCommand(EstimateConfig):
-    """Make a page of an estimate that people can look at, and the charts as pictures."""
+    """Write an estimate as an HTML page, and its charts as pictures.
+
+    `ctxreuse report recording -o report.html`
+    """
 
     output: str = option("The HTML file; it needs no network.", "report.html", "--output", "-o")
     pictures: Path | None = option("A folder for the charts as PNG files, too.", None)
@@ -116,17 +119,15 @@ class BenchCommand(PrintsJson, BenchConfig):
     """Replay a recording on an engine in two or three orders: hit ratios, times to first token.
 
     Its requests are sent as they were retrieved, in the order of ctxreuse, and with
-    `--order paper` in that of the papers. The orders take turns, some requests each, and each finds
-    a cache of its own, empty at first. Turns of a conversation stand behind the engine's answers to
-    the turns before.
+    `--order paper` in that of the papers. The orders take turns. Each begins with an empty cache of
+    its own. In a conversation, the engine's own answers stand between the turns.
 
     `ctxreuse bench recording --base-url http://127.0.0.1:8000/v1`
 
     `ctxreuse bench recording --base-url URL --answer-tokens 200 --answers answers.jsonl --judge URL
-    MODEL` writes a line a question with the answer in each order, and has a model compare each
-    with that as retrieved: do they stay as good?
+    MODEL` writes the answers in each order, and has a model compare them with those as retrieved.
 
-    vLLM needs --enable-prompt-tokens-details, else it does not say what was cached. Recordings
+    Start vLLM with --enable-prompt-tokens-details, else it does not say what was cached. Recordings
     without texts (--hash-only) cannot be sent.
     """
 
@@ -170,9 +171,9 @@ class BenchCommand(PrintsJson, BenchConfig):
 class DoctorCommand(PrintsJson, DoctorConfig):
     """Say why an engine's prefix cache does not hit, and what to do.
 
-    A verdict, then a line for each check. Ends with exit code 1 if there is a problem. What cannot
-    be told from outside is "not known", and no problem. Prompts are made up, and what they cost is
-    said before they are sent; nothing of a recording is sent anywhere.
+    It prints a verdict, then a line for each check. Exit code 1 says that there is a problem. What
+    cannot be told from outside is "not known", and no problem. Prompts are made up, and what they
+    cost is said before they are sent. Nothing of a recording is sent anywhere.
 
     `ctxreuse doctor recording --base-url http://127.0.0.1:8000/v1`
     """
@@ -194,14 +195,13 @@ class DoctorCommand(PrintsJson, DoctorConfig):
 class LintCommand(PrintsJson):
     """Find in a recorded trace what keeps the prefix cache from hitting, and what it costs.
 
-    Looks for text that varies in front of the documents (times, ids, counters), tools and documents
-    in changing order, marks that are lost, too many or behind the question, and prompts just under
-    the provider's minimum. Each finding names a request that shows it, the prompt tokens that were
-    computed and could have been read, their share of the bill, and a remedy. One token can count
-    in several findings.
+    It looks for text that varies in front of the documents (times, ids, counters), tools and
+    documents in changing order, breakpoints that are lost, too many or behind the question, and
+    prompts just under the provider's minimum. Each finding names a request, the prompt tokens that
+    could have been read, their share of the bill, and a remedy. A token can count in several.
 
-    Ends with exit code 1 if anything is found. Nothing is sent anywhere. Tools and marks are in
-    recordings of whole prompts:
+    Exit code 1 says that something was found. Nothing is sent anywhere. Only recordings of whole
+    prompts have tools and breakpoints:
 
     `ctxreuse record --source anthropic -o recording app.py`
 

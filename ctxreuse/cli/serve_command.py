@@ -32,17 +32,17 @@ curl {at}/v1/chat/completions -H 'content-type: application/json' -d '{{"model":
 
 @dataclass(frozen=True, kw_only=True)
 class ServeCommand:
-    """Stand before engines, and plan what chat requests show, for clients in any language.
+    """Run a server in front of engines that plans chat requests, for clients in any language.
 
     `ctxreuse serve --engine http://127.0.0.1:8000`
 
-    Send what was retrieved to /v1/chat/completions or /v1/messages, best first, beside `messages`:
+    Send documents, best first, beside `messages` to /v1/chat/completions or /v1/messages:
 
     `"documents": [{"id": "a", "title": "A", "text": "..."}]`
 
-    It is shown where `{documents}` stands, else before the last question, in the order that hits
+    They are shown where `{documents}` stands, else before the last question, in the order that hits
     the engine's cache. All else goes through as it came. Clients that send prompts themselves ask
-    /v1/plan. The engines' key is CTXREUSE_ENGINE_KEY; without it the callers' keys go through.
+    /v1/plan. The engines' key is CTXREUSE_ENGINE_KEY; without it, the callers' keys go through.
     """
 
     engines: Sequence[str] = option("An engine; repeat it.", (), "--engine", metavar="URL")

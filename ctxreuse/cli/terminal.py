@@ -117,7 +117,7 @@ def show(things: Iterable[Shown]) -> None:
     """Print lines and tables on standard output, none of their text taken as markup."""
     console = _Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = _Console(width=_PIPED_WIDTH, highlight=False)
+        console = _Console(width=_USUAL_WIDTH, highlight=False)
     for one in things:
         with file_errors("standard output", "written"):
             if isinstance(one, Table):
@@ -134,13 +134,13 @@ class _WritesHelp:
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of Typer's own class
         for param in params:
-            if getattr(param, "is_flag", False) and param.metavar is None:
+            if getattr(param, "is_flag", False):
                 param.metavar = ""
         return params
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         with file_errors("standard output", "written"):
-            if get_terminal_size().columns < _LEAST_HELP_WIDTH:
+            if get_terminal_size().columns < _USUAL_WIDTH:
                 self.rich_markup_mode = None
             try:
                 super().format_help(ctx, formatter)  # type: ignore[misc]  # of Typer's own class
@@ -176,8 +176,7 @@ def progress(task: str, steps: int) -> Iterator[Callable[[], object]]:
         yield lambda: bar.advance(number)
 
 
-_PIPED_WIDTH = 80
-_LEAST_HELP_WIDTH = 80
+_USUAL_WIDTH = 80
 _WIDEST = 10_000
 _LEAST_NAME_WIDTH = 8
 _LEAST_TEXT_WIDTH = 12  # of a column of words
@@ -196,10 +195,8 @@ def _turned(table: Table) -> Table:
     """Return a table with a row for each cell, under the name of its column."""
     rows: list[tuple[str, ...]] = []
     for row in table.rows:
-        rows.append((row[0],))
-        if len(row) > 1:
-            heads = (" ".join(name.replace("-\n", "").split()) for name in table.head[1:])
-            rows += zip(heads, row[1:], strict=True)
+        heads = (" ".join(name.replace("-\n", "").split()) for name in table.head[1:])
+        rows += (row[0],), *zip(heads, row[1:], strict=False)  # a heading has no more
     return Table(table.title, (table.head[0], ""), tuple(rows), is_text=True)
 
 

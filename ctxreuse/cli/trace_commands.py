@@ -48,14 +48,14 @@ Recording: TypeAlias = Callable[[TraceRecorder], AbstractContextManager[object]]
 class RecordCommand:
     """Run a program as it is, and record what it retrieves or sends.
 
-    Says what it saw; ends with exit code 2 if that was nothing.
+    Exit code 2 says that it recorded nothing.
 
     `ctxreuse record -o recording app.py --port 8000`, then `ctxreuse estimate recording`.
     """
 
     program: str = option("A Python script, or with --module a module.", argument=True)
     arguments: Sequence[str] = option(
-        "What the program is given; behind its name.", (), argument=True
+        "The program's own arguments, behind its name.", (), argument=True
     )
     output: Path = option(
         "Folder for corpus, trace and whole prompts.", Path("recording"), "--output", "-o"
@@ -110,23 +110,17 @@ class RecordCommand:
                 f"{nothing}, so nothing is written; the program ended with {type(error).__name__} "
                 "before it retrieved anything"
             )
-        remedy = (
-            "--source openai reads the prompts that OpenAI clients send, --source anthropic those "
-            "of Anthropic's"
-        )
-        if PROMPTS.keys() & set(self.source):
-            remedy = "without --source, it listens to retrievers, vector stores and chat engines"
         return (
             f"{nothing}, so nothing is written; let the program answer some questions in this "
-            "process: what its child processes do is not seen, so have it run one worker; "
-            f"{remedy}; TraceRecorder records from code"
+            "process, for child processes are not seen: have it run one worker; --source openai or "
+            "anthropic reads what such clients send, and without --source, what is retrieved is "
+            "recorded; TraceRecorder records from code"
         )
 
 
 def registered() -> dict[str, EntryPoint]:
     """Return the entry points by name, sorted."""
-    found = sorted(entry_points(group=RECORDERS), key=lambda one: one.name)
-    return {one.name: one for one in found}
+    return {one.name: one for one in sorted(entry_points(group=RECORDERS))}
 
 
 def installed(entry: EntryPoint) -> Recording | None:
@@ -180,7 +174,7 @@ class PlanCommand:
         "Tokens that the engine's cache holds, if it is known.", None, min=0
     )
     cache: str = option(
-        f"{CACHES} Where it keeps marked prefixes only, each line has 'marks'.", "vllm"
+        f"{CACHES} If prefixes end at breakpoints, each line has their places in 'marks'.", "vllm"
     )
     keep_best: bool = option(KEEP_BEST, False)
     output: str = option("Where to write; '-' is standard output.", "-", "--output", "-o")
@@ -190,8 +184,7 @@ class PlanCommand:
         only_one_from_standard_input(self.trace, self.corpus or "")
         if self.keep_best and self.strategy != "reuse":
             raise InvalidRequestError(
-                "--keep-best is of the strategy reuse; leave it out with --strategy "
-                f"{self.strategy}"
+                f"--keep-best is of --strategy reuse; leave it out with --strategy {self.strategy}"
             )
         check_writable(None if self.output == STANDARD_STREAM else self.output)
         _, requests = read_requests(self.trace, self.corpus)
@@ -318,8 +311,8 @@ class ExplainCommand:
     Each request is compared with those before it: the closest earlier prompt, the block at which
     they part, the tokens that are computed again, and the cause.
 
-    With --json each cause has a reason in the words that providers' diagnostics are told in, too:
-    model, key, tools, system, messages, compacted, expired, below the minimum, never written.
+    With --json, each cause also has a reason in the terms of providers' diagnostics: model, key,
+    tools, system, messages, compacted, expired, below the minimum, never written.
     """
 
     plan: str = option(

@@ -52,7 +52,7 @@ _PLANNED: Final = (
     "Have them planned: do what `ctxreuse estimate` says comes next, such as wrapping the model; "
     "where that is done,"
 )
-_TOO_MANY: Final = "too many marks"
+_TOO_MANY: Final = "too many breakpoints"
 
 
 class LintFinding(NamedTuple):
@@ -253,13 +253,13 @@ def _unknown(trace: _CheckedTrace) -> Iterator[str]:
     blind = sum(one.traced.sent is None for one in trace.requests)
     if blind:
         yield (
-            f"tools, marks and history of {counted(blind)}; record what clients send: ctxreuse "
+            f"tools, breakpoints and history of {counted(blind)}; record what clients send: ctxreuse "
             "record --source openai (or anthropic) -o recording app.py"
         )
     if hides_texts(one.traced for one in trace.requests):
         yield f"{UNKNOWN}; {IN_TEXTS}"
     if not trace.cache.lives:
-        yield "marks and shortest prefix: name the provider's cache, such as --cache anthropic"
+        yield "breakpoints and minimum: name the provider's cache, such as --cache anthropic"
 
 
 # checks
@@ -369,25 +369,21 @@ def _marks(trace: _CheckedTrace) -> Iterator[LintFinding]:
             before[one.root] = sent
     if many:
         many.sort(key=lambda each: -each[0].sent.mark_count)
-        what = (
-            "the provider refuses such a request"
-            if cache.look_back
-            else "the provider writes only the latest"
-        )
+        does = "refuses such a request" if cache.look_back else "writes only the latest"
         found = (
-            f"{_counted(many)} more marks than {cache.name} takes, {many[0][0].sent.mark_count} "
-            f"instead of {cache.marks}; {what}"
+            f"{_counted(many)} more breakpoints than {cache.name} takes, "
+            f"{many[0][0].sent.mark_count} instead of {cache.marks}; the provider {does}"
         )
-        remedy = "Let one place alone set marks: plan.body() keeps to the limit, yours included."
+        remedy = "Set breakpoints in one place: plan.body() keeps to the limit, yours included."
         yield trace.finding(_TOO_MANY, many, found, remedy)
     if lost:
-        found = f"{_counted(lost)} no mark where an earlier one has some"
-        remedy = "Set the same marks in every request: what is not marked is not read either."
-        yield trace.finding("lost marks", lost, found, remedy)
+        found = f"{_counted(lost)} no breakpoint where an earlier one has some"
+        remedy = "Set the same breakpoints in every request, else what they end is not read."
+        yield trace.finding("lost breakpoints", lost, found, remedy)
     if unmarked:
-        found = f"{_counted(unmarked)} no mark behind what earlier ones begin with, too"
+        found = f"{_counted(unmarked)} no breakpoint behind what earlier ones begin with, too"
         remedy = REMEDIES[Cause.never_written]
-        yield trace.finding("no mark where prompts fork", unmarked, found, remedy)
+        yield trace.finding("no breakpoint where prompts fork", unmarked, found, remedy)
 
 
 def _behind_questions(trace: _CheckedTrace) -> Iterator[LintFinding]:
@@ -407,12 +403,12 @@ def _behind_questions(trace: _CheckedTrace) -> Iterator[LintFinding]:
             tally.append((one, one.prompt_tokens - kept))
     if tally and cache.write_factor > 1:
         found = (
-            f"{_counted(tally)} a mark behind a question that no later turn repeats: it is written "
-            f"at {cache.write_factor:g} times the price and never read"
+            f"{_counted(tally)} a breakpoint behind a question that no later turn repeats: it is "
+            f"written at {cache.write_factor:g} times the price and never read"
         )
-        remedy = "Mark the documents that come again and not the question: plan.body() does."
+        remedy = "Set breakpoints behind documents that come again, as plan.body() does."
         factor = cache.write_factor - 1
-        yield trace.finding("mark behind the question", tally, found, remedy, factor)
+        yield trace.finding("breakpoint behind the question", tally, found, remedy, factor)
 
 
 def _counted(tally: _Evidence) -> str:

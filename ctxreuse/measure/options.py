@@ -14,9 +14,7 @@ PRICES = (
     "tokens), currency, date and source; optionally output and written_input. Or a model's name, "
     "for what the package genai-prices knows (extra prices)."
 )
-KEEP_BEST = (
-    "Keep the retriever's best block in front, for small models: ReusePlanner(keep_best=True)."
-)
+KEEP_BEST = "Keep the retriever's best block first, for small models: ReusePlanner(keep_best=True)."
 BESIDE_TRACE = "Its blocks; corpus.jsonl beside the trace if not given."
 
 

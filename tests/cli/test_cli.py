@@ -336,10 +336,7 @@ def test_the_version_is_the_packages(run):
         (("plan", "t", "--keep-best", "--strategy", "none"), "leave it out with --strategy none"),
         (("plan", "--trace", "t", "--corpus", "c", "--mode", "batch"), "'batch'"),
         (("simulate", "--corpus", "c"), "--plan"),
-        (
-            ("simulate", "--plan", "p", "--corpus", "c", "--capacity-tokens", "-1"),
-            "--capacity-tokens",
-        ),
+        (("simulate", "p", "--capacity-tokens", "-1"), "--capacity-tokens"),
         (("simulate", "--plan", "p", "--corpus", "c", "--block-size", "0"), "--block-size"),
         (("simulate", "--plan", "p"), "p: there is no such file or folder"),
         (("explain", "--plan", "p", "--corpus", "c", "--worst", "-1"), "--worst"),

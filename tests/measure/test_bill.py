@@ -195,10 +195,10 @@ def test_a_bill_in_words_table_and_numbers(run, folder):
     for said in (
         "(cache profile openai): 0.32 instead of 1.25 of the uncached price; 6.05 EUR less per "
         "1,000 requests (prices of 2026-11-01 from our contract).",
-        'Next: plan with ReusePlanner(cache="openai") and send plan.body(), which has the marks;',
-        "20% lower without planning: the provider's own mark at the end of each prompt writes",
+        'Next: plan with ReusePlanner(cache="openai") and send plan.body(), which has the',
+        "20% lower without planning: the provider's own breakpoint at the end of each prompt",
         "Writing costs 1.25 times an uncached token, reading 0.1: it pays if a written token is "
-        "read 0.28 times on average; a single mark, if it is read once.",
+        "read 0.28 times on average; a single breakpoint, if it is read once.",
         "input 4, cached_input 0.4 (from the profile), written_input 30m 5 (from the profile), "
         "output 20.",
         "No request has a timestamp, so nothing expires.",
@@ -271,7 +271,7 @@ def test_results_and_page_say_the_same(run, folder):
     assert page(stored).count("<table") == shown.count("<table")
     with pytest.raises(InvalidRequestError, match="each of more must be a Table"):
         page(stored, [b"text"])
-    for name in ("as sent today", "retrieved, marked", "ctxreuse, online", "ctxreuse, batch"):
+    for name in ("as sent today", "breakpoints only", "ctxreuse, online", "ctxreuse, batch"):
         assert f"<td>{name}</td>" in shown
 
 

@@ -174,22 +174,22 @@ def test_marks_that_vanish_are_found(system):
     trace = [traced(n, "ab", system=system, **marked) for n in range(3)]
     trace.append(traced(3, "ab", system=system, sent={"system_tokens": tokens}))
     one = the_finding(trace)
-    assert (one.check, one.request_id, one.tokens) == ("lost marks", 3, tokens + 1_200)
-    assert one.found == "1 request has no mark where an earlier one has some"
-    assert one.remedy.startswith("Set the same marks in every request")
+    assert (one.check, one.request_id, one.tokens) == ("lost breakpoints", 3, tokens + 1_200)
+    assert one.found == "1 request has no breakpoint where an earlier one has some"
+    assert one.remedy.startswith("Set the same breakpoints in every request")
 
 
 def test_prompts_without_marks_or_with_marks_that_nothing_looks_back_for_are_found():
     marked = {"marks": (0,), "sent": {"marks": {"system": 1}, "system_tokens": 1_125}}
     unmarked = {"marks": (), "sent": {"marks": {"turn": 1}, "system_tokens": 1_125, "history": 2}}
     trace = [traced(0, "a", system=HELP, **marked), traced(1, "b", system=HELP, **unmarked)]
-    assert found(trace, cache_profile("openai")) == [("lost marks", 1, 1, 1_125)]
+    assert found(trace, cache_profile("openai")) == [("lost breakpoints", 1, 1, 1_125)]
     assert found(trace, cache_profile("anthropic")) == []
     trace = [traced(n, "ab", system=HELP, sent={"system_tokens": 1_125}) for n in range(3)]
-    assert found(trace) == [("no mark where prompts fork", 1, 2, 2 * 2_325)]
+    assert found(trace) == [("no breakpoint where prompts fork", 1, 2, 2 * 2_325)]
     one = the_finding(trace)
     assert (one.cost_tokens, one.remedy) == (4_185, REMEDIES[Cause.never_written])
-    assert one.found == "2 requests have no mark behind what earlier ones begin with, too"
+    assert one.found == "2 requests have no breakpoint behind what earlier ones begin with, too"
 
 
 @pytest.mark.parametrize(
@@ -203,30 +203,30 @@ def test_more_marks_than_the_provider_takes_are_found_first(cache, words):
     sent = [{"marks": {"system": n, "turn": 4}, "system_tokens": 1_125} for n in (1, 5, 2)]
     trace = [traced(0, "abcd", system=HELP, marks=(0, 1, 2, 3, 4), sent=one) for one in sent]
     one = lint(trace, CORPUS, cache).findings[0]
-    assert (one.check, one.number, one.requests, one.tokens) == ("too many marks", 2, 3, 0)
+    assert (one.check, one.number, one.requests, one.tokens) == ("too many breakpoints", 2, 3, 0)
     assert one.found == (
-        f"3 requests have more marks than {cache.name} takes, 9 instead of 4; {words}"
+        f"3 requests have more breakpoints than {cache.name} takes, 9 instead of 4; {words}"
     )
-    assert one.remedy.startswith("Let one place alone set marks")
+    assert one.remedy.startswith("Set breakpoints in one place")
 
 
 def test_a_mark_behind_a_question_is_paid_in_vain_unless_the_conversation_goes_on():
     sent = {"marks": {"turn": 1}, "system_tokens": 2}
     alone = [traced(n, letters, sent=sent) for n, letters in enumerate(("ab", "cd"))]
     one = the_finding(alone)
-    assert one.check == "mark behind the question"
+    assert one.check == "breakpoint behind the question"
     assert one.cost_tokens == round(0.25 * one.tokens)
     assert one.found == (
-        "2 requests have a mark behind a question that no later turn repeats: it is written at "
-        "1.25 times the price and never read"
+        "2 requests have a breakpoint behind a question that no later turn repeats: it is written "
+        "at 1.25 times the price and never read"
     )
-    assert one.remedy.startswith("Mark the documents that come again and not the question")
+    assert one.remedy.startswith("Set breakpoints behind documents that come again")
     assert one.tokens == 2 * (1_200 + 2 + 3)
     talk = [replace(request, conversation_id="c") for request in alone]
     later = [traced(0, "ab", sent={**sent, "history": 2})]
     for trace in (talk, later):
         assert found(trace) == []
-    assert found(alone, cache_profile("openai(life=30m)"))[0][0] == "mark behind the question"
+    assert found(alone, cache_profile("openai(life=30m)"))[0][0] == "breakpoint behind the question"
     assert found(alone, cache_profile("gemini(minimum=100)")) == []
 
 
@@ -283,8 +283,8 @@ def test_what_a_trace_does_not_say_is_not_known_and_no_finding():
     report = lint(trace, CORPUS)
     assert (report.findings, report.cache) == ([], "vllm")
     assert [words.split(";")[0] for words in report.unknown] == [
-        "tools, marks and history of 3 requests",
-        "marks and shortest prefix: name the provider's cache, such as --cache anthropic",
+        "tools, breakpoints and history of 3 requests",
+        "breakpoints and minimum: name the provider's cache, such as --cache anthropic",
     ]
     assert report.verdict.startswith("Nothing found in 3 requests")
     assert lint([], {}) == LintReport([], 0, 0, "vllm", report.unknown[1:])

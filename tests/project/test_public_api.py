@@ -43,12 +43,14 @@ def test_each_exported_name_is_described():
         assert inspect.getdoc(getattr(ctxreuse, name)), name
 
 
+def test_a_name_of_another_package_is_said_to_be_there():
+    with pytest.raises(ImportError, match="ReuseLLM is in llamaindex_ctxreuse"):
+        exec("from ctxreuse import ReuseLLM")
+
+
 def parameters(function):
-    return {
-        name: parameter.default
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name not in ("self", "given")
-    }
+    found = inspect.signature(function).parameters
+    return {name: one.default for name, one in found.items() if name not in ("self", "given")}
 
 
 EMPTY = inspect.Parameter.empty

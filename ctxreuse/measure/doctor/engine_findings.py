@@ -250,13 +250,10 @@ def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
             f"its blocks hold {block:,} tokens: --tokens {min(4 * block, MOST_TOKENS)}{_IF_IT_FITS}"
         )
     if 2 * common < _LONG:
-        return (
-            "the engine finds whole prompts only, or has marks or large blocks: --tokens 10000"
-            + _IF_IT_FITS
-        )
+        return f"the engine finds whole prompts or large blocks only: --tokens 10000{_IF_IT_FITS}"
     return (
-        "the engine finds whole prompts only; if it reads at marks (Anthropic, OpenAI), plan with "
-        "ReusePlanner(cache='anthropic'), or 'openai'"
+        "the engine finds whole prompts only; if it reads at breakpoints (Anthropic, OpenAI), plan "
+        "with ReusePlanner(cache='anthropic'), or 'openai'"
     )
 
 

@@ -137,8 +137,7 @@ class DoctorConfig:
     )
     shared_log: str | None = option(
         "The log that the processes share: who writes to it? The file of a SQLiteLog, or the URL "
-        "of a RedisLog's server, whose secret is not needed; a password is in no list of processes "
-        "if CTXREUSE_SHARED_LOG holds the URL.",
+        "of a RedisLog's server. Put a URL that has a password into CTXREUSE_SHARED_LOG.",
         None,
         secret=True,
         envvar="CTXREUSE_SHARED_LOG",

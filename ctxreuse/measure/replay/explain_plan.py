@@ -115,7 +115,7 @@ REMEDIES = {  # of what is computed again
     Cause.other_text: "Keep a document's text as it is between requests; what varies in it (a "
     "score, a time) makes it another one.",
     Cause.evicted: "Give the engine's cache more memory, tell the planner its size "
-    "(capacity_tokens), or plan requests together, so that those that share come together.",
+    "(capacity_tokens), or plan requests together, so that those that share follow each other.",
     Cause.too_short: "Nothing: it is less than a block of the engine's cache.",
     Cause.other_tools: "Send the same tools in the same order with every request; choose among "
     "them with tool_choice.",
@@ -123,15 +123,13 @@ REMEDIES = {  # of what is computed again
     "beginning.",
     Cause.other_model: "Keep the model and its settings the same, or give each model requests of "
     "its own.",
-    Cause.compacted: "Shorten a conversation seldom, and by much: each time all of it is computed "
-    "again.",
-    Cause.expired: "Send what shares documents closer together (plan_batch), or keep it longer: "
-    "anthropic(life=1h).",
-    Cause.below_minimum: "Nothing, or put more that stays the same in front; prompts of that "
-    "length are never kept.",
-    Cause.never_written: "Mark where prompts fork: plan for the provider's cache "
-    "(ReusePlanner(cache=...)), together what waits together, and send plan.body(); where an "
-    "engine keeps states, with primes=True, and send plan.primes.",
+    Cause.compacted: "Shorten a conversation rarely, and by much: each time all is computed again.",
+    Cause.expired: "Send requests that share documents closer together (plan_batch), or keep "
+    "entries longer: anthropic(life=1h).",
+    Cause.below_minimum: "Put more constant text in front: such short prompts are never kept.",
+    Cause.never_written: "Set breakpoints where prompts fork: ReusePlanner(cache=...) plans them, "
+    "plan.body() has them. Plan waiting requests together. If the engine keeps states, plan with "
+    "primes=True, and send plan.primes.",
 }
 
 

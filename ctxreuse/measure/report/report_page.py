@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 _INK = "#123456"  # placeholder for the page's text colour
-_SIZE = (9.4, 3.6)  # inches
+_SIZE = (7.2, 3.6)  # inches
 _FONT_SIZE, _LABEL_SIZE = 10.0, 9.0
 _INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
 
 _DASHES = ("-", "--", "-.", ":")
 _BLUE = (0.25, 0.56, 0.82)
-_LETTERS = 120  # letters that fit the width of the tree
+_LETTERS = 92  # letters that fit the width of the tree
 _LONGEST_NAME = 32
 
 
@@ -102,10 +102,10 @@ def charts(results: Results) -> list[Chart]:
         boxes = {f"box-{n}": one for n, one in enumerate(_boxes(tree, max(1, tree.sent_tokens)))}
         shown = Chart(
             "tree",
-            "What was sent, as a prefix tree",
-            "Each row is a block further into the prompt. The width is the share of all block "
-            "tokens whose prompts begin like this; the number says how many these are. The darker, "
-            "the more often served after it was computed once; pale boxes are many small ones.",
+            "What was sent, as a prefix tree: block, number of prompts",
+            "Each row is a block further into the prompt. A box holds the prompts that begin like "
+            "this, and is as wide as their share of all block tokens. The darker it is, the more "
+            "often it was served after it was computed once. Pale boxes are many small ones.",
             lambda axes: _draw_tree(axes, boxes),
             hovers={
                 gid: f"{node.label or node.name} ({node.name}): {node.requests:,} requests, "
@@ -172,7 +172,7 @@ _Box: TypeAlias = tuple[float, float, int, TreeNode | None]
 def _boxes(node: TreeNode, total: int, left: float = 0.0, depth: int = 0) -> Iterator[_Box]:
     for child in node.children:
         width = child.sent_tokens / total
-        yield left, width - min(0.0008, width / 4), depth, child
+        yield left, width - min(0.001, width / 4), depth, child
         yield from _boxes(child, total, left, depth + 1)
         left += width
     if node.light_tokens:

@@ -96,7 +96,7 @@ class Bill(NamedTuple):
     def name(self, row: Saving) -> str:
         """Return what tables call a way to send the requests."""
         names = (self.base.policy, row.run.policy)  # what is sent today has no marks
-        return "retrieved, marked" if names == (TODAY.name, AS_SENT.name) else row.run.policy
+        return "breakpoints only" if names == (TODAY.name, AS_SENT.name) else row.run.policy
 
     def money(self, row: Saving, prices: Prices) -> float:
         """Return what a thousand requests cost, with their answers."""
@@ -145,8 +145,8 @@ class Bill(NamedTuple):
         if least is not None:
             reads = int(least + 1e-9) + 1
             pays = (
-                f"it pays if a written token is read {least:.2f} times on average; a single mark, "
-                f"if it is read {_TIMES.get(reads, f'{reads} times')}"
+                f"it pays if a written token is read {least:.2f} times on average; a single "
+                f"breakpoint, if it is read {_TIMES.get(reads, f'{reads} times')}"
             )
         return (
             f"Writing costs {cache.write_factor:g} {token}, reading {cache.read_factor:g}: {pays}."

@@ -65,9 +65,8 @@ class EstimateConfig:
         min=0,
     )
     tokenizer: str | Path | None = option(
-        "A tokenizer.json: count whole prompts token by token. Without it, each block counts as "
-        "its tokens, the words that ctxreuse adds as about as many as they have, and questions as "
-        "none.",
+        "A tokenizer.json: count whole prompts token by token. Without it, blocks count as their "
+        "tokens, the words that ctxreuse adds are estimated, and questions count as none.",
         None,
         type=Path | None,
     )

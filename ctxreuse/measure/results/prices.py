@@ -34,10 +34,11 @@ class Prices:
     @classmethod
     def read(cls, path: FilePath, cache: CacheRules = DEFAULT_CACHE) -> Self:
         """Read a JSON object with these fields."""
+        text = read_whole(path)
         try:
-            value = json.loads(read_whole(path))
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InputFileError(f"{path}: no JSON: {describe(str(error))}") from error
+            raise InputFileError(f"{path}: no JSON: {error}") from error
         return cls.of(str(path), value, cache)
 
     @classmethod

@@ -314,8 +314,8 @@ def _step_of_bill(results: Results, saving: Saving) -> str:
         return f"plan with {planner}, alone or in {adapters}."
     form = '"anthropic"' if mark_field(cache) == "cache_control" else ""
     return (
-        f"plan with {planner} and send plan.body({form}), which has the marks; or give the planner "
-        f"to {adapters}."
+        f"plan with {planner} and send plan.body({form}), which has the breakpoints; or give the "
+        f"planner to {adapters}."
     )
 
 
@@ -324,9 +324,9 @@ def _also_of_bill(bill: Bill, chosen: Saving, together: Saving | None) -> Iterat
     unwritten = 1 - chosen.before.prompt_tokens / before if before else 0.0
     if bill.cache.marks_end and unwritten >= LEAST_SHARE:
         yield (
-            f"{unwritten:.0%} lower without planning: the provider's own mark at the end of each "
-            'prompt writes what nobody reads; prompt_cache_options={"mode": "explicit"} turns it '
-            "off."
+            f"{unwritten:.0%} lower without planning: the provider's own breakpoint at the end of "
+            'each prompt writes what nobody reads; prompt_cache_options={"mode": "explicit"} turns '
+            "it off."
         )
     yield from _also(chosen, together, bill)
     if chosen.is_worth_it and bill.is_too_short:
