@@ -253,8 +253,8 @@ def _unknown(trace: _CheckedTrace) -> Iterator[str]:
     blind = sum(one.traced.sent is None for one in trace.requests)
     if blind:
         yield (
-            f"tools, breakpoints and history of {counted(blind)}; record what clients send: ctxreuse "
-            "record --source openai (or anthropic) -o recording app.py"
+            f"tools, breakpoints and history of {counted(blind)}; record what clients send: "
+            "ctxreuse record --source openai (or anthropic) -o recording app.py"
         )
     if hides_texts(one.traced for one in trace.requests):
         yield f"{UNKNOWN}; {IN_TEXTS}"
