@@ -89,7 +89,7 @@ class ReusePlanner(FixedSettings):
         mode: "active", or "shadow": all is sent as retrieved, and `savings` says what planning
             would save. Where this, `capacity_tokens` or `shared_log` is None, `CTXREUSE_*` holds.
         shared_log: Where planners of other processes with the same engine tell what they have sent;
-            planning never waits for it, nor fails because of it.
+            planning never fails because of it, and waits for it once, half a second at most.
         tenant_class: From a tenant to the class that `savings` counts it in, as a function or a
             mapping; at most 16, and "other".
         tracing: Is told what is planned and answered: `ctxreuse.cache.telemetry.PlannerSpans`.
@@ -593,12 +593,16 @@ class ReusePlanner(FixedSettings):
     @property
     def sharing(self) -> SharingStatistics:
         """What became of what this planner and others told each other; zeros if it plans alone."""
-        return SharingStatistics() if self._exchange is None else self._exchange.statistics()
+        if self._exchange is None:
+            return SharingStatistics(faults=int(not self.catch_up(0)))
+        return self._exchange.statistics()
 
     def catch_up(self, timeout_s: float = 10.0) -> bool:
         """Wait until the shared log is taken in; return whether it is, in `timeout_s` seconds."""
         checked_number("timeout_s", timeout_s)
-        return True if self._exchange is None else self._exchange.catch_up(timeout_s)
+        if self._exchange is None:  # the environment may name one that cannot be used
+            return not self._is_told or self._mode == "shadow"
+        return self._exchange.catch_up(timeout_s)
 
     def words_of(self, tenant: str) -> SentWords:
         """Return what a tenant's prompts say around contexts; for wrappers."""

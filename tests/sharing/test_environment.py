@@ -76,9 +76,10 @@ def test_a_variable_that_is_not_used_is_said_once(monkeypatch, caplog, tmp_path)
         assert (planner.mode, planner._settings.capacity_tokens) == ("active", 9)
         assert planner.shared_log is log
     unused = "The environment variable CTXREUSE_{} is set and not used: the program sets it in code"
-    assert [one.getMessage() for one in caplog.records] == [
-        f"{unused.format(name)}." for name in variables
-    ]
+    assert caplog.messages == [f"{unused.format(name)}." for name in variables]
+    _say.cache_clear()
+    ReusePlanner(mode="shadow", capacity_tokens=7)  # as the variables say
+    assert [one.endswith("mode nothing is shared.") for one in caplog.messages[3:]] == [True]
 
 
 def test_a_misspelt_variable_is_named_once(monkeypatch, caplog):
@@ -166,8 +167,8 @@ def test_a_wrong_value_is_named_once_and_fails_nobody(monkeypatch, caplog, name,
     assert planner.savings.mode == ("shadow" if name == "MODE" else "active")
     assert planner._settings.capacity_tokens is None
     assert planner.shared_log is None
-    [record] = caplog.records
-    message = record.getMessage()
+    assert planner.catch_up() == (not planner.sharing.faults) == (name != "SHARED_LOG")
+    [message] = caplog.messages
     assert message.startswith(f"The environment variable {variable} is wrong: ")
     assert said in message
     assert "pass-word" not in message
