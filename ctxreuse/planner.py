@@ -246,8 +246,7 @@ class ReusePlanner(FixedSettings):
                 raise
             _log.error("%s. This planner starts empty.", error)
             return
-        digests = KeyedDigests(secret)
-        planning = TenantPlanner(self._settings, digests)
+        planning = TenantPlanner(self._settings, KeyedDigests(secret))
         planning.restore(entries)
         for entry in entries:
             if isinstance(entry, SentEntry):
@@ -535,8 +534,7 @@ class ReusePlanner(FixedSettings):
 
         Whole blocks leave the index, some only when a running call of another thread ends.
         """
-        tokens = checked_integer("tokens", tokens)
-        return self._note_evicted(self._planning.evict_tokens(tokens))
+        return self._note_evicted(self._planning.evict_tokens(checked_integer("tokens", tokens)))
 
     def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine holds only the first `blocks` of a request's blocks.
@@ -623,8 +621,7 @@ class ReusePlanner(FixedSettings):
         """Remember how a wrapper sends a message that has some digests: no text, but an edit."""
         checked_kind("tenant", tenant, str, "a string")
         checked_kind("edit", edit, bytes, "bytes")
-        known = checked_each("messages", messages, bytes, "bytes")
-        self._planning.note_edit(tenant, known, edit)
+        self._planning.note_edit(tenant, checked_each("messages", messages, bytes, "bytes"), edit)
 
     @property
     def provisional(self) -> ReusePlanner:
@@ -714,7 +711,7 @@ def check_strategy(strategy: object) -> str:
 
 
 def _checked_tenant(tenant: str | None) -> str | None:
-    return None if tenant is None else checked_kind("tenant", tenant, str, "a string")
+    return checked_kind("tenant", tenant, (str, NoneType), "a string")
 
 
 def _checked_log(shared_log: object, mode: Mode) -> SharedLog:

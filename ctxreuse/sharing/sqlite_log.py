@@ -114,9 +114,7 @@ class SQLiteLog(FixedSettings):
         shown = _UNSAFE.sub("_", name)[:_LONGEST_NAME]
         if shown != name:  # two names may look alike then
             shown += f"-{text_digest(name).hex()}"
-        return SQLiteLog(
-            self._path.parent / f"{self._path.stem}-{shown}{self._path.suffix}", self._max_entries
-        )
+        return SQLiteLog(self._path.with_stem(f"{self._path.stem}-{shown}"), self._max_entries)
 
     def append(self, entries: Sequence[bytes]) -> None:
         """Append entries, in order, all or none; SharedLogError if that fails."""
