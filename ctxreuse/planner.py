@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
@@ -565,16 +564,17 @@ class ReusePlanner(FixedSettings):
 
     def sibling(self, engine: str | None = None) -> ReusePlanner:
         """Return a planner with these settings that has seen nothing, for an engine of the log."""
-        if engine is None or self._shared_log is None:
-            return copy(self)
-        words = (
-            "an object with of_engine(name), as SQLiteLog and RedisLog have, where there are "
-            "several engines"
-        )
-        logs = checked_kind("shared_log", self._shared_log, SharedLogs, words)
-        checked_kind("engine", engine, str, "an engine's name or None")
         make, args, options = self.__reduce__()[1]
-        made: ReusePlanner = make(*args, **options | {"shared_log": logs.of_engine(engine)})
+        if engine is not None and self._shared_log is not None:
+            words = (
+                "an object with of_engine(name), as SQLiteLog and RedisLog have, where there are "
+                "several engines"
+            )
+            logs = checked_kind("shared_log", self._shared_log, SharedLogs, words)
+            checked_kind("engine", engine, str, "an engine's name or None")
+            options["shared_log"] = logs.of_engine(engine)
+        made: ReusePlanner = make(*args, **options)
+        made._is_told = self._is_told
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:

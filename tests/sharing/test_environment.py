@@ -165,9 +165,9 @@ def test_a_wrong_value_is_named_once_and_fails_nobody(monkeypatch, caplog, name,
         for _ in range(2):
             planner = ReusePlanner()
     assert planner.savings.mode == ("shadow" if name == "MODE" else "active")
-    assert planner._settings.capacity_tokens is None
-    assert planner.shared_log is None
-    assert planner.catch_up() == (not planner.sharing.faults) == (name != "SHARED_LOG")
+    assert (planner._settings.capacity_tokens, planner.shared_log) == (None, None)
+    for one in (planner, planner.sibling("an engine")):
+        assert one.catch_up() == (not one.sharing.faults) == (name != "SHARED_LOG")
     [message] = caplog.messages
     assert message.startswith(f"The environment variable {variable} is wrong: ")
     assert said in message
