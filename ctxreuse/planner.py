@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
@@ -89,7 +88,7 @@ class ReusePlanner(FixedSettings):
         mode: "active", or "shadow": all is sent as retrieved, and `savings` says what planning
             would save. Where this, `capacity_tokens` or `shared_log` is None, `CTXREUSE_*` holds.
         shared_log: Where planners of other processes with the same engine tell what they have sent;
-            planning never waits for it, nor fails because of it.
+            planning never fails because of it, and waits for it once, half a second at most.
         tenant_class: From a tenant to the class that `savings` counts it in, as a function or a
             mapping; at most 16, and "other".
         tracing: Is told what is planned and answered: `ctxreuse.cache.telemetry.PlannerSpans`.
@@ -246,8 +245,7 @@ class ReusePlanner(FixedSettings):
                 raise
             _log.error("%s. This planner starts empty.", error)
             return
-        digests = KeyedDigests(secret)
-        planning = TenantPlanner(self._settings, digests)
+        planning = TenantPlanner(self._settings, KeyedDigests(secret))
         planning.restore(entries)
         for entry in entries:
             if isinstance(entry, SentEntry):
@@ -535,8 +533,7 @@ class ReusePlanner(FixedSettings):
 
         Whole blocks leave the index, some only when a running call of another thread ends.
         """
-        tokens = checked_integer("tokens", tokens)
-        return self._note_evicted(self._planning.evict_tokens(tokens))
+        return self._note_evicted(self._planning.evict_tokens(checked_integer("tokens", tokens)))
 
     def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine holds only the first `blocks` of a request's blocks.
@@ -567,16 +564,17 @@ class ReusePlanner(FixedSettings):
 
     def sibling(self, engine: str | None = None) -> ReusePlanner:
         """Return a planner with these settings that has seen nothing, for an engine of the log."""
-        if engine is None or self._shared_log is None:
-            return copy(self)
-        words = (
-            "an object with of_engine(name), as SQLiteLog and RedisLog have, where there are "
-            "several engines"
-        )
-        logs = checked_kind("shared_log", self._shared_log, SharedLogs, words)
-        checked_kind("engine", engine, str, "an engine's name or None")
         make, args, options = self.__reduce__()[1]
-        made: ReusePlanner = make(*args, **options | {"shared_log": logs.of_engine(engine)})
+        if engine is not None and self._shared_log is not None:
+            words = (
+                "an object with of_engine(name), as SQLiteLog and RedisLog have, where there are "
+                "several engines"
+            )
+            logs = checked_kind("shared_log", self._shared_log, SharedLogs, words)
+            checked_kind("engine", engine, str, "an engine's name or None")
+            options["shared_log"] = logs.of_engine(engine)
+        made: ReusePlanner = make(*args, **options)
+        made._is_told = self._is_told
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -593,12 +591,16 @@ class ReusePlanner(FixedSettings):
     @property
     def sharing(self) -> SharingStatistics:
         """What became of what this planner and others told each other; zeros if it plans alone."""
-        return SharingStatistics() if self._exchange is None else self._exchange.statistics()
+        if self._exchange is None:
+            return SharingStatistics(faults=int(not self.catch_up(0)))
+        return self._exchange.statistics()
 
     def catch_up(self, timeout_s: float = 10.0) -> bool:
         """Wait until the shared log is taken in; return whether it is, in `timeout_s` seconds."""
         checked_number("timeout_s", timeout_s)
-        return True if self._exchange is None else self._exchange.catch_up(timeout_s)
+        if self._exchange is None:  # the environment may name one that cannot be used
+            return not self._is_told or self._mode == "shadow"
+        return self._exchange.catch_up(timeout_s)
 
     def words_of(self, tenant: str) -> SentWords:
         """Return what a tenant's prompts say around contexts; for wrappers."""
@@ -619,8 +621,7 @@ class ReusePlanner(FixedSettings):
         """Remember how a wrapper sends a message that has some digests: no text, but an edit."""
         checked_kind("tenant", tenant, str, "a string")
         checked_kind("edit", edit, bytes, "bytes")
-        known = checked_each("messages", messages, bytes, "bytes")
-        self._planning.note_edit(tenant, known, edit)
+        self._planning.note_edit(tenant, checked_each("messages", messages, bytes, "bytes"), edit)
 
     @property
     def provisional(self) -> ReusePlanner:
@@ -710,7 +711,7 @@ def check_strategy(strategy: object) -> str:
 
 
 def _checked_tenant(tenant: str | None) -> str | None:
-    return None if tenant is None else checked_kind("tenant", tenant, str, "a string")
+    return checked_kind("tenant", tenant, (str, NoneType), "a string")
 
 
 def _checked_log(shared_log: object, mode: Mode) -> SharedLog:

@@ -80,31 +80,23 @@ class _Record(NamedTuple):
 
     end: int  # its place in the index
     root: Root
-    last_use: int
     opening_mark: int = -1  # after how many blocks of its first turn a mark stands; -1 is none
     number: int = 0  # of recorded blocks
     size: int = 0  # of their ids
 
 
 class Conversations:
-    """The records of one tenant's conversations, bounded by count and age; evictions keep them."""
+    """The records of one tenant's conversations, bounded by count; evictions keep them."""
 
-    def __init__(
-        self, max_conversations: int = 10_000, max_idle: int = 1_000_000, max_blocks: int = 2_000
-    ) -> None:
+    def __init__(self, max_conversations: int = 10_000, max_blocks: int = 2_000) -> None:
         self._max_conversations = max_conversations
-        self._max_idle = max_idle
         self._max_blocks = max_blocks
         # values of `_Record`: garbage collections pass over plain tuples
         self._records: OrderedDict[str | int, tuple[Any, ...]] = OrderedDict()
         self._shown: dict[str | int | None, dict[str, tuple[_Row, ...]]] = {}
         self._readings: dict[str | int | None, Reading] = {}  # not while somebody reads on
-        self._requests = 0
         self.size = 0  # of the conversations' ids
         self.shown_size = 0  # of the blocks' ids, and of what was read
-
-    def __len__(self) -> int:
-        return len(self._records)
 
     def recorded(self, conversation_id: str | int | None) -> Shown:
         """Return the blocks that a conversation was sent."""
@@ -132,10 +124,9 @@ class Conversations:
         opening_mark: int | None = None,
     ) -> None:
         """Record the blocks of a turn under their labels, and where the turn ends."""
-        self._requests += 1
         record = self._record(conversation_id)
         if record is None:
-            record = _Record(end, root, 0)
+            record = _Record(end, root)
             self.size += id_size(conversation_id)
         number, size = record.number, record.size
         shown = self._shown.setdefault(conversation_id, {})
@@ -158,13 +149,9 @@ class Conversations:
             size -= sum(id_size(row[1]) for row in gone)
         self.shown_size += size - record.size
         mark = record.opening_mark if opening_mark is None else opening_mark
-        kept = _Record(end, root, self._requests, mark, number, size)
-        self._records[conversation_id] = tuple(kept)
+        self._records[conversation_id] = tuple(_Record(end, root, mark, number, size))
         self._records.move_to_end(conversation_id)
-        idle_since = self._requests - self._max_idle
-        while len(self._records) > self._max_conversations or (
-            _Record(*next(iter(self._records.values()))).last_use < idle_since
-        ):
+        while len(self._records) > self._max_conversations:
             self.forget_oldest()
 
     def end_of(self, conversation_id: str | int | None, root: Root) -> int:
@@ -214,9 +201,8 @@ class Reading:
     @property
     def size(self) -> int:
         """How much is kept."""
-        return (
-            len(self._read) + len(self._places) + len(self._paragraphs.places) // 3
-        ) // _READ_A_BLOCK
+        kept = len(self._read) + len(self._places) + len(self._paragraphs.places) // 3
+        return kept // _READ_A_BLOCK
 
     def read(
         self,
@@ -467,11 +453,11 @@ class _Places:
     def block_at(self, text: str, label: re.Match[str]) -> _Row | None:
         """Return the longest of its blocks that stands in a text under a label, if one does."""
         name, first = label[1], label.end()
-        recorded = self._recorded.get(name)
+        recorded = self._recorded.get(name, ())
         if self.is_cut_short or not (recorded or name in self.own):
             return None
         if name not in self._by_length:
-            known = [*(recorded or ())[::-1], *self.own.get(name, ())]
+            known = [*recorded[::-1], *self.own.get(name, ())]
             by_length = self._by_length[name] = {}
             for row in sorted(known, key=lambda row: -row[2]):
                 by_length.setdefault(row[2], {}).setdefault(row[3], row)

@@ -136,9 +136,7 @@ def explain(
             if other is not None and _shared_tokens(prompt, other) >= least > shared:
                 return _apart(prompt, other, *what)
     if closest is None:
-        words = (
-            "No earlier prompt with this tenant and system text is known: everything is computed."
-        )
+        words = "No prompt compared has its tenant and text in front: everything is computed."
         return _explained(prompt, Cause.new_blocks, words)
     return _compared(prompt, closest, same_root, cached_tokens, cache)
 
@@ -148,7 +146,7 @@ _IN_FRONT = {
     "model": (Cause.other_model, "another model was asked, whose cache is another one"),
     "key": (Cause.other_key, "its key is another one and leads to another cache"),
     "tools": (Cause.other_tools, "its tools are others and stand before them"),
-    "system": (Cause.other_system, "its system text is another one and stands before them"),
+    "system": (Cause.other_system, "another text stands before them"),
     "is_labelled": (
         Cause.other_labels,
         "one of the two prompts shows them under labels and the other does not",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.blocks import BlockId, BlockKey, encoded, ids_size, text_digest
 from ctxreuse.context.fork_safety import ForkSafeLock
@@ -105,9 +105,9 @@ class KeyedDigests:
         """Return 16 bytes that stand for a name in all planners that share, and nowhere else."""
         return self.keyed_each((name,))[0]
 
-    def keyed_each(self, names: Iterable[bytes]) -> list[bytes]:
+    def keyed_each(self, names: Iterable[bytes]) -> list[BlockKey]:
         """Return what `keyed` returns for each name; every plan asks for all its blocks."""
-        copy, digests = self._hash.copy, []
+        copy, digests = self._hash.copy, list[Any]()
         for name in names:
             digest = copy()
             digest.update(name)
@@ -162,8 +162,7 @@ class IndexNames:
     def weights(self, weights: Mapping[BlockKey, int]) -> dict[BlockKey, int]:
         """Return the weights of blocks by their names."""
         assert self._keyed is not None, "without a key they have their own"
-        names = cast(list[BlockKey], self._keyed.keyed_each(weights))
-        return dict(zip(names, weights.values(), strict=True))
+        return dict(zip(self._keyed.keyed_each(weights), weights.values(), strict=True))
 
     def uid(self, tenant: str, request_id: RequestId, begun_behind: bytes) -> bytes:
         """Return 16 bytes that name a request in a file; ids are counted anew in each process."""
@@ -184,8 +183,8 @@ class IndexNames:
             return EditEntry(message, tenant, self.sealed(message, entry.edit))
         assert not isinstance(entry.system, str)
         system = None if entry.system is None else keyed.keyed(b"system" + entry.system)
-        keys = cast(list[BlockKey], keyed.keyed_each(entry.keys))
-        return replace(entry, tenant=tenant, system=system, keys=tuple(keys))
+        keys = tuple(keyed.keyed_each(entry.keys))
+        return replace(entry, tenant=tenant, system=system, keys=keys)
 
 
 def named_by(entry: Entry, uid: bytes) -> Entry:
@@ -243,9 +242,9 @@ class SentWords:
                 self._prompts.add(name)
             for line in lines[:_LINES_COMPARED]:
                 earlier = self._lines.get(hash(line))
-                here = name if earlier is None else earlier if earlier == name else 0
+                here = name if earlier in (None, name) else 0
                 self._lines.put(hash(line), here)
-                if here == 0:
+                if not here:
                     own.append(line)
             seen = len(self._prompts)
         return own if seen >= _FEW_PROMPTS else lines, seen <= _FEW_PROMPTS
@@ -253,9 +252,9 @@ class SentWords:
     def has_new_front(self, front: bytes) -> bool:
         """Note what stands in front of a context; return whether it has not been there before."""
         with self._lock:
-            is_known = self._fronts.get(front) is not None
+            is_new = self._fronts.get(front) is None
             self._fronts.put(front, True)
-            return not is_known
+            return is_new
 
 
 class SentLog:

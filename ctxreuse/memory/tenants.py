@@ -22,7 +22,7 @@ from ctxreuse.memory.conversations import Conversations
 from ctxreuse.memory.points import Looked, Points
 from ctxreuse.memory.prefix_index import Evicted, IndexStatistics, Inserted, PrefixIndex, RequestId
 from ctxreuse.memory.sent_log import Cooccurrence, EditEntry, SentEntry, SentLog, ToldEntry
-from ctxreuse.rules.cache_rules import CacheRules
+from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class TenantState:
         name: str,
         capacity_tokens: int | None,
         max_nodes: int,
-        rules: CacheRules | None = None,
+        rules: CacheRules = DEFAULT_CACHE,
     ) -> None:
         self.name = name
         self._capacity_tokens = capacity_tokens
@@ -113,7 +113,7 @@ class TenantState:
         self.log = SentLog()
         # another tenant's counts would tell by time which texts it has
         self.token_counts: OrderedDict[BlockKey, int] = OrderedDict()
-        self.points = None if self._rules is None or self._rules.serves_all else Points(self._rules)
+        self.points = None if self._rules.serves_all else Points(self._rules)
         self.ratios: LRUMap[bytes | None, TokenRatio] | None = None  # by the system text
         self.unnamed_requests = 0
 
@@ -203,12 +203,11 @@ class Tenants:
     def __init__(
         self,
         capacity_tokens: int | None,
-        bounds: Bounds | None = None,
-        rules: CacheRules | None = None,
+        bounds: Bounds = Bounds(),
+        rules: CacheRules = DEFAULT_CACHE,
     ) -> None:
         self._capacity_tokens = capacity_tokens
         self._rules = rules
-        bounds = bounds or Bounds()
         self._max_names = bounds.tenants
         capacity = math.inf if capacity_tokens is None else capacity_tokens
         bound_of = {"index_tokens": capacity, **asdict(bounds)}
@@ -382,7 +381,7 @@ class Tenants:
                     oldest = index.oldest_use()
             if oldest is not None:
                 heapq.heappush(heap, (oldest, number, state))
-        return Evicted(0, gone, ())
+        return Evicted(tokens=gone)
 
     def replay(self) -> list[ToldEntry]:
         """Return what all tenants' logs hold, by time, without conversations' later turns."""
@@ -401,7 +400,7 @@ class Tenants:
             nodes = sum([index.node_count for index in indexes])
             requests = sum([index.request_count for index in indexes])
             sizes = [self._names, *self._totals]
-            total = dict(zip(PARTS, self._totals, strict=True))
+            tokens = self._totals[PARTS.index("index_tokens")]
             limits = dict(self._limits)
         bounds = [self._max_names, *self._bounds]
         parts = {
@@ -409,4 +408,4 @@ class Tenants:
             for part, size, bound in zip(("tenants", *PARTS), sizes, bounds, strict=True)
             if bound < math.inf
         }
-        return IndexStatistics(nodes, total["index_tokens"], requests, parts, limits)
+        return IndexStatistics(nodes, tokens, requests, parts, limits)

@@ -138,5 +138,4 @@ class Conversation:
         checked_kind("summary", summary, str, "a string")
         with self._lock:
             self._unanswered = None
-            said = without_thoughts(summary)
-            self._history = OwnMessages(({"role": "user", "content": said},))
+            self._history = OwnMessages(({"role": "user", "content": without_thoughts(summary)},))

@@ -354,7 +354,7 @@ class Plan:
         return prompt_body(messages, self.cache, form, tools, citations=citations, key=key)
 
     def explain(self, response: object = None) -> Explanation:
-        """Return why this prompt hits or misses, compared with the 256 that its tenant sent before.
+        """Return why it hits or misses, compared with the tenant's 256 before it from this planner.
 
         Args:
             response: The provider's answer, or its diagnostics alone, as a dict or an object: what

@@ -59,6 +59,7 @@ _MISSING = (
     "engine's /metrics, and run `ctxreuse doctor --base-url URL --metrics URL`"
 )
 _SHARE_A_LOG = "Give the planners of all processes one log (ReusePlanner(shared_log=...)). "
+_OWN_LOGS = "Give each engine a log of its own (log.of_engine(...)), all its processes the same. "
 MOST_CLASSES: Final = 16
 OTHER_CLASS: Final = "other"
 _LONGEST_CLASS = 64
@@ -430,7 +431,7 @@ class CacheExpectations:
 
     def __init__(self, cache: CacheRules, is_alone: bool) -> None:
         self._cache = cache
-        self._remedy = _SHARE_A_LOG if is_alone else ""
+        self._remedy = _SHARE_A_LOG if is_alone else _OWN_LOGS
         self._said: set[bool] = set()
         self.forget()
 

@@ -37,22 +37,22 @@ def as_given(make: Callable[..., _Value], **settings: Any) -> _Value:
 def settled(
     mode: Mode | None, capacity_tokens: int | None, shared_log: Any
 ) -> tuple[Mode, int | None, Any, bool]:
-    """Return settings, None as `CTXREUSE_*` say, and whether that changed what can be saved."""
+    """Return settings, None as `CTXREUSE_*` say, and whether these name a log or set a mode."""
     if _is_unread.get():
         return mode or "active", capacity_tokens, shared_log, False
     _say_misspelt()
     given = {MODE: mode, CAPACITY_TOKENS: capacity_tokens, SHARED_LOG: shared_log}
     for name, value in given.items():
-        if value is not None:
+        if value is not None and _text(name).lower() != str(value):
             _say_unused(name, "the program sets it in code")
     # a wrong mode: all is sent as given
-    held: Any = _read(MODE, _mode, "active", "shadow") if mode is None else mode
+    held: Any = mode or _read(MODE, _mode, "active", "shadow")
     if capacity_tokens is None:
         capacity_tokens = _read(CAPACITY_TOKENS, _tokens, None, None)
     if held == "shadow":
         _say_unused(SHARED_LOG, "in shadow mode nothing is shared")
         return held, capacity_tokens, shared_log if mode else None, mode is None
-    told = _read(SHARED_LOG, shared_log_at, None, None) if shared_log is None else None
+    told = _read(SHARED_LOG, shared_log_at, None, False) if shared_log is None else None
     return held, capacity_tokens, told or shared_log, told is not None
 
 

@@ -217,7 +217,7 @@ def checked_url(url: Any) -> str:
         options = parse_qs(parts.query, keep_blank_values=True)
         is_one = url.startswith(_SCHEMES) and parts.port != 0
         numbers = [*options.get("db", ()), *options.get("protocol", ())]
-        is_one = is_one and all(one.isascii() and one.isdigit() for one in numbers)
+        is_one &= all(one.isascii() and one.isdigit() for one in numbers)
     except ValueError:
         is_one = False
     if not is_one:
@@ -225,8 +225,7 @@ def checked_url(url: Any) -> str:
             f"url is {shown_url(url)!r}; give one such as 'redis://host:6379/0', "
             "'rediss://user:password@host:6379/0' or 'unix:///path?db=0'"
         )
-    unknown = sorted(set(options) - set(_URL_OPTIONS))
-    if unknown:
+    if unknown := sorted(set(options) - set(_URL_OPTIONS)):
         raise InvalidRequestError(
             f"url has the option {describe(unknown[0])}; leave it out, because these are taken: "
             f"{', '.join(_URL_OPTIONS)}"

@@ -28,7 +28,7 @@ def kept_secret(
 ) -> bytes:
     """Return the key of a file; a new one, or `secret`, where there is none or a damaged one."""
     key = key_path(path)
-    secret = secrets.token_bytes(_SECRET_BYTES) if secret is None else secret
+    secret = secret or secrets.token_bytes(_SECRET_BYTES)
     try:
         if not os.path.lexists(key):
             _keep(key, secret)

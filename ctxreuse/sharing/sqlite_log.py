@@ -7,6 +7,7 @@ for locks that nobody frees. So a fork waits for SQLite's step, and closes all c
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import sqlite3
@@ -23,8 +24,9 @@ from ctxreuse.context.files import behind_links, file_errors
 from ctxreuse.context.fork_safety import leave_to_parent
 from ctxreuse.errors import SharedLogError
 from ctxreuse.sharing.exchange import LogRead, checked_read
-from ctxreuse.sharing.secret_file import check_own, kept_secret
+from ctxreuse.sharing.secret_file import check_own, kept_secret, key_path
 
+_log = logging.getLogger("ctxreuse")
 _BUSY_S = 5.0
 _LARGEST = 2**63 - 1
 _FORK_WAITS_S = 1.0
@@ -72,7 +74,14 @@ class SQLiteLog(FixedSettings):
         self._path = checked_path("path", path).absolute()  # the process may change its folder
         self._max_entries = min(checked_integer("max_entries", max_entries, 1), _LARGEST)
         with file_errors(self._path, "read"), contextlib.suppress(FileNotFoundError):
-            check_own(self._path, behind_links(self._path).stat())
+            status = behind_links(self._path).stat()
+            check_own(self._path, status)
+            if status.st_size and not key_path(self._path).exists():
+                _log.warning(
+                    "%s has lost its key, so there is a new one, which does not fit what it holds. "
+                    "Put the old key back, or delete the log; then start its processes again.",
+                    self._path,
+                )
         self.secret = kept_secret(self._path)
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None  # that it is connected to
@@ -105,9 +114,7 @@ class SQLiteLog(FixedSettings):
         shown = _UNSAFE.sub("_", name)[:_LONGEST_NAME]
         if shown != name:  # two names may look alike then
             shown += f"-{text_digest(name).hex()}"
-        return SQLiteLog(
-            self._path.parent / f"{self._path.stem}-{shown}{self._path.suffix}", self._max_entries
-        )
+        return SQLiteLog(self._path.with_stem(f"{self._path.stem}-{shown}"), self._max_entries)
 
     def append(self, entries: Sequence[bytes]) -> None:
         """Append entries, in order, all or none; SharedLogError if that fails."""

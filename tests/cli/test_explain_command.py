@@ -267,8 +267,8 @@ def test_one_request_can_be_told_as_json_if_it_is_known(explain_command, plan, c
     assert code == 0
     (line,) = out.splitlines()
     assert json.loads(line)["words"] == (
-        "Request 'a' began with the same 3 blocks (300 tokens), but its system text is another one "
-        "and stands before them; they are computed again."
+        "Request 'a' began with the same 3 blocks (300 tokens), but another text stands before "
+        "them; they are computed again."
     )
 
     assert explain_command("--plan", plan, "--corpus", corpus, "--request", "ghost") == (

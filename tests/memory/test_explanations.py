@@ -48,7 +48,7 @@ def test_a_prompt_that_an_earlier_one_begins_with_is_a_hit():
 def test_the_first_prompt_has_none_to_compare_with():
     assert why("ab") == told(
         Cause.new_blocks,
-        "No earlier prompt with this tenant and system text is known: everything is computed.",
+        "No prompt compared has its tenant and text in front: everything is computed.",
         block="a",
     )
 
@@ -105,8 +105,8 @@ def test_the_same_blocks_behind_another_system_text_are_computed_again():
     before = prompt("earlier", "abc", system="S")
     assert why("abd", before, "x") == told(
         Cause.other_system,
-        "Request 'earlier' began with the same 2 blocks (200 tokens), but its system text is "
-        "another one and stands before them; they are computed again.",
+        "Request 'earlier' began with the same 2 blocks (200 tokens), but another text stands "
+        "before them; they are computed again.",
         closest="earlier",
         block="a",
         other_block="a",

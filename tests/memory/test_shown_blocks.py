@@ -231,17 +231,8 @@ def known(conversations, conversation_ids):
 def test_the_least_recently_used_conversation_is_forgotten_first():
     conversations = Records(max_conversations=3)
     remember(conversations, "a", "b", "c", "a", "d")
-    assert len(conversations) == 3
+    assert conversations.size == 3
     assert known(conversations, "abcd") == ["a", "c", "d"]
-
-
-def test_a_conversation_that_was_idle_for_too_long_is_forgotten():
-    conversations = Records(max_idle=2)
-    remember(conversations, "a", "b", "b")
-    assert known(conversations, "ab") == ["a", "b"]
-    remember(conversations, "b")
-    assert known(conversations, "ab") == ["b"]
-    assert len(conversations) == 1
 
 
 def test_the_oldest_blocks_of_a_conversation_are_forgotten_first():
@@ -253,16 +244,15 @@ def test_the_oldest_blocks_of_a_conversation_are_forgotten_first():
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=30),
     st.integers(1, 4),
-    st.integers(0, 6),
     st.integers(0, 5),
 )
-def test_records_stay_within_their_bounds(requests, max_conversations, max_idle, max_blocks):
-    conversations = Records(max_conversations, max_idle, max_blocks)
+def test_records_stay_within_their_bounds(requests, max_conversations, max_blocks):
+    conversations = Records(max_conversations, max_blocks)
     for conversation_id, number in requests:
         sent = [ContextBlock(id=n, text=str(n)) for n in range(number)]
         labelled = [(label(block), block) for block in sent]
         conversations.remember(conversation_id, labelled, END, None)
-        assert 1 <= len(conversations) <= min(max_conversations, max_idle + 1)
+        assert 1 <= conversations.size <= max_conversations
         shown = found(conversations, turn(*sent), conversation_id=conversation_id)
         assert len(shown) == min(number, max_blocks)
 

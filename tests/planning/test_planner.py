@@ -61,12 +61,10 @@ def test_a_text_is_counted_as_blocks_are():
 
 def test_a_planner_says_whether_it_counts_or_estimates():
     estimating, counting = ReusePlanner(), ReusePlanner(token_counter=len)
-    assert not estimating.counts_tokens
-    assert counting.counts_tokens
-    for _ in range(2):
-        estimating, counting = estimating.sibling(), counting.sibling()
+    for _ in range(3):
         assert not estimating.counts_tokens
         assert counting.counts_tokens
+        estimating, counting = estimating.sibling(), counting.sibling()
 
 
 def test_a_counter_is_asked_by_all_threads_that_wait_for_it():

@@ -2,9 +2,15 @@
 
 import logging
 import pickle
+import re
+from types import SimpleNamespace
 
 import pytest
+from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
+from llama_index.core.llms import ChatMessage
+from prompt_programs import Asked, AskedLLM
+from shared_logs import asked, caught_up
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.measure.replay.policies import OURS_ONLINE
@@ -12,7 +18,8 @@ from ctxreuse.pipeline.engine_options import planner_for
 from ctxreuse.serving import EnginePool
 from ctxreuse.sharing import SQLiteLog
 from ctxreuse.sharing.environment import _say
-from langchain_ctxreuse import ReuseChatModel
+from langchain_ctxreuse import ReuseChatModel, format_context
+from llamaindex_ctxreuse import ReuseLLM
 
 NAMES = ("MODE", "CAPACITY_TOKENS", "SHARED_LOG", "SHARED_LOG_SECRET")
 
@@ -69,9 +76,10 @@ def test_a_variable_that_is_not_used_is_said_once(monkeypatch, caplog, tmp_path)
         assert (planner.mode, planner._settings.capacity_tokens) == ("active", 9)
         assert planner.shared_log is log
     unused = "The environment variable CTXREUSE_{} is set and not used: the program sets it in code"
-    assert [one.getMessage() for one in caplog.records] == [
-        f"{unused.format(name)}." for name in variables
-    ]
+    assert caplog.messages == [f"{unused.format(name)}." for name in variables]
+    _say.cache_clear()
+    ReusePlanner(mode="shadow", capacity_tokens=7)  # as the variables say
+    assert [one.endswith("mode nothing is shared.") for one in caplog.messages[3:]] == [True]
 
 
 def test_a_misspelt_variable_is_named_once(monkeypatch, caplog):
@@ -110,6 +118,26 @@ def test_capacity_and_shared_log_are_read(monkeypatch, tmp_path):
     assert path.exists()
 
 
+def test_plans_and_wrapped_models_that_send_equal_fronts_share_orders(monkeypatch, tmp_path):
+    prompts: list[str] = []
+    engine = SimpleNamespace(ask=prompts.append)
+    monkeypatch.setenv("CTXREUSE_SHARED_LOG", str(tmp_path / "sent.sqlite"))
+    planner, chat, llm = planners = [ReusePlanner() for _ in range(3)]
+    model = ReuseChatModel(inner=Asked(engine=engine), planner=chat)
+    other = ReuseLLM(inner=AskedLLM(engine=engine), planner=llm)
+    for front in ({"system": "Answer."}, {}):
+        content = format_context([Document(one.text) for one in asked("abc").blocks])
+        said = [*front.items(), ("user", f"{content}\n\nWhy?")]
+        planner.plan(asked("bca", **front))
+        caught_up(*planners)
+        model.invoke(said)
+        other.chat([ChatMessage(text, role=role) for role, text in said])
+    assert [re.findall(r"(\w) says", one) for one in prompts] == [["b", "c", "a"]] * 4
+    late = ReusePlanner()
+    caught_up(*planners, late)
+    assert "begins as it does" in late.plan(asked("cab")).explain().words
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
@@ -137,10 +165,10 @@ def test_a_wrong_value_is_named_once_and_fails_nobody(monkeypatch, caplog, name,
         for _ in range(2):
             planner = ReusePlanner()
     assert planner.savings.mode == ("shadow" if name == "MODE" else "active")
-    assert planner._settings.capacity_tokens is None
-    assert planner.shared_log is None
-    [record] = caplog.records
-    message = record.getMessage()
+    assert (planner._settings.capacity_tokens, planner.shared_log) == (None, None)
+    for one in (planner, planner.sibling("an engine")):
+        assert one.catch_up() == (not one.sharing.faults) == (name != "SHARED_LOG")
+    [message] = caplog.messages
     assert message.startswith(f"The environment variable {variable} is wrong: ")
     assert said in message
     assert "pass-word" not in message

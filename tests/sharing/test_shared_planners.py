@@ -227,6 +227,9 @@ def test_a_damaged_key_is_replaced_once_and_its_log_set_aside(tmp_path, caplog, 
     connection = sqlite3.connect(f"{path}.damaged")
     assert connection.execute("SELECT entry FROM entries").fetchall() == [(b"before",)]
     connection.close()
+    (tmp_path / "log.key").unlink()
+    SQLiteLog(path)
+    assert f"{path} has lost its key" in caplog.text
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes and owners say nothing here")

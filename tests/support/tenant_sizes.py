@@ -39,7 +39,7 @@ def measured(tenants: Tenants) -> dict[str, int]:
         "index_blocks": sum(len(node.run) for state in states for node in nodes_of(state.index)),
         "request_ids": sum(state.index.ids_size for state in states),
         "recent_blocks": sum(len(one or ()) for state in states for one in state.recent._requests),
-        "conversations": sum(len(state.conversations) for state in states),
+        "conversations": sum(len(state.conversations._records) for state in states),
         "shown_blocks": sum(
             sum(len(rows) for shown in known._shown.values() for rows in shown.values())
             + sum(reading.size for reading in known._readings.values())
