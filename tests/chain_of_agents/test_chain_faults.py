@@ -19,6 +19,7 @@ from chain_helpers import (
 )
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
+from virtual_time import virtual_time
 
 from chain_of_agents import ChainOfAgents, ManagerError
 from ctxreuse import ReusePlanner
@@ -107,12 +108,13 @@ class TestWorkers:
         )
 
     @MODES
-    def test_a_worker_s_engine_that_takes_too_long_has_timed_out(self, mode):
+    @virtual_time
+    async def test_a_worker_s_engine_that_takes_too_long_has_timed_out(self, mode):
         busy = Busy()
         busy.holds = lambda messages: "says 0" in str(messages) and not is_managers(messages)
         pool = pool_of(EmulatedEngine(answer=busy), attempts=1)
         chain = ChainOfAgents(llm=pool, mode=mode, packing="single", timeout_s=0.3)
-        answer = chain.invoke(question(2))
+        answer = await chain.ainvoke(question(2))
         assert sorted(outcomes(answer)) == ["answered", "answered", "timed out"]
         assert "did not answer within 0.3 s" in answer.trace.failures[0].error
         assert busy.running == 0
@@ -195,6 +197,7 @@ class TestManager:
         with pytest.raises(ManagerError, match="the 1 notes"):
             list(chain.stream(question(1)))
 
+    @virtual_time
     async def test_a_timeout_holds_even_if_each_piece_is_taken_in_another_task(self):
         stream: Any = ChainOfAgents(llm=Stalls(), timeout_s=0.02).astream(question(1))
         for piece in ("The", " answer"):
