@@ -283,7 +283,7 @@ class AgentRequests:
             together = said + count_tokens(before)  # no note grows on and on
             longest = max(longest, said, min(together, most // (step.completion_tokens or 1)))
         cut = clipped(note, longest, count_tokens)
-        return remarked(step, "its note was cut to note_tokens" * (cut != note)), cut
+        return step if cut == note else remarked(step, "its note was cut to note_tokens"), cut
 
     def _request(
         self,
