@@ -101,8 +101,7 @@ class AgentMemory:
                 size += _ENTRY_CHARACTERS * (len(messages) + len(shown))
                 size += sum(len(one["content"]) for one in messages)
             self._conversations.put(key.tenant, key, (kept, size))
-            weight, bound = self._conversations.weight_size
-            if weight > bound:  # by this one, which is the last left
+            if size > self._bounds[1]:
                 self._conversations.pop(key.tenant, key)
 
     def forget(self, key: ConversationKey) -> bool:
