@@ -24,7 +24,7 @@ from virtual_time import virtual_time
 from chain_of_agents import ChainOfAgents, ManagerError
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.serving import EmulatedEngine
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 
 MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
 SECRET = "The secret is 4711."
@@ -257,7 +257,6 @@ class TestCancellation:
         assert busy.running == 0
 
         chain = chain_of(EmulatedEngine(), mode=mode)
-        questions = [question(2), question(2, documents=3), question(2)]
         first, second, third = await chain.abatch(questions, return_exceptions=True)
         assert (first, third) == ("OK.", "OK.")
         assert isinstance(second, InvalidRequestError)
@@ -300,8 +299,6 @@ class TestCancellation:
                 await asyncio.sleep(0)
                 closed.append("closed")
                 await super().aclose()
-
-        from ctxreuse.serving import EngineClient, EnginePool
 
         class Client(EngineClient):
             async def aclose(self) -> None:
