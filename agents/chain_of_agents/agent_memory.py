@@ -39,7 +39,7 @@ class AgentTurn:
     shown: tuple[bytes, ...] = ()
 
 
-class _History(NamedTuple):
+class _Replayed(NamedTuple):
     """What an agent was sent and has answered since it last began anew, and was shown in it."""
 
     messages: _Messages = ()
@@ -60,7 +60,7 @@ class AgentMemory:
     def _forget_all(self) -> None:
         max_conversations, max_characters = self._bounds
         # with their sizes, which are asked more often than they change
-        self._conversations: TenantLRUMap[ConversationKey, tuple[dict[int, _History], int]]
+        self._conversations: TenantLRUMap[ConversationKey, tuple[dict[int, _Replayed], int]]
         self._conversations = TenantLRUMap(
             max_conversations, max_weight=max_characters, weight_of=itemgetter(1)
         )
@@ -76,7 +76,7 @@ class AgentMemory:
 
     def history(self, key: ConversationKey | None, agent: int) -> _Messages:
         """Return what an agent has been sent and has answered so far in a conversation."""
-        return self._of(key).get(agent, _History()).messages
+        return self._of(key).get(agent, _Replayed()).messages
 
     def shown(self, key: ConversationKey | None) -> dict[bytes, int]:
         """Return which documents of a conversation stand in which agent's history."""
@@ -89,13 +89,13 @@ class AgentMemory:
         with self._lock:
             kept = dict(self._of(key))
             for turn in turns:
-                known = kept.get(turn.agent, _History())
+                known = kept.get(turn.agent, _Replayed())
                 # of two turns at the same time, the later one cannot be replayed as it was sent
                 if turn.before in (known.messages, ()):
                     asked = {"role": "user", "content": turn.prompt}
                     messages = *turn.before, asked, {"role": "assistant", "content": turn.answer}
                     shown = known.shown if turn.before else ()
-                    kept[turn.agent] = _History(messages, shown + turn.shown)
+                    kept[turn.agent] = _Replayed(messages, shown + turn.shown)
             size = len(str(key.id)) + _ENTRY_CHARACTERS
             for messages, shown in kept.values():
                 size += _ENTRY_CHARACTERS * (len(messages) + len(shown))
@@ -109,7 +109,7 @@ class AgentMemory:
         with self._lock:
             return self._conversations.pop(key.tenant, key) is not None
 
-    def _of(self, key: ConversationKey | None) -> dict[int, _History]:
+    def _of(self, key: ConversationKey | None) -> dict[int, _Replayed]:
         with self._lock:
             known = None if key is None else self._conversations.of(key.tenant).peek(key)
         return {} if known is None else known[0]
