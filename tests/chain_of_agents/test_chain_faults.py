@@ -19,6 +19,7 @@ from chain_helpers import (
 )
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
+from pool_helpers import until
 from virtual_time import virtual_time
 
 from chain_of_agents import ChainOfAgents, ManagerError
@@ -234,7 +235,7 @@ class TestCancellation:
 
         with no_tasks_left():
             task = asyncio.create_task(call())
-            await busy.until(lambda: busy.held > 0)
+            await until(lambda: busy.held > 0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task

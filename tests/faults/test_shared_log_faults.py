@@ -90,8 +90,7 @@ class Files:
 
     @contextmanager
     def damaged(self) -> Iterator[None]:
-        parts = sorted(self.path.parent.glob("sent.sqlite*"))
-        parts = [one for one in parts if one.suffix != ".key"]
+        parts = set(self.path.parent.glob("sent.sqlite*")) - {self.path.with_suffix(".sqlite.key")}
         for one in parts:
             with one.open("r+b") as file:
                 file.write(b"\xff" * one.stat().st_size)
