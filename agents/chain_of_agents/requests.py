@@ -224,10 +224,9 @@ class AgentRequests:
         history: Sequence[Mapping[str, Any]] = ()
         if segment.is_first_of_agent:
             history = self.memory.history(self.question.conversation, segment.agent)
-        remark, budget, tenant = "", self.budget, self.question.tenant
+        remark, budget = "", self.budget
         if history:  # which may show some of the segment
-            tokens = [self.planner.block_tokens([one], tenant) for one in segment.blocks]
-            size = sum(max(one + budget.label, budget.location) for one in tokens)
+            size = segment.tokens + len(segment.blocks) * max(budget.label, budget.location)
             size += history_tokens(history, self.planner.count_tokens) + budget.location_line
             if size > budget.segment:
                 history, remark = (), "its history was left out to fit the model's context"
