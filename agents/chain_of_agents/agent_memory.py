@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -33,23 +33,17 @@ class AgentTurn:
     """One agent's part in a conversation's turn."""
 
     agent: int  # `MANAGER` for the manager
-    before: _Messages  # the history that it was sent behind; not kept
+    before: _Messages  # the history that it was sent behind
     prompt: str
     answer: str
     shown: tuple[bytes, ...] = ()
 
 
-_Turns: TypeAlias = tuple[AgentTurn, ...]
-"""A conversation's turns, in order, each agent's since it last began anew."""
+class _Replayed(NamedTuple):
+    """What an agent was sent and has answered since it last began anew, and was shown in it."""
 
-
-def _history(turns: _Turns, agent: int) -> _Messages:
-    return tuple(
-        {"role": role, "content": text}
-        for one in turns
-        if one.agent == agent
-        for role, text in (("user", one.prompt), ("assistant", one.answer))
-    )
+    messages: _Messages = ()
+    shown: tuple[bytes, ...] = ()
 
 
 class AgentMemory:
@@ -66,7 +60,7 @@ class AgentMemory:
     def _forget_all(self) -> None:
         max_conversations, max_characters = self._bounds
         # with their sizes, which are asked more often than they change
-        self._conversations: TenantLRUMap[ConversationKey, tuple[_Turns, int]]
+        self._conversations: TenantLRUMap[ConversationKey, tuple[dict[int, _Replayed], int]]
         self._conversations = TenantLRUMap(
             max_conversations, max_weight=max_characters, weight_of=itemgetter(1)
         )
@@ -82,29 +76,32 @@ class AgentMemory:
 
     def history(self, key: ConversationKey | None, agent: int) -> _Messages:
         """Return what an agent has been sent and has answered so far in a conversation."""
-        return _history(self._turns(key), agent)
+        return self._of(key).get(agent, _Replayed()).messages
 
     def shown(self, key: ConversationKey | None) -> dict[bytes, int]:
         """Return which documents of a conversation stand in which agent's history."""
-        return {digest: one.agent for one in self._turns(key) for digest in one.shown}
+        return {digest: agent for agent, one in self._of(key).items() for digest in one.shown}
 
     def record(self, key: ConversationKey | None, turns: Iterable[AgentTurn]) -> None:
         """Append answered turns to the histories of their agents."""
         if key is None:
             return
         with self._lock:
-            kept = self._turns(key)
+            kept = dict(self._of(key))
             for turn in turns:
+                known = kept.get(turn.agent, _Replayed())
                 # of two turns at the same time, the later one cannot be replayed as it was sent
-                if turn.before in (_history(kept, turn.agent), ()):
-                    others = [one for one in kept if turn.before or one.agent != turn.agent]
-                    kept = (*others, replace(turn, before=()))
-            entries = 1 + sum(2 + len(one.shown) for one in kept)
-            texts = len(str(key.id)) + sum(len(one.prompt) + len(one.answer) for one in kept)
-            size = entries * _ENTRY_CHARACTERS + texts
+                if turn.before in (known.messages, ()):
+                    asked = {"role": "user", "content": turn.prompt}
+                    messages = *turn.before, asked, {"role": "assistant", "content": turn.answer}
+                    shown = known.shown if turn.before else ()
+                    kept[turn.agent] = _Replayed(messages, shown + turn.shown)
+            size = len(str(key.id)) + _ENTRY_CHARACTERS
+            for messages, shown in kept.values():
+                size += _ENTRY_CHARACTERS * (len(messages) + len(shown))
+                size += sum(len(one["content"]) for one in messages)
             self._conversations.put(key.tenant, key, (kept, size))
-            weight, bound = self._conversations.weight_size
-            if weight > bound:  # by this one, which is the last left
+            if size > self._bounds[1]:
                 self._conversations.pop(key.tenant, key)
 
     def forget(self, key: ConversationKey) -> bool:
@@ -112,7 +109,7 @@ class AgentMemory:
         with self._lock:
             return self._conversations.pop(key.tenant, key) is not None
 
-    def _turns(self, key: ConversationKey | None) -> _Turns:
+    def _of(self, key: ConversationKey | None) -> dict[int, _Replayed]:
         with self._lock:
             known = None if key is None else self._conversations.of(key.tenant).peek(key)
-        return () if known is None else known[0]
+        return {} if known is None else known[0]

@@ -85,9 +85,11 @@ def note_after(prompts: ChainPrompts, note: str, reply: str, question: str) -> s
     said, nothing = _words(reply), _words(prompts.nothing)
     if (said and said == nothing[: len(said)]) or (note and reply in note and reply != note):
         return None
-    lines = [line for line in note.splitlines() if line.strip()]
+    if not note:
+        return reply
     again = _Repetition(reply, question)
-    return "\n".join([*[line for line in lines if not again.holds(line)], reply])
+    lines = [line for line in note.splitlines() if line.strip() and not again.holds(line)]
+    return "\n".join([*lines, reply])
 
 
 def _words(text: str) -> list[str]:

@@ -108,9 +108,10 @@ class PoolModel:
     ) -> AgentReply:
         """Send a request to the agent's replica, or to the one that the pool chooses."""
         result = await self._ask(request, request.replica, on_piece)
-        others = [name for name in self.engines.available() if name != result.replica]
         # one that says nothing is not asked again: another one is
-        if others and not result.completion.text.strip():
+        if not result.completion.text.strip() and (
+            others := [name for name in self.engines.available() if name != result.replica]
+        ):
             other = self.engines.route(request.context, among=others)
             result = await self._ask(request, other, on_piece)
         completion = result.completion

@@ -224,10 +224,9 @@ class AgentRequests:
         history: Sequence[Mapping[str, Any]] = ()
         if segment.is_first_of_agent:
             history = self.memory.history(self.question.conversation, segment.agent)
-        remark, budget, tenant = "", self.budget, self.question.tenant
+        remark, budget = "", self.budget
         if history:  # which may show some of the segment
-            tokens = [self.planner.block_tokens([one], tenant) for one in segment.blocks]
-            size = sum(max(one + budget.label, budget.location) for one in tokens)
+            size = segment.tokens + len(segment.blocks) * max(budget.label, budget.location)
             size += history_tokens(history, self.planner.count_tokens) + budget.location_line
             if size > budget.segment:
                 history, remark = (), "its history was left out to fit the model's context"
@@ -283,7 +282,7 @@ class AgentRequests:
             together = said + count_tokens(before)  # no note grows on and on
             longest = max(longest, said, min(together, most // (step.completion_tokens or 1)))
         cut = clipped(note, longest, count_tokens)
-        return remarked(step, "its note was cut to note_tokens" * (cut != note)), cut
+        return step if cut == note else remarked(step, "its note was cut to note_tokens"), cut
 
     def _request(
         self,

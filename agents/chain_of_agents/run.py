@@ -17,7 +17,7 @@ from chain_of_agents.models import AgentModel, AgentReply, AgentRequest, OnPiece
 from chain_of_agents.requests import AgentRequests, Budget, ChainQuestion, Note, Settings, budget_of
 from chain_of_agents.segments import Segment, parcels_of, pieces_of, segments_of
 from chain_of_agents.trace.answer import ManagerError, Trace, UnreadError
-from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_of, remarked
+from chain_of_agents.trace.steps import Step, failure_of, is_too_long, outcome_of
 from ctxreuse.context.thoughts import ThoughtFilter, without_thoughts
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planner import ReusePlanner
@@ -124,7 +124,7 @@ class ChainRun:
 
     async def _work(self, segment: Segment, note: str) -> list[tuple[Step, str]]:
         """Let a worker read its segment, in parts if need be; return steps with their notes."""
-        began = self._now()
+        began = perf_counter() - self._began
         engine = self.placement.lives_on[segment.agent]
         request, remark = self._requests.worker(segment, note, engine)
         in_parts = "read in parts, because the model had no room" * bool(segment.halvings)
@@ -134,11 +134,12 @@ class ChainRun:
             position=-1,
             documents=tuple(block.id for block in segment.blocks),
             document_tokens=segment.tokens,
+            remark="; ".join(filter(None, (remark, in_parts))),
             began_s=began,
         )
-        step = remarked(step, remark, in_parts)
         step, reply = await self._ask(step, request, keeps_turn=segment.is_first_of_agent)
-        parts = segment.halves(self.planner.count_tokens) if is_too_long(reply) else ()
+        has_no_room = isinstance(reply, Exception) and is_too_long(reply)
+        parts = segment.halves(self.planner.count_tokens) if has_no_room else ()
         if not parts:
             return [self._requests.note_of(step, note)]
         read: list[tuple[Step, str]] = []
@@ -153,9 +154,10 @@ class ChainRun:
     ) -> tuple[Step, AgentReply | Exception]:
         """Ask the manager, with shorter notes if the model has no room for them."""
         request, remark = self._requests.manager(notes, room)
-        step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=self._now())
+        began = perf_counter() - self._began
+        step = Step(role="manager", agent=MANAGER, position=-1, remark=remark, began_s=began)
         step, reply = await self._ask(step, request, on_piece=on_piece)
-        if is_too_long(reply) and room > 1:
+        if isinstance(reply, Exception) and is_too_long(reply) and room > 1:
             return await self._manage(notes, room // 4, on_piece)
         return step, reply
 
@@ -195,7 +197,8 @@ class ChainRun:
             prompt = [request.context.query, *[block.text for block in request.context.blocks]]
             outcome, description = failure_of(error, "\n".join(prompt))
             self._first_failure = self._first_failure or error
-            return replace(step, outcome=outcome, error=description, ended_s=self._now()), error
+            ended = perf_counter() - self._began
+            return replace(step, outcome=outcome, error=description, ended_s=ended), error
         step = replace(
             step,
             note=reply.text or "",
@@ -206,7 +209,7 @@ class ChainRun:
             prompt_tokens=reply.usage.prompt_tokens,
             cached_tokens=reply.usage.cached_tokens,
             completion_tokens=reply.usage.completion_tokens,
-            ended_s=self._now(),
+            ended_s=perf_counter() - self._began,
         )
         if keeps_turn and self.question.conversation is not None and step.outcome == "answered":
             before, shown = request.context.history or (), [one.digest for one in reply.plan.blocks]
@@ -247,6 +250,3 @@ class ChainRun:
             "error's trace",
             self.trace,
         )
-
-    def _now(self) -> float:
-        return perf_counter() - self._began

@@ -166,8 +166,11 @@ class ContextRequest:
         put(self, "query", query)
         put(self, "system", system)
         messages = None if history is None else _as_messages(history)
-        if system is not None and messages and _is_system_message(messages[0], system):
-            messages = messages[1:]  # the prompt of the turn before, as `Plan.messages` returns it
+        opening = messages[0] if messages and system is not None else {}
+        # the prompt of the turn before, as `Plan.messages` returns it, or a store keeps it
+        forms = (system, [{"type": "text", "text": system}])
+        if messages and opening.get("role") == "system" and opening.get("content") in forms:
+            messages = messages[1:]
         put(self, "history", messages)
         put(self, "conversation_id", conversation_id)
         put(self, "tenant", tenant)
@@ -186,12 +189,6 @@ class ContextRequest:
             for block in self.blocks:
                 unique.setdefault(block.key, block)
         return unique
-
-
-def _is_system_message(message: Message, system: str) -> bool:
-    """Return whether a message gives a system text, in any form that stores keep messages in."""
-    forms = (system, [{"type": "text", "text": system}])
-    return message.get("role") == "system" and message.get("content") in forms
 
 
 class OwnMessages(tuple[Message, ...]):

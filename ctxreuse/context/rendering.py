@@ -124,7 +124,8 @@ class Templates:
 
     def before_text(self, label: str) -> str:
         """Return what stands in the message before a block's text."""
-        return _filled(self.block.partition("{text}")[0], "label", label)
+        checked_kind("label", label, str, "a string")
+        return self.block.partition("{text}")[0].replace("{label}", label)
 
     @cached_property
     def after_text(self) -> str:
@@ -179,15 +180,17 @@ class Templates:
 
     def outdated_annotation(self, old: str, label: str | None = None) -> str:
         """Return the words on a block shown as `old`: it is `label` now, or (None) gone."""
+        for name, value in (("old", old), ("label", label or "")):
+            checked_kind(name, value, str, "a string")
         if label is None:
-            return _filled(self.withdrawn, "old", old)
+            return self.withdrawn.replace("{old}", old)
         before, _, after = self.replaced.partition("{old}")
-        return _filled(before, "label", label) + _filled("{old}", "old", old) + after
+        return before.replace("{label}", label) + old + after
 
     def order_annotation(self, named: Sequence[str]) -> str:
         """Return the ranking in words, of labels or places of blocks in the retriever's order."""
         best = checked_texts("named", named)[: self.most_ranked]
-        return _filled(self.order, "order", self.order_separator.join(best))
+        return self.order.replace("{order}", self.order_separator.join(best))
 
     def order_tokens(self, number: int, *, is_labelled: bool = False) -> int:
         """Return about how many tokens the order annotation of a number of blocks has.
@@ -229,9 +232,9 @@ class Templates:
         """
         named = checked_texts("labels", labels)
         if self.has_location_line:
-            line = _filled(self.location, "labels", ", ".join(named))
+            line = self.location.replace("{labels}", ", ".join(named))
             return [line, *[""] * (len(named) - 1)] if named else []
-        return [_filled(self.location, "label", label) for label in named]
+        return [self.location.replace("{label}", label) for label in named]
 
     @cached_property
     def has_location_line(self) -> bool:
@@ -303,11 +306,6 @@ def block_end(label: re.Match[str], templates: Templates) -> int | None:
         if templates.label.replace("{letters}", label_letters(hashed.digest())) == label[1]:
             return end
     return None
-
-
-def _filled(template: str, field: str, text: str) -> str:
-    checked_kind(field, text, str, "a string")
-    return template.replace(f"{{{field}}}", text)
 
 
 DEFAULT_TEMPLATES = Templates()

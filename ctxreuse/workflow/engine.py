@@ -223,8 +223,10 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         A caller that stops early cancels the run; with `contextlib.aclosing` it ends at once.
         """
         events: asyncio.Queue[Event | None] = asyncio.Queue()
+        tell = asyncio.get_running_loop().call_soon_threadsafe  # the engine's may be another one
+        emit: Emit = lambda event: tell(events.put_nowait, event)  # noqa: E731
         run = asyncio.ensure_future(
-            self._run(graph, input, inputs, deadline_s, tenant, session, events.put_nowait)
+            self._run(graph, input, inputs, deadline_s, tenant, session, emit)
         )
         run.add_done_callback(lambda _: events.put_nowait(None))
         try:
@@ -398,21 +400,13 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
             checked_number("deadline_s", deadline_s)
         if single is not None:
             inputs = {compiled.inputs[0]: single, **inputs}
-        here = asyncio.get_running_loop()
-
-        def emit_here(event: Event) -> None:
-            if asyncio.get_running_loop() is here:
-                emit(event)
-            else:
-                here.call_soon_threadsafe(emit, event)
-
         scope = current_scope()
         tenant = (scope.tenant or "") if tenant is None else tenant
         session = scope.conversation_id if session is None else session
         # ids may be long, and 1 is not "1"
         key = None if session is None else text_digest(repr(session))
         number = next(self._numbers)
-        context = RunContext(self._services, compiled, emit_here, number, tenant, key)
+        context = RunContext(self._services, compiled, emit, number, tenant, key)
         work = partial(self._run_in_owner_loop, context, inputs, deadline_s)
         return await self._loop.run(work)
 

@@ -19,11 +19,13 @@ from chain_helpers import (
 )
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
+from pool_helpers import until
+from virtual_time import virtual_time
 
 from chain_of_agents import ChainOfAgents, ManagerError
 from ctxreuse import ReusePlanner
 from ctxreuse.errors import InvalidRequestError
-from ctxreuse.serving import EmulatedEngine
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 
 MODES = pytest.mark.parametrize("mode", ["sequential", "parallel"])
 SECRET = "The secret is 4711."
@@ -107,12 +109,13 @@ class TestWorkers:
         )
 
     @MODES
-    def test_a_worker_s_engine_that_takes_too_long_has_timed_out(self, mode):
+    @virtual_time
+    async def test_a_worker_s_engine_that_takes_too_long_has_timed_out(self, mode):
         busy = Busy()
         busy.holds = lambda messages: "says 0" in str(messages) and not is_managers(messages)
         pool = pool_of(EmulatedEngine(answer=busy), attempts=1)
         chain = ChainOfAgents(llm=pool, mode=mode, packing="single", timeout_s=0.3)
-        answer = chain.invoke(question(2))
+        answer = await chain.ainvoke(question(2))
         assert sorted(outcomes(answer)) == ["answered", "answered", "timed out"]
         assert "did not answer within 0.3 s" in answer.trace.failures[0].error
         assert busy.running == 0
@@ -195,6 +198,7 @@ class TestManager:
         with pytest.raises(ManagerError, match="the 1 notes"):
             list(chain.stream(question(1)))
 
+    @virtual_time
     async def test_a_timeout_holds_even_if_each_piece_is_taken_in_another_task(self):
         stream: Any = ChainOfAgents(llm=Stalls(), timeout_s=0.02).astream(question(1))
         for piece in ("The", " answer"):
@@ -231,7 +235,7 @@ class TestCancellation:
 
         with no_tasks_left():
             task = asyncio.create_task(call())
-            await busy.until(lambda: busy.held > 0)
+            await until(lambda: busy.held > 0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -254,7 +258,6 @@ class TestCancellation:
         assert busy.running == 0
 
         chain = chain_of(EmulatedEngine(), mode=mode)
-        questions = [question(2), question(2, documents=3), question(2)]
         first, second, third = await chain.abatch(questions, return_exceptions=True)
         assert (first, third) == ("OK.", "OK.")
         assert isinstance(second, InvalidRequestError)
@@ -297,8 +300,6 @@ class TestCancellation:
                 await asyncio.sleep(0)
                 closed.append("closed")
                 await super().aclose()
-
-        from ctxreuse.serving import EngineClient, EnginePool
 
         class Client(EngineClient):
             async def aclose(self) -> None:

@@ -142,7 +142,7 @@ async def test_what_has_no_end_is_ended_at_the_limit(kind):
             model="emulated",
             window_s=0,
             backoff_s=0,
-            timeout_s=0.5,
+            timeout_s=2.0,
             max_reply_bytes=300_000,
             context_window=8_192,  # else the engines would be asked for it, for five seconds
         )

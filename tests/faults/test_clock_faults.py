@@ -39,8 +39,7 @@ class Clock:
 @pytest.mark.parametrize("jump", JUMPS)
 def test_a_jump_between_calls_changes_nothing(kind, name, jump, tmp_path, monkeypatch, caplog):
     exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider = provided("", Failing(), exporter)
     log = tmp_path / "sent.sqlite"
     one = ReusePlanner(shared_log=SQLiteLog(log), tracing=PlannerSpans(provider))
     other = ReusePlanner(shared_log=SQLiteLog(log))
@@ -89,8 +88,7 @@ def test_a_jump_while_calls_wait_for_each_other_holds_none(name, jump, monkeypat
 def test_spans_begin_at_no_time_that_exporters_cannot_write(monkeypatch):
     """A machine that has just started may know no better than 1970."""
     exporter = InMemorySpanExporter()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider = provided("", Failing(), exporter)
     monkeypatch.setattr(time, "time_ns", lambda: 1_000)
     assert Client(ReusePlanner(tracing=PlannerSpans(provider))).order("abc") == "abc"
     assert {span.start_time for span in exporter.get_finished_spans()} == {0}

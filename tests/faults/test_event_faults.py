@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -47,18 +48,12 @@ def restarted(telling: Telling, sync: KVEventSync) -> Iterator[None]:
 def away(telling: Telling, sync: KVEventSync) -> Iterator[None]:
     """The engine answers, and tells nothing."""
     telling.publisher.close()
-    publisher, telling.publisher = telling.publisher, Silent()
+    silent: Any = SimpleNamespace(last=-1, publish=lambda *_, **__: None)
+    publisher, telling.publisher = telling.publisher, silent
     yield
     telling.publisher = Publisher(ports=publisher.ports)
     telling.cache = TellingCache(10_000, 16)
     telling.publisher.wait_for_subscriber()
-
-
-class Silent:
-    last = -1
-
-    def publish(self, events: Any, *, lost: bool = False) -> None:
-        pass
 
 
 @contextmanager

@@ -90,8 +90,7 @@ class Files:
 
     @contextmanager
     def damaged(self) -> Iterator[None]:
-        parts = sorted(self.path.parent.glob("sent.sqlite*"))
-        parts = [one for one in parts if one.suffix != ".key"]
+        parts = set(self.path.parent.glob("sent.sqlite*")) - {self.path.with_suffix(".sqlite.key")}
         for one in parts:
             with one.open("r+b") as file:
                 file.write(b"\xff" * one.stat().st_size)
@@ -108,7 +107,7 @@ class Redis:
         self._client = redis.Redis.from_url(server.url)
 
     def open(self) -> SharedLog:
-        return RedisLog(self._server.url, secret=SECRET, timeout_s=0.5)
+        return RedisLog(self._server.url, secret=SECRET, timeout_s=1.0)
 
     def append(self, entry: bytes) -> None:
         [(_, fields)] = self._client.xrevrange("ctxreuse", count=1)
@@ -182,8 +181,8 @@ FAULTS: dict[tuple[str, str], Fault] = {
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the log wait for locks, and the thread between attempts, as little as a test can."""
-    monkeypatch.setattr(sqlite_log, "_BUSY_S", 0.1)
+    """Have the log wait for locks, and the thread between attempts, for less than a second."""
+    monkeypatch.setattr(sqlite_log, "_BUSY_S", 0.5)
     monkeypatch.setattr("ctxreuse.sharing.exchange._LONGEST_PAUSE_S", 0.2)
 
 

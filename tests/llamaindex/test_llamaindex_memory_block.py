@@ -6,6 +6,8 @@ import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.llms import MockLLM
+from llama_index.core.memory import VectorMemoryBlock
 from llama_index.core.schema import ImageNode, MetadataMode, NodeWithScore, TextNode
 from llama_index.core.vector_stores.simple import SimpleVectorStore
 from llamaindex_helpers import CountingPlanner, LetterRetriever, letter_nodes, letter_text
@@ -21,7 +23,7 @@ from llamaindex_memory_helpers import (
 from mem0_stores import AsyncFakeMemory, FakeMemory, ListMemory, lettered, mem0_offline, memory
 
 from ctxreuse import ReusePlanner, request_context
-from llamaindex_ctxreuse import ReuseMemoryBlock, ReuseRetriever
+from llamaindex_ctxreuse import ReuseLLM, ReuseMemoryBlock, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.memory import memory_block
 from mem0_ctxreuse import ReuseMemory
 
@@ -121,6 +123,17 @@ class TestReuseMemoryBlock:
             await block.aget([user("abc")])
             assert "[Doc_id-c] > [Doc_id-b] > [Doc_id-a]" in await block.aget([user("cba")])
             assert block.faults == 0
+
+    async def test_llamaindexs_vector_block_is_planned_once_behind_a_postprocessor(self, planner):
+        store, llm = ListVectorStore(), ReuseLLM(inner=MockLLM(), planner=planner, window_s=0)
+        steps = [ReusePostprocessor(planner=planner, metadata_mode="none")]
+        options: Any = {"similarity_top_k": 3, "node_postprocessors": steps}
+        block = VectorMemoryBlock(vector_store=store, embed_model=MockEmbedding(4), **options)
+        for found in ("abc", "cab"):
+            store.nodes = [one.node for one in letter_nodes(found[::-1])]
+            echo = await llm.achat([user(await block.aget([user("Which?")]))])
+        assert llm.prompt_statistics.planned == planner.savings.requests == 2
+        assert "a says" in echo.message.content.split("b says")[0]
 
     @pytest.mark.filterwarnings("ignore:`langchain-community`")  # which LlamaIndex tries to import
     async def test_an_index_is_read_and_written(self):

@@ -10,6 +10,7 @@ from example_counts import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_helpers import assistant, big_request, sent_ids
+from pool_helpers import until
 from virtual_time import now, virtual_time
 
 from ctxreuse import ContextRequest, ReusePlanner
@@ -402,29 +403,27 @@ async def test_many_are_planned_in_a_thread_and_count_as_waiting_meanwhile(monke
     assert_nothing_is_left(queue, planner, visits)
 
 
-def started(loop, visits, *requests):
-    tasks = [loop.create_task(visits.go(one, hold_s=1_000)) for one in requests]
-    loop.run_until_complete(asyncio.sleep(0.02))
-    return tasks
+def started(loop, visits, request, holds, hold_s=1_000):
+    task = loop.create_task(visits.go(request, hold_s))
+    loop.run_until_complete(until(holds))
+    return task
 
 
-def abandon(loop, tasks):
-    """Close an event loop under tasks that wait, as a program that does not clean up."""
-    for task in tasks:
-        task._log_destroy_pending = False
+def abandon(loop, task):
+    """Close an event loop under a task that waits, as a program that does not clean up."""
+    task._log_destroy_pending = False
     loop.close()
 
 
 def test_places_that_a_closed_event_loop_held_come_back_with_its_tasks():
     queue, planner, visits = visited(concurrency=2)
     here, gone, also_gone = (asyncio.new_event_loop() for _ in range(3))
-    (first,) = started(here, visits, big_request([1]))
-    inside = started(gone, visits, big_request([2]))
-    let_through = started(also_gone, visits, big_request([3]))
+    first = started(here, visits, big_request([1]), lambda: len(visits.plans) == 1)
+    inside = started(gone, visits, big_request([2]), lambda: len(visits.plans) == 2)
+    let_through = started(also_gone, visits, big_request([3]), lambda: queue._window_elapsed)
     first.cancel()
     here.run_until_complete(asyncio.wait([first]))
-    other = here.create_task(visits.go(big_request([4], "other"), hold_s=0))
-    here.run_until_complete(asyncio.sleep(0.02))
+    other = started(here, visits, big_request([4], "other"), lambda: queue._window_elapsed, 0)
     assert (queue.running, queue.waiting) == (2, 1)
     abandon(gone, inside)
     abandon(also_gone, let_through)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from http_servers import engine_script, listening
 from pool_helpers import IDLE, asking, planner_of, queues
 
 from ctxreuse.errors import EngineError
-from ctxreuse.serving import EmulatedEngine, EnginePool
+from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 
 BAD, GOOD = "http://bad/v1", "http://good/v1"
 
@@ -94,12 +95,11 @@ async def test_what_has_no_end_is_ended_and_another_engine_asked(kind):
     async with (
         listening(script, honest) as servers,
         EnginePool(
-            [one.url for one in servers],
-            "emulated",
+            {
+                one.url: partial(EngineClient, one.url, timeout_s=limit_s, max_reply_bytes=300_000)
+                for one, limit_s in zip(servers, (0.5, 20), strict=True)
+            },
             window_s=0,
-            backoff_s=0,
-            timeout_s=0.5,
-            max_reply_bytes=300_000,
         ) as pool,
     ):
         bad, good = pool.names

@@ -21,6 +21,7 @@ from pool_helpers import (
     state_of,
     until,
 )
+from virtual_time import virtual_time
 
 from ctxreuse.errors import EngineError, InvalidRequestError
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
@@ -200,6 +201,7 @@ async def test_a_stream_that_is_left_early_leaves_nothing_behind():
             stream.served  # noqa: B018 - it raises
 
 
+@virtual_time
 async def test_who_takes_too_long_is_left_for_another():
     network = network_of(a=None, b=None)
     network.silent.add("a")
@@ -227,6 +229,7 @@ async def test_where_all_take_too_long_the_error_says_so():
         assert queues(pool) == IDLE
 
 
+@virtual_time
 async def test_the_time_is_for_the_whole_answer():
     async def answer():
         for _ in range(200):
@@ -243,6 +246,7 @@ async def test_the_time_is_for_the_whole_answer():
         assert [one.failed for one in pool.statistics()] == [1, 0]
 
 
+@virtual_time
 async def test_the_time_in_the_waiting_room_does_not_count():
     gate = Gate()
     network = Network(a=EmulatedEngine(answer=gate))

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 from client_helpers import connected
+from virtual_time import virtual_time
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner, cache_profile
 from ctxreuse.cache import PrefixCacheSimulator
@@ -193,6 +194,7 @@ async def test_a_pool_sends_a_plans_primes_where_it_sends_the_plan():
         assert planner_of(pool, "one").savings.reported.primes == len(primes)
 
 
+@virtual_time
 async def test_a_pool_goes_elsewhere_with_a_plan_whose_primes_take_too_long():
     _, batch = primed_batch()
     [plan, *_] = [one for one in batch.plans if one.primes]

@@ -238,14 +238,6 @@ class Busy:
         finally:
             self.held -= 1
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something holds, for a second at most."""
-        for _ in range(1000):
-            if is_so():
-                return
-            await asyncio.sleep(0.001)
-        raise AssertionError("what was waited for has not come")
-
 
 class SaysModel(FakeListChatModel):
     """A LangChain model that answers from its prompt, or raises what it is given.

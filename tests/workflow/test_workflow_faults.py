@@ -520,6 +520,6 @@ def test_an_event_loop_that_ends_during_a_scan_takes_no_worker_with_it():
     engine = WorkflowEngine(SteadyLLM(lambda: 0.0), retriever, options=options)
     with pytest.raises(DeadlineError):
         asyncio.run(engine.run(rag(), "Why", deadline_s=0.01))
-    result = asyncio.run(engine.run(rag(), "Why", deadline_s=1.0))
+    result = asyncio.run(engine.run(rag(), "Why", deadline_s=30.0))
     assert result.answer == plainly(rag(), "Why").answer
     asyncio.run(engine.aclose())

@@ -82,9 +82,9 @@ class Step:
         return "manager" if self.role == "manager" else f"worker {self.agent}"
 
 
-def remarked(step: Step, *remarks: str) -> Step:
-    """Return a step with further remarks; empty ones are left out."""
-    return replace(step, remark="; ".join(filter(None, (step.remark, *remarks))))
+def remarked(step: Step, remark: str) -> Step:
+    """Return a step with a further remark."""
+    return replace(step, remark="; ".join(filter(None, (step.remark, remark))))
 
 
 def outcome_of(text: str | None) -> Outcome:
@@ -120,10 +120,8 @@ def failure_of(error: BaseException, prompt: str = "") -> tuple[Outcome, str]:
     return "failed", description
 
 
-def is_too_long(error: object) -> bool:
+def is_too_long(error: BaseException) -> bool:
     """Return whether a model has refused a prompt because its context has no room for it."""
-    if not isinstance(error, BaseException):
-        return False
     named = any("ContextOverflow" in type(one).__name__ for one in _causes(error))
     refused = {getattr(one, "status_code", None) for one in _causes(error)}
     if named or _TOO_LARGE_STATUS in refused:

@@ -81,4 +81,4 @@ class RunFinished:
 
 
 Event: TypeAlias = NodeStarted | TextDelta | DocumentsFound | NodeFinished | RunFinished
-Emit: TypeAlias = Callable[[Event], None]
+Emit: TypeAlias = Callable[[Event], object]

@@ -326,16 +326,17 @@ def certain_successor(graph: Graph, name: str, state: State) -> Node | None:
     if edges.routers or len(edges.static) != 1:
         return None
     try:
-        target = _within_limit(graph, edges.static[0], state.commit({}, [name]))
+        target = _within_limit(graph, edges.static[0], state, name)
     except VisitLimitError:
         return None
     return graph.nodes.get(target)
 
 
-def _within_limit(graph: Graph, target: str, state: State) -> str:
+def _within_limit(graph: Graph, target: str, state: State, running: str = "") -> str:
     while target != END:
         node = graph.nodes[target]
-        if node.max_visits is None or state.visits(target) < node.max_visits:
+        visits = state.visits(target) + (target == running)
+        if node.max_visits is None or visits < node.max_visits:
             break
         if node.otherwise is None:
             raise VisitLimitError(

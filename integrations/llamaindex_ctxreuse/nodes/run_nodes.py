@@ -41,17 +41,13 @@ class BegunCall:
     instance: object
     parent: BegunCall | None
     root: str  # the outermost call around it
+    gives_nodes: bool  # whether it is one of a retriever, or of what works on its nodes
     about: Any = None  # what a handler keeps of it, and of those inside of it
 
     @property
     def method(self) -> str:
         """The method's name, of an id such as "VectorIndexRetriever.retrieve-<uuid>"."""
         return self.id.split("-", 1)[0].rpartition(".")[2]
-
-    @property
-    def gives_nodes(self) -> bool:
-        """Whether it is one of a retriever, or of what works on its nodes."""
-        return isinstance(self.instance, BaseRetriever | BaseNodePostprocessor)
 
     def outwards(self) -> Iterator[BegunCall]:
         """Yield this call and those around it."""
@@ -78,7 +74,8 @@ class OpenCalls(BaseSpanHandler[BaseSpan]):
         """Note a call and the one around it."""
         around = self._calls.get(parent_id or "")
         root, about = (id_, None) if around is None else (around.root, around.about)
-        begun = self._calls[id_] = BegunCall(id_, instance, around, root, about)
+        gives_nodes = isinstance(instance, BaseRetriever | BaseNodePostprocessor)
+        begun = self._calls[id_] = BegunCall(id_, instance, around, root, gives_nodes, about)
         self._begin(begun, bound_args.arguments)
         for oldest in list(islice(self._calls, max(0, len(self._calls) - _MOST_CALLS))):
             self.span_drop(oldest)  # LlamaIndex never told of its end
@@ -99,6 +96,7 @@ class OpenCalls(BaseSpanHandler[BaseSpan]):
 
     def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
         """Forget a call."""
+        RETRIEVALS.pop(id_, None)
         self._calls.pop(id_, None)
 
     def new_span(self, *args: Any, **kwargs: Any) -> None:
@@ -124,10 +122,6 @@ class _RunHandler(OpenCalls):
         """Return the calls under way, the innermost first, of which the handler was told."""
         call = self._calls.get(active_span_id.get() or "")
         return [] if call is None else list(call.outwards())
-
-    def span_drop(self, id_: str, *args: Any, **kwargs: Any) -> None:
-        RETRIEVALS.pop(id_, None)
-        super().span_drop(id_)
 
     def _begin(self, call: BegunCall, arguments: Mapping[str, Any]) -> None:
         if call.gives_nodes:
