@@ -141,7 +141,7 @@ def _shown_by(
     if prompt is None:
         return [one.page_content for one in documents]
     try:
-        if isinstance(prompt, str) and "{" in prompt:
+        if isinstance(prompt, str):
             prompt = PromptTemplate.from_template(prompt)
             if "page_content" not in prompt.input_variables:
                 raise ValueError("add {page_content}, or pass a PromptTemplate to show no texts")
