@@ -342,7 +342,7 @@ def test_the_version_is_the_packages(run):
         (("explain", "--plan", "p", "--corpus", "c", "--worst", "-1"), "--worst"),
         (("explain", "--plan", "p", "--corpus", "c", "--all"), "--all"),
         (("reorder",), "reorder"),
-        (("doctor",), "give --base-url, --metrics, --shared-log or a folder"),
+        (("doctor",), "give --base-url, --metrics, --shared-log, --report or a"),
         (("doctor", "--base-url", "nowhere"), "base_url must be the engine's address"),
         (("doctor", "--metrics", "http://[broken"), "must be the engine's address"),
         (("doctor", "--metrics", "http://host/metrics?key=secret"), "must have no query"),

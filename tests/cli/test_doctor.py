@@ -547,6 +547,11 @@ def test_control_signs_of_a_trace_do_not_reach_the_terminal(run, tmp_path):
     assert all(sign.isprintable() or sign == "\n" for sign in out)
 
 
+def test_a_report_of_a_bug_says_what_is_installed(run):
+    code, out, _ = run("doctor", "--report")
+    assert (code, f"Python {sys.version.split()[0]}" in out, " numpy " in out) == (0, True, True)
+
+
 def test_an_engine_that_is_down_is_said_once_with_what_the_system_says(run):
     code, out, err = run("doctor", "--base-url", "http://127.0.0.1:9/v1", *QUICK)
     assert (code, err) == (1, "")

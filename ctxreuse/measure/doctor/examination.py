@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import platform
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from importlib.metadata import distributions, requires
 
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.doctor.engine_findings import (
@@ -31,6 +34,8 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
     """Look at an engine, its metrics, a log and a recording, as far as they were given."""
     trace = None if config.recording is None else read_recording(config.recording, config.corpus)[1]
     recorded = [] if trace is None else [check_fronts(trace), *check_documents(trace)]
+    if config.report:
+        recorded.insert(0, check_installation())
     if not (config.base_url or config.metrics_url or config.shared_log):
         return recorded
     named_log, stream = config.shared_log, config.stream
@@ -50,6 +55,16 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
             for one in findings
         ]
     return findings + recorded
+
+
+def check_installation() -> Finding:
+    """Say which of the packages that ctxreuse can use are installed."""
+    asked = {"ctxreuse", *[re.split("[^a-z0-9-]", one)[0] for one in requires("ctxreuse") or ()]}
+    known = {one.name.lower().replace("_", "-"): one.version for one in distributions()}
+    held = {name: known[name] for name in sorted(asked) if name in known}
+    named = ", ".join(f"{name} {number}" for name, number in held.items())
+    found = f"Python {platform.python_version()}, {platform.platform()}: {named}"
+    return Finding("installed", Verdict.OK, found, "", held)
 
 
 def check_fronts(trace: Sequence[TraceRequest]) -> Finding:

@@ -161,13 +161,15 @@ class DoctorConfig:
     timeout_s: float = option(
         "Seconds that an answer may take.", 30.0, "--timeout", min=0.1, max=3_600
     )
+    report: bool = option("Say first what is installed, to report a bug.", False)
     api_key: str = field(default="EMPTY", repr=False)
 
     def __post_init__(self) -> None:
-        if not (self.recording or self.base_url or self.metrics_url or self.shared_log):
+        looked_at = self.recording, self.base_url, self.metrics_url, self.shared_log, self.report
+        if not any(looked_at):
             raise InvalidRequestError(
-                "there is nothing to look at; give --base-url, --metrics, --shared-log or a folder "
-                "that ctxreuse record wrote"
+                "there is nothing to look at; give --base-url, --metrics, --shared-log, --report "
+                "or a folder that ctxreuse record wrote"
             )
         checked_number("quiet_s", self.quiet_s)
         checked_number("timeout_s", self.timeout_s)
