@@ -87,9 +87,9 @@ def read_keys(path: str, secret: str) -> dict[str, str] | None:
 class _Relay(StreamingResponse):
     """Sends an answer on as it comes, in a place that it gives back; a caller may go away."""
 
-    def __init__(self, pieces: Any, places: asyncio.Semaphore, limit_s: float) -> None:
+    def __init__(self, pieces: Any, places: asyncio.Semaphore, limit: asyncio.Timeout) -> None:
         super().__init__(pieces)
-        self._pieces, self._places, self._limit_s = pieces, places, limit_s
+        self._pieces, self._places, self._limit = pieces, places, limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -99,7 +99,7 @@ class _Relay(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self._pieces) as pieces:
-            async with asyncio.timeout(self._limit_s):
+            async with self._limit:
                 head = await anext(pieces)
             kind = head.headers.get("content-type", "")
             is_stream = kind.startswith("text/event-stream")
@@ -213,10 +213,11 @@ class _Door:
         headers = {name: one for name, one in request.headers.items() if name not in held}
         if self._key:
             headers |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
-        forward = forwarding.ForwardedRequest(request.method, path, raw, headers, told)
+        limit = asyncio.timeout(self._settings.timeout_s)
+        forward = forwarding.ForwardedRequest(request.method, path, raw, headers, limit, told)
         start = partial(self.pool.stream, prompt, forward=forward)
         pieces = self._chats.gateway.astream(planned, start)
-        return _Relay(pieces, self._places, self._settings.timeout_s)
+        return _Relay(pieces, self._places, limit)
 
     async def plan(self, request: Request) -> Response:
         body, tenant = await self._read(request, *_ROW)

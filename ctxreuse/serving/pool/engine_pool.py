@@ -254,8 +254,9 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
     async def check(self, limit_s: float = 5.0) -> dict[str, bool]:
         """Return whether each replica, by name, says within `limit_s` seconds that it is ready.
 
-        The circuit of one that is not opens at once; that of one that is again closes, unless it
-        refuses requests, and its cache counts as empty. One without such a route (404) is ready.
+        The circuit of one that is not opens at once, closes when it is again, and its cache counts
+        as empty. One that has failed or refused requests rests on. One without such a route (404)
+        is ready.
         """
         checked_positive("limit_s", limit_s)
         replicas = list(self._replicas.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -32,6 +33,7 @@ from ctxreuse.sharing.exchange import SharingStatistics
 if TYPE_CHECKING:
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
 
+_log = logging.getLogger("ctxreuse")
 _MAX_MISSES = 3
 """Answers in a row without a cached token, where some were expected, that mean a lost cache."""
 _LEAST_EXPECTED_TOKENS = 64
@@ -116,7 +118,7 @@ class Replica:
         self.is_draining = False
         self.cache_epoch = 0  # how often it was found with an empty cache
         self._queue = AdmissionQueue(planner, concurrency, window_s, strategy)
-        self._circuit = CircuitBreaker(failures, open_s)
+        self._circuit = CircuitBreaker(name, failures, open_s)
         self._clock = clock
         self._connect = connect
         self._capacity: CapacityTracker | None = None
@@ -133,7 +135,7 @@ class Replica:
         self._failed = 0
         self._busy = 0
         self._busy_until = -math.inf
-        self._refusal = ""  # what it answers instead, if it rests for that
+        self._rests_as = ""  # its state; "" leaves it to a check to find it ready again
         self._lock = ForkSafeLock()
         # What answers and failures change in the index waits here, in their order: it may wait for
         # a tenant, and the lock above must not.
@@ -198,7 +200,7 @@ class Replica:
         """Return its status."""
         with self._lock:
             circuit = self._circuit.state(self._clock())
-            state = (circuit == OPEN and self._refusal) or circuit
+            state = (circuit == OPEN and self._rests_as) or circuit
             capacity, unconfirmed = self._capacity, len(self._unconfirmed)
         return ReplicaStatus(
             name=self.name,
@@ -253,6 +255,9 @@ class Replica:
         except EngineError as error:
             self._note_error(error, is_trial)
             raise
+        except TimeoutError:  # its caller's: that of a request that was sent
+            self._note_error(EngineError("it has not begun to answer in time"), is_trial)
+            raise
         except BaseException:
             if is_trial:  # any other one leaves the trial alone
                 with self._lock:
@@ -266,7 +271,6 @@ class Replica:
         """Take note of an answered request."""
         with self._lock:
             self._circuit.succeed()
-            self._refusal = ""
             self._answered += 1
             self._to_note.append(partial(self._observe, sending, completion))
         self._note_in_index()
@@ -290,10 +294,10 @@ class Replica:
             now = self._clock()
             was_closed = self._circuit.state(now) == CLOSED
             if not is_ready:
-                self._circuit.fail(now, at_once=True)
-                self._refusal = ""
+                self._circuit.fail(now, "it was asked and is not ready", at_once=True)
+                self._rests_as = ""
             # else it would hide that requests fail in a row, or are refused
-            elif not was_closed and not self._refusal:
+            elif not was_closed and not self._rests_as:
                 self._circuit.succeed()
             if was_closed and is_silent:
                 # it may have kept its cache: the next answer tells
@@ -415,8 +419,8 @@ class Replica:
             if rule is WORKS:
                 self._circuit.succeed()
             elif rule is FAILS:
-                self._refusal = ""
-                if self._circuit.fail(self._clock()):
+                if self._circuit.fail(self._clock(), error):
+                    self._rests_as = OPEN
                     self._to_note.append(self._reset)
             elif is_trial:  # this tells nothing of the requests that failed
                 self._circuit.abandon()
@@ -430,15 +434,16 @@ class Replica:
         """Rest, since another engine has answered what this one refused; the index stays."""
         with self._lock:
             self._failed += 1
-            self._circuit.fail(self._clock(), at_once=True)
+            self._circuit.fail(self._clock(), error, at_once=True)
             reason = responses.get(error.status or 0, "")
-            self._refusal = f"refuses: {error.status} {reason}".rstrip()
+            self._rests_as = f"refuses: {error.status} {reason}".rstrip()
 
 
 class CircuitBreaker:
     """Opens after failures in a row, for a time that doubles; who shares it holds a lock."""
 
-    def __init__(self, failures: int = 3, open_s: float = 10.0) -> None:
+    def __init__(self, name: str, failures: int, open_s: float) -> None:
+        self._name = name
         self._limit = failures
         self._first_open_s = open_s
         self._failures = 0
@@ -467,12 +472,14 @@ class CircuitBreaker:
 
     def succeed(self) -> None:
         """Note that a request was answered."""
+        if self._opened_at is not None:
+            _log.warning("%s answers again", self._name)
         self._failures = 0
         self._opened_at = None
         self._open_s = self._first_open_s
         self._has_trial = False
 
-    def fail(self, now: float, at_once: bool = False) -> bool:
+    def fail(self, now: float, why: object, at_once: bool = False) -> bool:
         """Note that a request was not answered; return whether that opened the circuit."""
         self._failures += 1
         if self._opened_at is not None:
@@ -484,6 +491,7 @@ class CircuitBreaker:
         if self._failures < self._limit and not at_once:
             return False
         self._opened_at = now
+        _log.warning("%s rests for %.0f s: %s", self._name, self._open_s, why)
         return True
 
     def abandon(self) -> None:
