@@ -190,8 +190,9 @@ class _Door:
             named, shown = scope.conversation_id, "".join(planned.texts if planned else ())
             turns = None if named is None else [{"role": "user", "content": shown}]
             prompt = ContextRequest((), history=turns, conversation_id=named, tenant=tenant)
-        tells = body and body.tells and body.told(prompt if isinstance(prompt, Plan) else None)
-        return await self._relayed(request, raw, planned, prompt, tells)
+        plan = prompt if isinstance(prompt, Plan) else None
+        told = body and written and body.tells and body.told(plan, self.planner)
+        return await self._relayed(request, raw, planned, prompt, told)
 
     async def _relayed(
         self,

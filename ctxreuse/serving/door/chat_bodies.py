@@ -100,16 +100,18 @@ class PromptBody(NamedTuple):
             _place_of_documents(_messages(fields))
         return cls(fields, documents, named, bool(tells))
 
-    def told(self, plan: Plan | None) -> dict[str, Any]:
+    def told(self, plan: Plan | None, planner: ReusePlanner) -> dict[str, Any]:
         """Return what an answer says of a plan, with the documents' names."""
         names = {one.text: one.id for one in reversed(self.documents)}
         if plan is None:  # nothing moves
             own = [one.id for one in self.documents]
-            return {"order": own, "labels": {}, "expected_cached_tokens": 0}
-        blocks, labels = plan.request.unique_blocks, plan.label_of if plan.is_labelled else {}
+            shown = () if self.conversation is None or planner.mode == "shadow" else self.documents
+            labels = {planner.templates.label_of(one): one.id for one in shown}
+            return {"order": own, "labels": labels, "expected_cached_tokens": 0}
+        blocks, by_key = plan.request.unique_blocks, plan.label_of if plan.is_labelled else {}
         return {
             "order": [names.get(one.text, one.id) for one in plan.blocks],
-            "labels": {label: names.get(blocks[key].text) for key, label in labels.items()},
+            "labels": {label: names.get(blocks[key].text) for key, label in by_key.items()},
             "expected_cached_tokens": plan.expected_cached_tokens,
         }
 

@@ -114,6 +114,7 @@ async def test_only_answers_that_are_asked_for_tell_the_plan():
         plain = await door.chat("abc")
         told = await door.chat("cba", ctxreuse=True, conversation="c")
         single = await door.chat("a", ctxreuse=True)
+        kept = await door.chat("d", ctxreuse=True, conversation="c")
         bodies = door.bodies()
     assert "ctxreuse" not in plain
     assert set(told["ctxreuse"]) == {"order", "labels", "expected_cached_tokens"}
@@ -122,7 +123,9 @@ async def test_only_answers_that_are_asked_for_tell_the_plan():
         assert f"{label} {name.upper()}\n{name} says" in bodies[1]["messages"][0]["content"]
     assert len(told["ctxreuse"]["labels"]) == 3
     assert told["ctxreuse"]["expected_cached_tokens"] == 0
-    assert single["ctxreuse"]["order"] == ["a"]
+    assert (single["ctxreuse"]["order"], single["ctxreuse"]["labels"]) == (["a"], {})
+    [label] = kept["ctxreuse"]["labels"]
+    assert bodies[3]["messages"][0]["content"].startswith(f"{label} D\nd says")
     assert all("ctxreuse" not in one for one in bodies)
 
 
