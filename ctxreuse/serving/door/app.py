@@ -177,7 +177,7 @@ class _Door:
         # a caller's own would open another tenant's cache
         held = self._options.salts and fields.pop("cache_salt", None)
         body = chat_bodies.PromptBody.of(fields, request.headers)
-        planned, written = (None, None) if body is None else await self._chats.planned(body, tenant)
+        planned, written = await self._chats.planned(body, tenant)
         scope = RequestScope(tenant or None, body and body.conversation)
         groups = planned.groups if planned else ()
         added = self._options.added(groups, scope, {}, fields, {}).get("extra_body")

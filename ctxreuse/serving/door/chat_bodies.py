@@ -127,9 +127,12 @@ class ChatPlanner:
         )
 
     async def planned(
-        self, body: PromptBody, tenant: str
+        self, body: PromptBody | None, tenant: str
     ) -> tuple[PlannedPrompt | None, dict[str, Any] | None]:
         """Return a prompt as planned, and the fields to send; None is to send what came."""
+        if body is None:
+            self._planner.note_without_context(1)
+            return None, None
         attempt, rules = self.gateway.attempt, self._planner.wire_cache
         if (given := attempt(lambda: self._given(body, tenant), lambda: None)) is None:
             return None, None

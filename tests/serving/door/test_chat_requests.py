@@ -205,6 +205,7 @@ async def test_without_anything_of_ours_a_body_goes_through_as_it_came():
         headers = {"content-type": "application/json; charset=utf-8", "te": "x"}
         await door.post(CHAT, content=raw, headers={"x-trace": "t", "cookie": "c", **headers})
         received = next(one for one in door.engines[0].received if one.method == "POST")
+        assert door.planner.savings.prompts_without_context == 1
     assert received.body == raw
     assert received.headers["x-trace"] == "t"
     assert not {"cookie", "te"} & received.headers.keys()
