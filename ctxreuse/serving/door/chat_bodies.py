@@ -212,15 +212,17 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _place_of_documents(messages: Sequence[Mapping[str, Any]]) -> TextPosition:
-    """Return which text shows the documents: the last message's that asks, else the question."""
+    """Return which text shows the documents: a system message's that asks, else the question."""
     texts = [(role, at, text) for role, at, text in _texts(messages) if at is not None]
-    asking = [at for role, at, text in texts if role in _INSTRUCTS and _PLACE in text]
-    places = asking or [at for role, at, _ in texts if role == "user"]
+    asking = [at for _, at, text in texts if _PLACE in text]
+    places = [at for role, at, _ in texts if role in _INSTRUCTS[1:] and at in asking]
+    places = places or [at for role, at, _ in texts if role == "user"]
     if not places:
         raise InvalidRequestError(
             f"documents need a user message with a text, or {_PLACE} in a system message"
         )
-    return next(at for at in places if at.message == places[-1].message)
+    last = [at for at in places if at.message == places[-1].message]
+    return next((at for at in last if at in asking), last[0])
 
 
 def _texts(

@@ -36,7 +36,10 @@ async def test_documents_stand_before_the_question_in_the_order_that_hits():
 @pytest.mark.parametrize(
     "messages",
     [
-        [{"role": "system", "content": "<{documents}>"}, {"role": "user", "content": "Which?"}],
+        [
+            {"role": "system", "content": "<{documents}>"},
+            {"role": "user", "content": "What is {documents}?"},
+        ],
         [{"role": "user", "content": [{"type": "text", "text": "<{documents}>"}]}],
         [
             {"role": "user", "content": "Of {documents}"},
@@ -56,6 +59,16 @@ async def test_documents_stand_where_the_prompt_asks_for_them(messages):
     assert place
     assert sent.startswith(before.replace("Of {documents}", "Of "))
     assert sent.endswith(f">{behind}".replace("{documents}", ""))
+
+
+async def test_what_an_earlier_question_says_takes_no_documents():
+    messages = [{"role": "user", "content": "What is {documents}?"}]
+    messages += [{"role": "assistant", "content": "A word."}, *asking()["messages"]]
+    async with served(EmulatedEngine()) as door:
+        await door.chat("ab", messages=messages)
+        sent = door.bodies()[0]
+    assert sent["messages"][0]["content"] == "What is ?"
+    assert shown(sent) == ["a", "b"]
 
 
 async def test_a_question_with_a_picture_gets_its_documents_in_front_of_its_text():
@@ -313,6 +326,6 @@ async def test_no_placeholder_reaches_the_model_and_no_document_is_changed(given
     async with served(EmulatedEngine()) as door:
         await door.chat(messages=messages, **given)
         shown = [one["content"] for one in door.bodies()[0]["messages"]]
-    assert shown[0] == "\n\nWhich? "
+    assert shown[1] == "\n\nWhich? "
     assert "".join(shown).count("{documents}") == bool(given.get("documents"))
-    assert shown[1].endswith("Which? ")
+    assert shown[0].endswith("Which? ")
