@@ -22,7 +22,7 @@ from pool_helpers import (
     until,
 )
 
-from ctxreuse.errors import EngineError, InvalidRequestError
+from ctxreuse.errors import EngineError
 from ctxreuse.serving import EmulatedEngine, EngineClient, EnginePool
 
 ALWAYS = [503] * 100
@@ -407,16 +407,6 @@ async def test_a_replica_that_is_not_ready_is_left_alone_at_once_and_comes_back_
         assert (state_of(pool, "a"), pool.cache_epoch("a")) == ("up", 1)
         assert pool.available() == ("a", "b")
         assert [one.failed for one in pool.statistics()] == [0, 0]
-
-
-async def test_a_replica_that_does_not_say_whether_it_is_ready_is_not():
-    network = network_of(a=None, b=None)
-    network.silent.add("a")
-    async with pool_on(network, clock=Clock()) as pool:
-        assert await pool.check(limit_s=0.1) == {"a": False, "b": True}
-        assert pool.available() == ("b",)
-        with pytest.raises(InvalidRequestError, match="limit_s must be"):
-            await pool.check(limit_s=0)
 
 
 @pytest.mark.parametrize(("status", "is_ready"), [(404, True), (401, True), (503, False)])

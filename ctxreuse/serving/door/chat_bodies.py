@@ -83,6 +83,7 @@ class PromptBody(NamedTuple):
     documents: list[ContextBlock]
     conversation: BlockId | None
     tells: bool  # whether the answer is to say what was planned
+    asked: TextPosition | None  # which text shows the documents
 
     @classmethod
     def of(cls, body: Mapping[str, Any], headers: Mapping[str, str]) -> PromptBody | None:
@@ -96,23 +97,18 @@ class PromptBody(NamedTuple):
         checked_each("messages", body.get("messages"), dict, "an object")
         documents = read_documents(body.get("documents") or [])
         fields = {name: one for name, one in body.items() if name not in OURS}
-        if documents:
-            _place_of_documents(_messages(fields))
-        return cls(fields, documents, named, bool(tells))
+        asked = _place_of_documents(_messages(fields)) if documents else None
+        return cls(fields, documents, named, bool(tells), asked)
 
     def told(self, plan: Plan | None, planner: ReusePlanner) -> dict[str, Any]:
-        """Return what an answer says of a plan, with the documents' names."""
+        """Return what an answer says of its documents; without a plan nothing moves."""
         names = {one.text: one.id for one in reversed(self.documents)}
-        if plan is None:  # nothing moves
-            own = [one.id for one in self.documents]
-            shown = () if self.conversation is None or planner.mode == "shadow" else self.documents
-            labels = {planner.templates.label_of(one): one.id for one in shown}
-            return {"order": own, "labels": labels, "expected_cached_tokens": 0}
-        blocks, by_key = plan.request.unique_blocks, plan.label_of if plan.is_labelled else {}
+        blocks = self.documents if plan is None else plan.blocks
+        shown = () if self.conversation is None or planner.mode == "shadow" else self.documents
         return {
-            "order": [names.get(one.text, one.id) for one in plan.blocks],
-            "labels": {label: names.get(blocks[key].text) for key, label in by_key.items()},
-            "expected_cached_tokens": plan.expected_cached_tokens,
+            "order": [names.get(one.text, one.id) for one in blocks],
+            "labels": {planner.templates.label_of(one): names[one.text] for one in shown},
+            "expected_cached_tokens": 0 if plan is None else plan.expected_cached_tokens,
         }
 
 
@@ -143,7 +139,6 @@ class ChatPlanner:
     def _given(self, body: PromptBody, tenant: str) -> tuple[ScopedPrompt, _Places]:
         """Return a prompt with documents in this turn and earlier ones, and where texts stand."""
         messages, keeps = _messages(body.fields), body.conversation is not None
-        asked = _place_of_documents(messages) if body.documents else None
         key = text_digest(repr(body.conversation))
         parts: list[PromptPart] = []
         places: _Places = []
@@ -153,7 +148,7 @@ class ChatPlanner:
                 parts.append(PromptPart.of_value(role, text))
                 continue
             key = text_digest((key + message_key(role, text)).hex())
-            if at == asked:
+            if at == body.asked:
                 shown = self._with_documents(text, body, tenant)
                 if keeps:
                     self._shown.put(tenant, key, shown)

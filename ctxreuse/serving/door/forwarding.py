@@ -72,7 +72,7 @@ class ForwardingClient(EngineClient):
     async def _answer(
         self, forward: ForwardedRequest, stream: CompletionStream
     ) -> AsyncGenerator[AnswerPiece]:
-        connection, usage, call = self._connection, ReportedTokens(), EngineCall(None, {})
+        connection, call = self._connection, EngineCall(None, {})
         url, headers = connection.root + forward.path, {**connection.basic, **forward.headers}
         call.begin(self._clock())
         try:
@@ -93,14 +93,13 @@ class ForwardingClient(EngineClient):
                     yield AnswerPiece(b"", response.status_code, kept)
                     async for data in response.aiter_raw():
                         yield AnswerPiece(reader.take(data))
-                    usage = reader.usage()
+                    call.reader.usage = usage = reader.usage()
                     is_told = usage.prompt_tokens is not None
                     yield AnswerPiece(reader.end(), usage=usage if is_told else None)
         except asyncio.CancelledError:
             if forward.limit.expired():  # unlike a caller's leaving, the engine's failure
                 raise TimeoutError from None
             raise
-        call.reader.usage = usage
         stream.answer = self._completed(call)
 
 

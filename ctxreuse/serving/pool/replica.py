@@ -292,18 +292,17 @@ class Replica:
             if not is_ready and self._answered > answered:
                 return True  # it has answered a request since it was asked
             now = self._clock()
-            was_closed = self._circuit.state(now) == CLOSED
             if not is_ready:
-                self._circuit.fail(now, "it was asked and is not ready", at_once=True)
+                opened = self._circuit.fail(now, "it was asked and is not ready", at_once=True)
                 self._rests_as = ""
+                if opened and is_silent:
+                    # it may have kept its cache: the next answer tells
+                    self._misses = _MAX_MISSES - 1
+                elif opened:
+                    self._to_note.append(self._reset)
             # else it would hide that requests fail in a row, or are refused
-            elif not was_closed and not self._rests_as:
+            elif self._circuit.state(now) != CLOSED and not self._rests_as:
                 self._circuit.succeed()
-            if was_closed and is_silent:
-                # it may have kept its cache: the next answer tells
-                self._misses = _MAX_MISSES - 1
-            if was_closed and not is_ready and not is_silent:
-                self._to_note.append(self._reset)
         self._note_in_index()
         return is_ready
 
@@ -372,17 +371,15 @@ class Replica:
         try:
             async with asyncio.timeout(_ASKING_S):
                 capacity = (await self.client().metrics()).capacity_tokens
+            if capacity is not None:
+                self._capacity = CapacityTracker(self.planner, capacity)
         except (EngineError, TimeoutError):
             self._questions = questions - 1
-            return
         except asyncio.CancelledError:
             self._questions = questions
             raise
         except Exception as error:
             self._bookkeeping.note(error)
-            return
-        if capacity is not None:
-            self._capacity = CapacityTracker(self.planner, capacity)
 
     def _observe(self, sending: InFlightRequest, completion: Completion) -> None:
         plan, cached = sending.plan, completion.cached_tokens
@@ -446,10 +443,8 @@ class CircuitBreaker:
         self._name = name
         self._limit = failures
         self._first_open_s = open_s
-        self._failures = 0
-        self._open_s = open_s
         self._opened_at: float | None = None
-        self._has_trial = False
+        self.succeed()
 
     def state(self, now: float) -> str:
         """Return the state at a time, in seconds of any clock that never goes back."""

@@ -61,16 +61,6 @@ async def test_documents_stand_where_the_prompt_asks_for_them(messages):
     assert sent.endswith(f">{behind}".replace("{documents}", ""))
 
 
-async def test_what_an_earlier_question_says_takes_no_documents():
-    messages = [{"role": "user", "content": "What is {documents}?"}]
-    messages += [{"role": "assistant", "content": "A word."}, *asking()["messages"]]
-    async with served(EmulatedEngine()) as door:
-        await door.chat("ab", messages=messages)
-        sent = door.bodies()[0]
-    assert sent["messages"][0]["content"] == "What is ?"
-    assert shown(sent) == ["a", "b"]
-
-
 async def test_a_question_with_a_picture_gets_its_documents_in_front_of_its_text():
     picture = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/never-fetched.png"}}
     content = [picture, {"type": "text", "text": "What is it?"}]
@@ -83,7 +73,7 @@ async def test_a_question_with_a_picture_gets_its_documents_in_front_of_its_text
 
 
 async def test_a_conversation_is_shown_again_as_it_was_and_repeats_nothing():
-    messages = [{"role": "user", "content": "One?"}]
+    messages = [{"role": "user", "content": "{documents}\n\nOne?"}]
     async with served(EmulatedEngine()) as door:
         first = await door.chat("abc", messages=messages, conversation="c")
         said = first["choices"][0]["message"]

@@ -105,7 +105,6 @@ async def test_an_engine_that_does_not_begin_in_time_has_failed_and_rests(caplog
         await asyncio.wait_for(holding.left.wait(), 5)
         assert (await door.get("/readyz")).json()["engines"][host] == "resting"
         assert f'replica="{host}"}} {len(late)}.0' in (await door.get("/metrics")).text
-        await door.chat("0")
     assert {one.status_code for one in late} == {504}
     assert "in time" in error_of(late[0])["message"]
     assert f"{host} rests for 10 s: it has not begun to answer in time" in caplog.text
