@@ -183,16 +183,13 @@ class _Door:
         added = self._options.added(groups, scope, {}, fields, {}).get("extra_body")
         if held or added or written is not None:
             raw = json.dumps({**(written or fields), **(added or {})}).encode()
-        prompt: ContextRequest | Plan
-        if planned is not None and planned.plans:
-            prompt = planned.plans[0]
-        else:  # a later turn goes where its conversation is
-            named, shown = scope.conversation_id, "".join(planned.texts if planned else ())
-            turns = None if named is None else [{"role": "user", "content": shown}]
-            prompt = ContextRequest((), history=turns, conversation_id=named, tenant=tenant)
-        plan = prompt if isinstance(prompt, Plan) else None
+        plan = planned.plans[0] if planned and planned.plans else None
         told = body and written and body.tells and body.told(plan, self.planner)
-        return await self._relayed(request, raw, planned, prompt, told)
+        # a later turn goes where its conversation is
+        named, shown = scope.conversation_id, "".join(planned.texts if planned else ())
+        turns = None if named is None else [{"role": "user", "content": shown}]
+        later = ContextRequest((), history=turns, conversation_id=named, tenant=tenant)
+        return await self._relayed(request, raw, planned, plan or later, told)
 
     async def _relayed(
         self,
@@ -203,8 +200,7 @@ class _Door:
         told: object = None,
     ) -> ASGIApp:
         if self._places.locked():
-            for plan in () if planned is None else planned.plans:
-                self.planner.forget(plan)
+            self._chats.gateway.forget(planned)
             raise HTTPException(503, "too many requests at a time", {"retry-after": "1"})
         await self._places.acquire()  # waits for nobody
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")

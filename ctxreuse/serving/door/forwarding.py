@@ -98,7 +98,7 @@ class ForwardingClient(EngineClient):
                     yield AnswerPiece(reader.end(), usage=usage if is_told else None)
         except asyncio.CancelledError:
             if forward.limit.expired():  # unlike a caller's leaving, the engine's failure
-                raise TimeoutError from None
+                raise TimeoutError("it has not begun to answer in time") from None
             raise
         stream.answer = self._completed(call)
 

@@ -288,24 +288,24 @@ def transport_of(
     class EmulatedTransport(library.AsyncBaseTransport, library.BaseTransport):  # type: ignore[misc]
         def handle_request(self, request: Any) -> Any:
             reply = receive(request.method, request.url.path, request.read())
-            if isinstance(reply, HttpPage):
-                return respond(request, reply)
-            content = stream(reply, request)
-            if reply.streams:
-                return library.Response(200, headers=events, content=content)
-            deque(content, maxlen=0)
-            return respond(request, reply.page())
+            if isinstance(reply, EmulatedReply):
+                content = stream(reply, request)
+                if reply.streams:
+                    return library.Response(200, headers=events, content=content)
+                deque(content, maxlen=0)
+                reply = reply.page()
+            return respond(request, reply)
 
         async def handle_async_request(self, request: Any) -> Any:
             reply = receive(request.method, request.url.path, await request.aread())
-            if isinstance(reply, HttpPage):
-                return respond(request, reply)
-            content = stream_async(reply, request)
-            if reply.streams:
-                return library.Response(200, headers=events, content=content)
-            async for _ in content:
-                pass
-            return respond(request, reply.page())
+            if isinstance(reply, EmulatedReply):
+                content = stream_async(reply, request)
+                if reply.streams:
+                    return library.Response(200, headers=events, content=content)
+                async for _ in content:
+                    pass
+                reply = reply.page()
+            return respond(request, reply)
 
     return EmulatedTransport()
 

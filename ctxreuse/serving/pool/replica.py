@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import responses
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
@@ -252,11 +252,8 @@ class Replica:
                 except BaseException:
                     self._queue.forget(plan)
                     raise
-        except EngineError as error:
+        except (EngineError, TimeoutError) as error:
             self._note_error(error, is_trial)
-            raise
-        except TimeoutError:  # its caller's: that of a request that was sent
-            self._note_error(EngineError("it has not begun to answer in time"), is_trial)
             raise
         except BaseException:
             if is_trial:  # any other one leaves the trial alone
@@ -277,8 +274,7 @@ class Replica:
 
     async def check_health(self, limit_s: float) -> bool:
         """Ask the engine whether it is ready; the circuit of one that is not opens at once."""
-        answered = self._answered
-        is_silent = False
+        answered, is_silent = self._answered, False
         try:
             async with asyncio.timeout(limit_s):
                 await self.client().check_health()
@@ -409,8 +405,10 @@ class Replica:
             self.planner.forget(plan)
             recorded(self.planner, plan)
 
-    def _note_error(self, error: EngineError, is_trial: bool) -> None:
-        rule = status_rule(error.status, error.retry_after_s)
+    def _note_error(self, error: Any, is_trial: bool) -> None:
+        rule = FAILS
+        if isinstance(error, EngineError):  # else its caller's time is over
+            rule = status_rule(error.status, error.retry_after_s)
         with self._lock:
             self._failed += rule.again
             if rule is WORKS:
