@@ -78,6 +78,10 @@ class EngineError(CtxreuseError, RuntimeError):
         self.attempts = attempts
         self.retry_after_s = retry_after_s
 
+    def __str__(self) -> str:
+        sent = f", attempts: {self.attempts}" if self.attempts > 1 else ""
+        return f"{super().__str__()}{sent}"
+
 
 class SharedLogError(CtxreuseError, RuntimeError):
     """A shared log cannot be read or written; the store's own error is the cause."""

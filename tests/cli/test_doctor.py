@@ -558,7 +558,7 @@ def test_an_engine_that_is_down_is_said_once_with_what_the_system_says(run):
     verdict, _, *lines = out.splitlines()
     assert lines == [
         "problem    engine: 0 answers: the engine at 127.0.0.1:9 did not answer: "
-        "APIConnectionError, connection refused, attempts: 1",
+        "APIConnectionError, connection refused",
         " " * 11 + "start it, or check --base-url: its host, its port, /v1",
         "not known  6 checks need an engine that answers",
     ]

@@ -64,4 +64,5 @@ def test_a_program_fails_as_without_us_and_profits_again(kind, fault, caplog):
         assert ours.engine.prompts[-1] == "abc", "what was answered before is known as it was"
     assert_profits(ours)
     assert ours.faults == planner.savings.planning_failures == 0
-    assert not [one for one in caplog.records if one.name == "ctxreuse"]
+    said = [one.msg for one in caplog.records if one.name == "ctxreuse"]
+    assert not said or (kind == "engine pool" and "rests for" in said[0])

@@ -511,16 +511,12 @@ def test_an_engine_is_called_by_host_and_port_unless_it_has_a_name(url, name):
         ({"concurrency": 0}, "concurrency must be an integer from 1"),
         ({"window_s": -1}, "the micro-batch window is -1"),
         ({"cache_salt": "x"}, "cache_salt must be 'tenant' or None"),
+        ({"strategy": "best"}, "best"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments, message):
-    with pytest.raises(InvalidRequestError, match=message):
+    with pytest.raises((InvalidRequestError, UnknownStrategyError), match=message):
         EnginePool(**{"engines": "http://a", **arguments})
-
-
-def test_a_strategy_that_does_not_exist_is_refused():
-    with pytest.raises(UnknownStrategyError):
-        EnginePool("http://a", strategy="best")
 
 
 @pytest.mark.parametrize("limit_s", [0, -1, float("nan"), "1"])
@@ -530,6 +526,8 @@ async def test_a_limit_that_is_no_time_is_refused(limit_s):
             await pool.complete(asking("x"), limit_s=limit_s)
         with pytest.raises(InvalidRequestError, match="limit_s must be"):
             pool.stream(asking("x"), limit_s=limit_s)
+        with pytest.raises(InvalidRequestError, match="limit_s must be"):
+            await pool.check(limit_s=limit_s)
 
 
 async def test_a_prompt_that_is_none_is_refused():

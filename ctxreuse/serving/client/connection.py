@@ -272,7 +272,7 @@ class EngineConnection:
         if asked_s is not None:
             what += f", it asks to be left alone for {asked_s:.0f} s"
         return EngineError(
-            f"the engine at {self.host} did not answer: {what}, attempts: {attempts}{SEE_CAUSE}",
+            f"the engine at {self.host} did not answer: {what}{SEE_CAUSE}",
             status,
             attempts,
             asked_s,

@@ -75,7 +75,7 @@ _REFUSED = "%s refuses the field %s, which is not sent to it any more"
 
 
 class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
-    """Sends plans to an OpenAI-compatible engine and measures each request.
+    """Sends plans to an OpenAI-compatible engine, asks for streams, and measures each request.
 
     Broken connections, 429 and 5xx are tried again, with growing random waits, until the caller has
     got a piece of the answer. The planner is told of a request that fails or is cancelled.

@@ -139,7 +139,7 @@ class ReplyReader:
     def end(self) -> None:
         """Raise BrokenReplyError unless the answer has ended."""
         if self.finish_reason is None:
-            raise BrokenReplyError("the stream ended before the answer did")
+            raise BrokenReplyError("the stream that it was asked for ended before the answer did")
 
     def _take_chunk(self, chunk: Mapping[str, Any]) -> str:
         reply_id = chunk.get("id")

@@ -87,9 +87,9 @@ def read_keys(path: str, secret: str) -> dict[str, str] | None:
 class _Relay(StreamingResponse):
     """Sends an answer on as it comes, in a place that it gives back; a caller may go away."""
 
-    def __init__(self, pieces: Any, places: asyncio.Semaphore, limit_s: float) -> None:
+    def __init__(self, pieces: Any, places: asyncio.Semaphore, limit: asyncio.Timeout) -> None:
         super().__init__(pieces)
-        self._pieces, self._places, self._limit_s = pieces, places, limit_s
+        self._pieces, self._places, self._limit = pieces, places, limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -99,7 +99,7 @@ class _Relay(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self._pieces) as pieces:
-            async with asyncio.timeout(self._limit_s):
+            async with self._limit:
                 head = await anext(pieces)
             kind = head.headers.get("content-type", "")
             is_stream = kind.startswith("text/event-stream")
@@ -177,21 +177,19 @@ class _Door:
         # a caller's own would open another tenant's cache
         held = self._options.salts and fields.pop("cache_salt", None)
         body = chat_bodies.PromptBody.of(fields, request.headers)
-        planned, written = (None, None) if body is None else await self._chats.planned(body, tenant)
+        planned, written = await self._chats.planned(body, tenant)
         scope = RequestScope(tenant or None, body and body.conversation)
         groups = planned.groups if planned else ()
         added = self._options.added(groups, scope, {}, fields, {}).get("extra_body")
         if held or added or written is not None:
             raw = json.dumps({**(written or fields), **(added or {})}).encode()
-        prompt: ContextRequest | Plan
-        if planned is not None and planned.plans:
-            prompt = planned.plans[0]
-        else:  # a later turn goes where its conversation is
-            named, shown = scope.conversation_id, "".join(planned.texts if planned else ())
-            turns = None if named is None else [{"role": "user", "content": shown}]
-            prompt = ContextRequest((), history=turns, conversation_id=named, tenant=tenant)
-        tells = body and body.tells and body.told(prompt if isinstance(prompt, Plan) else None)
-        return await self._relayed(request, raw, planned, prompt, tells)
+        plan = planned.plans[0] if planned and planned.plans else None
+        told = body and written and body.tells and body.told(plan, self.planner)
+        # a later turn goes where its conversation is
+        named, shown = scope.conversation_id, "".join(planned.texts if planned else ())
+        turns = None if named is None else [{"role": "user", "content": shown}]
+        later = ContextRequest((), history=turns, conversation_id=named, tenant=tenant)
+        return await self._relayed(request, raw, planned, plan or later, told)
 
     async def _relayed(
         self,
@@ -202,8 +200,7 @@ class _Door:
         told: object = None,
     ) -> ASGIApp:
         if self._places.locked():
-            for plan in () if planned is None else planned.plans:
-                self.planner.forget(plan)
+            self._chats.gateway.forget(planned)
             raise HTTPException(503, "too many requests at a time", {"retry-after": "1"})
         await self._places.acquire()  # waits for nobody
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -213,10 +210,11 @@ class _Door:
         headers = {name: one for name, one in request.headers.items() if name not in held}
         if self._key:
             headers |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
-        forward = forwarding.ForwardedRequest(request.method, path, raw, headers, told)
+        limit = asyncio.timeout(self._settings.timeout_s)
+        forward = forwarding.ForwardedRequest(request.method, path, raw, headers, limit, told)
         start = partial(self.pool.stream, prompt, forward=forward)
         pieces = self._chats.gateway.astream(planned, start)
-        return _Relay(pieces, self._places, self._settings.timeout_s)
+        return _Relay(pieces, self._places, limit)
 
     async def plan(self, request: Request) -> Response:
         body, tenant = await self._read(request, *_ROW)

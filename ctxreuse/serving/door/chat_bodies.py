@@ -83,6 +83,7 @@ class PromptBody(NamedTuple):
     documents: list[ContextBlock]
     conversation: BlockId | None
     tells: bool  # whether the answer is to say what was planned
+    asked: TextPosition | None  # which text shows the documents
 
     @classmethod
     def of(cls, body: Mapping[str, Any], headers: Mapping[str, str]) -> PromptBody | None:
@@ -96,21 +97,18 @@ class PromptBody(NamedTuple):
         checked_each("messages", body.get("messages"), dict, "an object")
         documents = read_documents(body.get("documents") or [])
         fields = {name: one for name, one in body.items() if name not in OURS}
-        if documents:
-            _place_of_documents(_messages(fields))
-        return cls(fields, documents, named, bool(tells))
+        asked = _place_of_documents(_messages(fields)) if documents else None
+        return cls(fields, documents, named, bool(tells), asked)
 
-    def told(self, plan: Plan | None) -> dict[str, Any]:
-        """Return what an answer says of a plan, with the documents' names."""
+    def told(self, plan: Plan | None, planner: ReusePlanner) -> dict[str, Any]:
+        """Return what an answer says of its documents; without a plan nothing moves."""
         names = {one.text: one.id for one in reversed(self.documents)}
-        if plan is None:  # nothing moves
-            own = [one.id for one in self.documents]
-            return {"order": own, "labels": {}, "expected_cached_tokens": 0}
-        blocks, labels = plan.request.unique_blocks, plan.label_of if plan.is_labelled else {}
+        blocks = self.documents if plan is None else plan.blocks
+        shown = () if self.conversation is None or planner.mode == "shadow" else self.documents
         return {
-            "order": [names.get(one.text, one.id) for one in plan.blocks],
-            "labels": {label: names.get(blocks[key].text) for key, label in labels.items()},
-            "expected_cached_tokens": plan.expected_cached_tokens,
+            "order": [names.get(one.text, one.id) for one in blocks],
+            "labels": {planner.templates.label_of(one): names[one.text] for one in shown},
+            "expected_cached_tokens": 0 if plan is None else plan.expected_cached_tokens,
         }
 
 
@@ -125,9 +123,12 @@ class ChatPlanner:
         )
 
     async def planned(
-        self, body: PromptBody, tenant: str
+        self, body: PromptBody | None, tenant: str
     ) -> tuple[PlannedPrompt | None, dict[str, Any] | None]:
         """Return a prompt as planned, and the fields to send; None is to send what came."""
+        if body is None:
+            self._planner.note_without_context(1)
+            return None, None
         attempt, rules = self.gateway.attempt, self._planner.wire_cache
         if (given := attempt(lambda: self._given(body, tenant), lambda: None)) is None:
             return None, None
@@ -138,7 +139,6 @@ class ChatPlanner:
     def _given(self, body: PromptBody, tenant: str) -> tuple[ScopedPrompt, _Places]:
         """Return a prompt with documents in this turn and earlier ones, and where texts stand."""
         messages, keeps = _messages(body.fields), body.conversation is not None
-        asked = _place_of_documents(messages) if body.documents else None
         key = text_digest(repr(body.conversation))
         parts: list[PromptPart] = []
         places: _Places = []
@@ -148,7 +148,7 @@ class ChatPlanner:
                 parts.append(PromptPart.of_value(role, text))
                 continue
             key = text_digest((key + message_key(role, text)).hex())
-            if at == asked:
+            if at == body.asked:
                 shown = self._with_documents(text, body, tenant)
                 if keeps:
                     self._shown.put(tenant, key, shown)
@@ -207,15 +207,17 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _place_of_documents(messages: Sequence[Mapping[str, Any]]) -> TextPosition:
-    """Return which text shows the documents: the last message's that asks, else the question."""
+    """Return which text shows the documents: a system message's that asks, else the question."""
     texts = [(role, at, text) for role, at, text in _texts(messages) if at is not None]
-    asking = [at for role, at, text in texts if role in _INSTRUCTS and _PLACE in text]
-    places = asking or [at for role, at, _ in texts if role == "user"]
+    asking = [at for _, at, text in texts if _PLACE in text]
+    places = [at for role, at, _ in texts if role in _INSTRUCTS[1:] and at in asking]
+    places = places or [at for role, at, _ in texts if role == "user"]
     if not places:
         raise InvalidRequestError(
             f"documents need a user message with a text, or {_PLACE} in a system message"
         )
-    return next(at for at in places if at.message == places[-1].message)
+    last = [at for at in places if at.message == places[-1].message]
+    return next((at for at in last if at in asking), last[0])
 
 
 def _texts(

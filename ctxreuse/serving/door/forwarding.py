@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Mapping
@@ -29,6 +30,7 @@ class ForwardedRequest(NamedTuple):
     path: str
     content: bytes
     headers: Mapping[str, str]
+    limit: asyncio.Timeout  # until its answer has begun
     told: object = None  # what its answer is to say of the plan
 
 
@@ -70,30 +72,34 @@ class ForwardingClient(EngineClient):
     async def _answer(
         self, forward: ForwardedRequest, stream: CompletionStream
     ) -> AsyncGenerator[AnswerPiece]:
-        connection, usage, call = self._connection, ReportedTokens(), EngineCall(None, {})
+        connection, call = self._connection, EngineCall(None, {})
         url, headers = connection.root + forward.path, {**connection.basic, **forward.headers}
         call.begin(self._clock())
-        with self._reporting(call):
-            request = self._http.build_request(
-                forward.method, url, content=forward.content, headers=headers
-            )
-            response = await self._http.send(request, stream=True)
-            call.first_token_at = self._clock()
-            async with aclosing(response):
-                if response.status_code >= 300:
-                    raise RefusedError(connection.host, response, await response.aread())
-                kept = _end_to_end(response.headers)
-                is_events = kept.get("content-type", "").startswith("text/event-stream")
-                reader = AnswerReader(forward.told, is_events=is_events)
-                if forward.told:
-                    kept.pop("content-length", None)
-                yield AnswerPiece(b"", response.status_code, kept)
-                async for data in response.aiter_raw():
-                    yield AnswerPiece(reader.take(data))
-                usage = reader.usage()
-                is_told = usage.prompt_tokens is not None
-                yield AnswerPiece(reader.end(), usage=usage if is_told else None)
-        call.reader.usage = usage
+        try:
+            with self._reporting(call):
+                request = self._http.build_request(
+                    forward.method, url, content=forward.content, headers=headers
+                )
+                response = await self._http.send(request, stream=True)
+                call.first_token_at = self._clock()
+                async with aclosing(response):
+                    if response.status_code >= 300:
+                        raise RefusedError(connection.host, response, await response.aread())
+                    kept = _end_to_end(response.headers)
+                    is_events = kept.get("content-type", "").startswith("text/event-stream")
+                    reader = AnswerReader(forward.told, is_events=is_events)
+                    if forward.told:
+                        kept.pop("content-length", None)
+                    yield AnswerPiece(b"", response.status_code, kept)
+                    async for data in response.aiter_raw():
+                        yield AnswerPiece(reader.take(data))
+                    call.reader.usage = usage = reader.usage()
+                    is_told = usage.prompt_tokens is not None
+                    yield AnswerPiece(reader.end(), usage=usage if is_told else None)
+        except asyncio.CancelledError:
+            if forward.limit.expired():  # unlike a caller's leaving, the engine's failure
+                raise TimeoutError("it has not begun to answer in time") from None
+            raise
         stream.answer = self._completed(call)
 
 

@@ -264,47 +264,48 @@ def transport_of(
         headers = {"content-type": page.media_type}
         return library.Response(page.status, headers=headers, content=page.content)
 
+    def end(reply: EmulatedReply, request: Any) -> bytes:
+        if reply.breaks:
+            raise library.ReadError("connection broken", request=request)
+        return reply.end()
+
     def stream(reply: EmulatedReply, request: Any) -> Iterator[bytes]:
         for part in _parts(answer(reply.body)):
             yield reply.take(part)
-            if reply.breaks or reply.is_full:
+            if reply.is_full:
                 break
-        if reply.breaks:
-            raise library.ReadError("connection broken", request=request)
-        yield reply.end()
+        yield end(reply, request)
 
     async def stream_async(reply: EmulatedReply, request: Any) -> AsyncIterator[bytes]:
         async for part in _parts_async(answer(reply.body)):
             yield reply.take(part)
-            if reply.breaks or reply.is_full:
+            if reply.is_full:
                 break
-        if reply.breaks:
-            raise library.ReadError("connection broken", request=request)
-        yield reply.end()
+        yield end(reply, request)
 
     events = {"content-type": "text/event-stream"}
 
     class EmulatedTransport(library.AsyncBaseTransport, library.BaseTransport):  # type: ignore[misc]
         def handle_request(self, request: Any) -> Any:
             reply = receive(request.method, request.url.path, request.read())
-            if isinstance(reply, HttpPage):
-                return respond(request, reply)
-            content = stream(reply, request)
-            if reply.streams:
-                return library.Response(200, headers=events, content=content)
-            deque(content, maxlen=0)
-            return respond(request, reply.page())
+            if isinstance(reply, EmulatedReply):
+                content = stream(reply, request)
+                if reply.streams:
+                    return library.Response(200, headers=events, content=content)
+                deque(content, maxlen=0)
+                reply = reply.page()
+            return respond(request, reply)
 
         async def handle_async_request(self, request: Any) -> Any:
             reply = receive(request.method, request.url.path, await request.aread())
-            if isinstance(reply, HttpPage):
-                return respond(request, reply)
-            content = stream_async(reply, request)
-            if reply.streams:
-                return library.Response(200, headers=events, content=content)
-            async for _ in content:
-                pass
-            return respond(request, reply.page())
+            if isinstance(reply, EmulatedReply):
+                content = stream_async(reply, request)
+                if reply.streams:
+                    return library.Response(200, headers=events, content=content)
+                async for _ in content:
+                    pass
+                reply = reply.page()
+            return respond(request, reply)
 
     return EmulatedTransport()
 
@@ -377,7 +378,7 @@ class EmulatedReply:
     def __post_init__(self) -> None:
         body = self.body
         self.streams = bool(body.get("stream"))
-        self.is_full = False
+        self.is_full = self.breaks
         self._limit: int | None = body.get("max_completion_tokens") or body.get("max_tokens")
         self._returns_tokens = bool(body.get("return_token_ids"))
         self._has_begun = False
@@ -394,7 +395,7 @@ class EmulatedReply:
             return begin
         self._text += part
         tokens = len(self.engine._tokenize(self._text))
-        self.is_full = self._limit is not None and tokens >= self._limit
+        self.is_full |= self._limit is not None and tokens >= self._limit
         return begin + self._event(self._said(part))
 
     def end(self) -> bytes:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
 from typing import Any, TypeAlias
@@ -22,7 +22,7 @@ from ctxreuse.context.checks import (
 )
 from ctxreuse.context.copies import FixedSettings, OnePerProcess
 from ctxreuse.context.lru_map import PartSize
-from ctxreuse.errors import EngineError, InvalidRequestError, describe, shown_url
+from ctxreuse.errors import EngineError, InvalidRequestError, describe
 from ctxreuse.pipeline.ordered_release import DEFAULT_WINDOW_S
 from ctxreuse.planner import ReusePlanner, Strategy
 from ctxreuse.planning.plan import Plan
@@ -54,16 +54,11 @@ class EngineSpec:
         kv_replay: Where it takes requests for replays of them.
     """
 
-    base_url: str
+    base_url: str = field(repr=False)  # it may hold a password
     name: str | None = None
     capacity_tokens: int | None = None
     kv_events: str | None = None
     kv_replay: str | None = None
-
-    def __repr__(self) -> str:
-        shown = {one.name: getattr(self, one.name) for one in fields(self)}
-        shown["base_url"] = shown_url(self.base_url)
-        return f"EngineSpec({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 Engines: TypeAlias = (
@@ -254,8 +249,9 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
     async def check(self, limit_s: float = 5.0) -> dict[str, bool]:
         """Return whether each replica, by name, says within `limit_s` seconds that it is ready.
 
-        The circuit of one that is not opens at once; that of one that is again closes, unless it
-        refuses requests, and its cache counts as empty. One without such a route (404) is ready.
+        The circuit of one that is not opens at once, closes when it is again, and its cache counts
+        as empty. One that has failed or refused requests rests on. One without such a route (404)
+        is ready.
         """
         checked_positive("limit_s", limit_s)
         replicas = list(self._replicas.values())

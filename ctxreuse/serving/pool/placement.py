@@ -159,16 +159,8 @@ class DocumentAffinity:
     ) -> Callable[[], list[Agent]]:
         """Return what assigns documents by what is known now, and remembers nothing."""
         readers = {one.key: tuple(self._readers.get(one.key, ())) for one in documents}
-        return partial(
-            assign,
-            documents,
-            agents,
-            dict(self._loads),
-            readers,
-            engines,
-            self._bound,
-            _SLACK_TOKENS,
-        )
+        known = dict(self._loads), readers, engines, self._bound, _SLACK_TOKENS
+        return partial(assign, documents, agents, *known)
 
     def note(self, documents: Sequence[Document], assigned: Sequence[Agent]) -> None:
         """Remember the agent of each document."""

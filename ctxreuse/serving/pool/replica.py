@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -10,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import responses
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ctxreuse.cache.capacity_tracker import CapacityTracker
@@ -32,6 +33,7 @@ from ctxreuse.sharing.exchange import SharingStatistics
 if TYPE_CHECKING:
     from ctxreuse.cache.kv_events.event_sync import KVEventSync
 
+_log = logging.getLogger("ctxreuse")
 _MAX_MISSES = 3
 """Answers in a row without a cached token, where some were expected, that mean a lost cache."""
 _LEAST_EXPECTED_TOKENS = 64
@@ -116,7 +118,7 @@ class Replica:
         self.is_draining = False
         self.cache_epoch = 0  # how often it was found with an empty cache
         self._queue = AdmissionQueue(planner, concurrency, window_s, strategy)
-        self._circuit = CircuitBreaker(failures, open_s)
+        self._circuit = CircuitBreaker(name, failures, open_s)
         self._clock = clock
         self._connect = connect
         self._capacity: CapacityTracker | None = None
@@ -133,7 +135,7 @@ class Replica:
         self._failed = 0
         self._busy = 0
         self._busy_until = -math.inf
-        self._refusal = ""  # what it answers instead, if it rests for that
+        self._rests_as = ""  # its state; "" leaves it to a check to find it ready again
         self._lock = ForkSafeLock()
         # What answers and failures change in the index waits here, in their order: it may wait for
         # a tenant, and the lock above must not.
@@ -198,7 +200,7 @@ class Replica:
         """Return its status."""
         with self._lock:
             circuit = self._circuit.state(self._clock())
-            state = (circuit == OPEN and self._refusal) or circuit
+            state = (circuit == OPEN and self._rests_as) or circuit
             capacity, unconfirmed = self._capacity, len(self._unconfirmed)
         return ReplicaStatus(
             name=self.name,
@@ -250,7 +252,7 @@ class Replica:
                 except BaseException:
                     self._queue.forget(plan)
                     raise
-        except EngineError as error:
+        except (EngineError, TimeoutError) as error:
             self._note_error(error, is_trial)
             raise
         except BaseException:
@@ -266,15 +268,13 @@ class Replica:
         """Take note of an answered request."""
         with self._lock:
             self._circuit.succeed()
-            self._refusal = ""
             self._answered += 1
             self._to_note.append(partial(self._observe, sending, completion))
         self._note_in_index()
 
     async def check_health(self, limit_s: float) -> bool:
         """Ask the engine whether it is ready; the circuit of one that is not opens at once."""
-        answered = self._answered
-        is_silent = False
+        answered, is_silent = self._answered, False
         try:
             async with asyncio.timeout(limit_s):
                 await self.client().check_health()
@@ -288,18 +288,17 @@ class Replica:
             if not is_ready and self._answered > answered:
                 return True  # it has answered a request since it was asked
             now = self._clock()
-            was_closed = self._circuit.state(now) == CLOSED
             if not is_ready:
-                self._circuit.fail(now, at_once=True)
-                self._refusal = ""
+                opened = self._circuit.fail(now, "it was asked and is not ready", at_once=True)
+                self._rests_as = ""
+                if opened and is_silent:
+                    # it may have kept its cache: the next answer tells
+                    self._misses = _MAX_MISSES - 1
+                elif opened:
+                    self._to_note.append(self._reset)
             # else it would hide that requests fail in a row, or are refused
-            elif not was_closed and not self._refusal:
+            elif self._circuit.state(now) != CLOSED and not self._rests_as:
                 self._circuit.succeed()
-            if was_closed and is_silent:
-                # it may have kept its cache: the next answer tells
-                self._misses = _MAX_MISSES - 1
-            if was_closed and not is_ready and not is_silent:
-                self._to_note.append(self._reset)
         self._note_in_index()
         return is_ready
 
@@ -368,17 +367,15 @@ class Replica:
         try:
             async with asyncio.timeout(_ASKING_S):
                 capacity = (await self.client().metrics()).capacity_tokens
+            if capacity is not None:
+                self._capacity = CapacityTracker(self.planner, capacity)
         except (EngineError, TimeoutError):
             self._questions = questions - 1
-            return
         except asyncio.CancelledError:
             self._questions = questions
             raise
         except Exception as error:
             self._bookkeeping.note(error)
-            return
-        if capacity is not None:
-            self._capacity = CapacityTracker(self.planner, capacity)
 
     def _observe(self, sending: InFlightRequest, completion: Completion) -> None:
         plan, cached = sending.plan, completion.cached_tokens
@@ -408,15 +405,17 @@ class Replica:
             self.planner.forget(plan)
             recorded(self.planner, plan)
 
-    def _note_error(self, error: EngineError, is_trial: bool) -> None:
-        rule = status_rule(error.status, error.retry_after_s)
+    def _note_error(self, error: Any, is_trial: bool) -> None:
+        rule = FAILS
+        if isinstance(error, EngineError):  # else its caller's time is over
+            rule = status_rule(error.status, error.retry_after_s)
         with self._lock:
             self._failed += rule.again
             if rule is WORKS:
                 self._circuit.succeed()
             elif rule is FAILS:
-                self._refusal = ""
-                if self._circuit.fail(self._clock()):
+                if self._circuit.fail(self._clock(), error):
+                    self._rests_as = OPEN
                     self._to_note.append(self._reset)
             elif is_trial:  # this tells nothing of the requests that failed
                 self._circuit.abandon()
@@ -430,21 +429,20 @@ class Replica:
         """Rest, since another engine has answered what this one refused; the index stays."""
         with self._lock:
             self._failed += 1
-            self._circuit.fail(self._clock(), at_once=True)
+            self._circuit.fail(self._clock(), error, at_once=True)
             reason = responses.get(error.status or 0, "")
-            self._refusal = f"refuses: {error.status} {reason}".rstrip()
+            self._rests_as = f"refuses: {error.status} {reason}".rstrip()
 
 
 class CircuitBreaker:
     """Opens after failures in a row, for a time that doubles; who shares it holds a lock."""
 
-    def __init__(self, failures: int = 3, open_s: float = 10.0) -> None:
+    def __init__(self, name: str, failures: int, open_s: float) -> None:
+        self._name = name
         self._limit = failures
         self._first_open_s = open_s
-        self._failures = 0
-        self._open_s = open_s
         self._opened_at: float | None = None
-        self._has_trial = False
+        self.succeed()
 
     def state(self, now: float) -> str:
         """Return the state at a time, in seconds of any clock that never goes back."""
@@ -467,12 +465,14 @@ class CircuitBreaker:
 
     def succeed(self) -> None:
         """Note that a request was answered."""
+        if self._opened_at is not None:
+            _log.warning("%s answers again", self._name)
         self._failures = 0
         self._opened_at = None
         self._open_s = self._first_open_s
         self._has_trial = False
 
-    def fail(self, now: float, at_once: bool = False) -> bool:
+    def fail(self, now: float, why: object, at_once: bool = False) -> bool:
         """Note that a request was not answered; return whether that opened the circuit."""
         self._failures += 1
         if self._opened_at is not None:
@@ -484,6 +484,7 @@ class CircuitBreaker:
         if self._failures < self._limit and not at_once:
             return False
         self._opened_at = now
+        _log.warning("%s rests for %.0f s: %s", self._name, self._open_s, why)
         return True
 
     def abandon(self) -> None:

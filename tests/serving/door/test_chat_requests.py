@@ -36,7 +36,10 @@ async def test_documents_stand_before_the_question_in_the_order_that_hits():
 @pytest.mark.parametrize(
     "messages",
     [
-        [{"role": "system", "content": "<{documents}>"}, {"role": "user", "content": "Which?"}],
+        [
+            {"role": "system", "content": "<{documents}>"},
+            {"role": "user", "content": "What is {documents}?"},
+        ],
         [{"role": "user", "content": [{"type": "text", "text": "<{documents}>"}]}],
         [
             {"role": "user", "content": "Of {documents}"},
@@ -70,7 +73,7 @@ async def test_a_question_with_a_picture_gets_its_documents_in_front_of_its_text
 
 
 async def test_a_conversation_is_shown_again_as_it_was_and_repeats_nothing():
-    messages = [{"role": "user", "content": "One?"}]
+    messages = [{"role": "user", "content": "{documents}\n\nOne?"}]
     async with served(EmulatedEngine()) as door:
         first = await door.chat("abc", messages=messages, conversation="c")
         said = first["choices"][0]["message"]
@@ -114,6 +117,7 @@ async def test_only_answers_that_are_asked_for_tell_the_plan():
         plain = await door.chat("abc")
         told = await door.chat("cba", ctxreuse=True, conversation="c")
         single = await door.chat("a", ctxreuse=True)
+        kept = await door.chat("d", ctxreuse=True, conversation="c")
         bodies = door.bodies()
     assert "ctxreuse" not in plain
     assert set(told["ctxreuse"]) == {"order", "labels", "expected_cached_tokens"}
@@ -122,7 +126,9 @@ async def test_only_answers_that_are_asked_for_tell_the_plan():
         assert f"{label} {name.upper()}\n{name} says" in bodies[1]["messages"][0]["content"]
     assert len(told["ctxreuse"]["labels"]) == 3
     assert told["ctxreuse"]["expected_cached_tokens"] == 0
-    assert single["ctxreuse"]["order"] == ["a"]
+    assert (single["ctxreuse"]["order"], single["ctxreuse"]["labels"]) == (["a"], {})
+    [label] = kept["ctxreuse"]["labels"]
+    assert bodies[3]["messages"][0]["content"].startswith(f"{label} D\nd says")
     assert all("ctxreuse" not in one for one in bodies)
 
 
@@ -202,6 +208,7 @@ async def test_without_anything_of_ours_a_body_goes_through_as_it_came():
         headers = {"content-type": "application/json; charset=utf-8", "te": "x"}
         await door.post(CHAT, content=raw, headers={"x-trace": "t", "cookie": "c", **headers})
         received = next(one for one in door.engines[0].received if one.method == "POST")
+        assert door.planner.savings.prompts_without_context == 1
     assert received.body == raw
     assert received.headers["x-trace"] == "t"
     assert not {"cookie", "te"} & received.headers.keys()
@@ -309,6 +316,6 @@ async def test_no_placeholder_reaches_the_model_and_no_document_is_changed(given
     async with served(EmulatedEngine()) as door:
         await door.chat(messages=messages, **given)
         shown = [one["content"] for one in door.bodies()[0]["messages"]]
-    assert shown[0] == "\n\nWhich? "
+    assert shown[1] == "\n\nWhich? "
     assert "".join(shown).count("{documents}") == bool(given.get("documents"))
-    assert shown[1].endswith("Which? ")
+    assert shown[0].endswith("Which? ")
