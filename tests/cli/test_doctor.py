@@ -16,7 +16,7 @@ from hostile_servers import BROKEN, DRIPPING, ENDLESS, HEAD, repeating
 from http_servers import Received, Script, engine_script, listening, response
 from planning_helpers import write_jsonl
 
-from ctxreuse import ContextRequest, ReusePlanner
+from ctxreuse import ContextRequest, ReusePlanner, __version__
 from ctxreuse.cache import CacheUsage
 from ctxreuse.serving import EmulatedEngine
 from ctxreuse.sharing import SQLiteLog
@@ -492,8 +492,6 @@ async def test_the_key_goes_to_the_engine_and_not_to_metrics_elsewhere(examine, 
         assert code == 0
         assert {one.headers["authorization"] for one in api.received} == {"Bearer the-key"}
         assert all("the-key" not in str(one.headers) for one in elsewhere.received)
-        await examine("--base-url", f"{api.url}/v1", "--metrics", f"{api.url}/metrics")
-        assert {one.headers["authorization"] for one in api.received} == {"Bearer the-key"}
     assert "the-key" not in err + json.dumps(checks)
 
 
@@ -548,8 +546,7 @@ def test_control_signs_of_a_trace_do_not_reach_the_terminal(run, tmp_path):
 
 
 def test_a_report_of_a_bug_says_what_is_installed(run):
-    code, out, _ = run("doctor", "--report")
-    assert (code, f"Python {sys.version.split()[0]}" in out, " numpy " in out) == (0, True, True)
+    assert f" ctxreuse {__version__}, " in run("doctor", "--report")[1]
 
 
 def test_an_engine_that_is_down_is_said_once_with_what_the_system_says(run):
@@ -559,11 +556,11 @@ def test_an_engine_that_is_down_is_said_once_with_what_the_system_says(run):
     assert lines == [
         "problem    engine: 0 answers: the engine at 127.0.0.1:9 did not answer: "
         "APIConnectionError, connection refused",
-        " " * 11 + "start it, or check --base-url: its host, its port, /v1",
+        " " * 11 + "start it, or check --base-url: its host, its port, /v1; if slow: --timeout 120",
         "not known  6 checks need an engine that answers",
     ]
     said = "1 problem in 7 checks; 6 checks need an engine that answers. Next, engine: start it, or"
-    assert verdict == f"{said} check --base-url: its host, its port, /v1"
+    assert verdict == f"{said} check --base-url: its host, its port, /v1; if slow: --timeout 120"
 
 
 def test_without_the_extra_the_option_that_needs_it_is_named(run, monkeypatch):

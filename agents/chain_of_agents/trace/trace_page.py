@@ -25,10 +25,6 @@ class _ShownCall(NamedTuple):
     notes: tuple[int, ...]  # numbers of the calls whose notes it was given
     cached: float | None  # the share of its prompt from the prefix cache
 
-    @property
-    def has_failed(self) -> bool:
-        return self.step.outcome != "answered"
-
 
 def render(question: str, mode: str, steps: Sequence[Step], duration_s: float) -> str:
     """Return the page of a chain's trace; the arguments are attributes of a `Trace`."""
@@ -43,7 +39,7 @@ def render(question: str, mode: str, steps: Sequence[Step], duration_s: float) -
         calls=calls,
         workers=[call for call in calls if call.step.role == "worker"],
         managers=[call for call in calls if call.step.role == "manager"],
-        failures=[call for call in calls if call.has_failed],
+        failures=[call for call in calls if call.step.outcome != "answered"],
         prompt=_total([step.prompt_tokens for step in steps]),
         cached=_total([step.cached_tokens for step in steps]),
         # over the steps that tell both numbers

@@ -70,13 +70,11 @@ def engine_findings(readings: EngineReadings) -> Iterator[Finding]:
 
 
 def _remedy_for(readings: EngineReadings) -> str:
-    if readings.is_unreachable:
-        return "start it, or check --base-url: its host, its port, /v1"
     key = "give its key: OPENAI_API_KEY=... ctxreuse doctor ..."
     address = "name its address with /v1, and a model that it has: --base-url, --model"
     busy = "run this again when it has less to do"
-    slow = "start it, check --base-url and --model, or give it longer: --timeout 120"
-    remedies = {401: key, 403: key, 400: address, 404: address, 429: busy, None: slow}
+    silent = "start it, or check --base-url: its host, its port, /v1; if slow: --timeout 120"
+    remedies = {401: key, 403: key, 400: address, 404: address, 429: busy, None: silent}
     return remedies.get(readings.status, "look into the engine's log")
 
 

@@ -61,10 +61,9 @@ def check_installation() -> Finding:
     """Say which of the packages that ctxreuse can use are installed."""
     asked = {"ctxreuse", *[re.split("[^a-z0-9-]", one)[0] for one in requires("ctxreuse") or ()]}
     known = {one.name.lower().replace("_", "-"): one.version for one in distributions()}
-    held = {name: known[name] for name in sorted(asked) if name in known}
-    named = ", ".join(f"{name} {number}" for name, number in held.items())
-    found = f"Python {platform.python_version()}, {platform.platform()}: {named}"
-    return Finding("installed", Verdict.OK, found, "", held)
+    held = ", ".join(f"{name} {known[name]}" for name in sorted(asked) if name in known)
+    found = f"Python {platform.python_version()}, {platform.platform()}: {held}"
+    return Finding("installed", Verdict.OK, found)
 
 
 def check_fronts(trace: Sequence[TraceRequest]) -> Finding:

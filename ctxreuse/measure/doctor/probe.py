@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from ctxreuse.cache.metrics import PrefixCacheMetrics
 from ctxreuse.cache.simulator import CacheUsage
@@ -22,7 +22,7 @@ from ctxreuse.context.checks import checked_number
 from ctxreuse.context.tokens import estimate_tokens
 from ctxreuse.errors import CtxreuseError, EngineError, InputFileError, InvalidRequestError
 from ctxreuse.measure.options import BESIDE_TRACE, option
-from ctxreuse.serving.client.connection import SEE_CAUSE, EngineConnection, connection_fault
+from ctxreuse.serving.client.connection import SEE_CAUSE, EngineConnection
 from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.pool.engine_pool import host_of
 from ctxreuse.sharing import SharedLog, SQLiteLog
@@ -133,7 +133,9 @@ class DoctorConfig:
         None,
     )
     metrics_url: str | None = option(
-        "Where vLLM's metrics are, if not at /metrics of the same server.", None, "--metrics"
+        "Where vLLM's metrics are, if not at /metrics beside the API. It gets no key.",
+        None,
+        "--metrics",
     )
     shared_log: str | None = option(
         "The log that the processes share: who writes to it? The file of a SQLiteLog, or the URL "
@@ -203,7 +205,6 @@ class EngineReadings:
     host: str = ""
     error: str | None = None
     status: int | None = None
-    is_unreachable: bool = False
     metrics_error: str | None = None
     metrics: PrefixCacheMetrics = field(default_factory=PrefixCacheMetrics)
     first: PromptReading = NOT_ASKED
@@ -267,7 +268,6 @@ async def probe(
         except EngineError as error:
             # whoever reads it does not have the error itself
             readings.error, readings.status = str(error).removesuffix(SEE_CAUSE), error.status
-            readings.is_unreachable = bool(connection_fault(error))
     return readings
 
 
@@ -368,26 +368,16 @@ async def _context_window(client: EngineClient, model: str | None) -> int | None
 
 def _page(config: DoctorConfig) -> tuple[EngineConnection, str] | None:
     """Return where metrics are: as given, or else beside the API."""
-    given, base, key, path = config.metrics_url, config.base_url, config.api_key, ""
-    root = base if given is None else given
+    root, key, path = config.base_url, config.api_key, ""
+    if config.metrics_url is not None:
+        root, key = config.metrics_url, "EMPTY"  # whoever else serves metrics does not get the key
+        with suppress(ValueError):  # a broken address, which the connection names
+            parts = urlsplit(root)
+            root, path = parts._replace(path="").geturl(), parts.path.rstrip("/")
     if root is None:
         return None
-    if given is not None:
-        try:
-            parts = urlsplit(given)
-            is_same = base is not None and _origin(parts) == _origin(urlsplit(base))
-            root, path = parts._replace(path="").geturl(), parts.path.rstrip("/")
-        except ValueError:  # a broken address, which the connection names
-            is_same = False
-        # the key is for the API; whoever else serves metrics does not get it
-        key = key if is_same else "EMPTY"
     page = EngineConnection(root, key, None, 0, 0.0, config.timeout_s, _MOST_REPLY_BYTES)
     return page, path or "/metrics"
-
-
-def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
-    default = {"http": 80, "https": 443}.get(parts.scheme)
-    return parts.scheme, parts.hostname, parts.port or default
 
 
 def _counted(before: PrefixCacheMetrics, after: PrefixCacheMetrics) -> CacheUsage | None:
