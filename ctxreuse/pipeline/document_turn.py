@@ -137,7 +137,6 @@ class DocumentPlanner(Generic[_Item]):
             ContextRequest(
                 list(map(self._kind.block_of, items)),
                 batch[place].query,
-                system="",  # no prompt's: what will stand in front is not known
                 tenant=batch[place].scope.tenant or "",
                 labels=False,
             )

@@ -322,18 +322,12 @@ class PromptPlanner:
         before = context.message[: context.start]
         if edit is not None:  # another context stands before this one in the same text
             before = edit.applied(context.message, self._templates)
-        # in front of all, as `Plan.messages` has it: such plans share orders with this one
-        system = one.sent[0] if front else None
-        plain = "", "user", "", self._templates.separator
-        behind = one.given.beside, parts[number].role, before, context.separator
-        if front not in ([], [f"system{system}"]) or behind != plain:
-            system = _digest(one.given.beside, *front, parts[number].role, before).hex()
         ranked = range(len(context.spans)) if self._strategy == "none" else context.ranked
         blocks = context.blocks
         has_labels = context.texts != [block.text for block in blocks]  # else it would have them
         return ContextRequest(
             [blocks[place] for place in ranked],
-            system=system,
+            system=_digest(one.given.beside, *front, parts[number].role, before).hex(),
             history=history,
             conversation_id=scope.conversation_id if labels else None,
             tenant=one.tenant,

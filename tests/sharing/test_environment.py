@@ -2,15 +2,9 @@
 
 import logging
 import pickle
-import re
-from types import SimpleNamespace
 
 import pytest
-from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
-from llama_index.core.llms import ChatMessage
-from prompt_programs import Asked, AskedLLM
-from shared_logs import asked, caught_up
 
 from ctxreuse import ContextRequest, ReusePlanner
 from ctxreuse.measure.replay.policies import OURS_ONLINE
@@ -18,8 +12,7 @@ from ctxreuse.pipeline.engine_options import planner_for
 from ctxreuse.serving import EnginePool
 from ctxreuse.sharing import SQLiteLog
 from ctxreuse.sharing.environment import _say
-from langchain_ctxreuse import ReuseChatModel, format_context
-from llamaindex_ctxreuse import ReuseLLM
+from langchain_ctxreuse import ReuseChatModel
 
 NAMES = ("MODE", "CAPACITY_TOKENS", "SHARED_LOG", "SHARED_LOG_SECRET")
 
@@ -116,26 +109,6 @@ def test_capacity_and_shared_log_are_read(monkeypatch, tmp_path):
     assert planner.catch_up(timeout_s=10)
     assert planner.sharing.told == 0
     assert path.exists()
-
-
-def test_plans_and_wrapped_models_that_send_equal_fronts_share_orders(monkeypatch, tmp_path):
-    prompts: list[str] = []
-    engine = SimpleNamespace(ask=prompts.append)
-    monkeypatch.setenv("CTXREUSE_SHARED_LOG", str(tmp_path / "sent.sqlite"))
-    planner, chat, llm = planners = [ReusePlanner() for _ in range(3)]
-    model = ReuseChatModel(inner=Asked(engine=engine), planner=chat)
-    other = ReuseLLM(inner=AskedLLM(engine=engine), planner=llm)
-    for front in ({"system": "Answer."}, {}):
-        content = format_context([Document(one.text) for one in asked("abc").blocks])
-        said = [*front.items(), ("user", f"{content}\n\nWhy?")]
-        planner.plan(asked("bca", **front))
-        caught_up(*planners)
-        model.invoke(said)
-        other.chat([ChatMessage(text, role=role) for role, text in said])
-    assert [re.findall(r"(\w) says", one) for one in prompts] == [["b", "c", "a"]] * 4
-    late = ReusePlanner()
-    caught_up(*planners, late)
-    assert "begins as it does" in late.plan(asked("cab")).explain().words
 
 
 @pytest.mark.parametrize(
