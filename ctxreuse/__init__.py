@@ -43,6 +43,5 @@ if not TYPE_CHECKING:  # checkers would take every name to be here
 
     def __getattr__(name: str) -> object:
         """Say in which package a name is that is not here."""
-        if name in _ELSEWHERE:
-            raise ImportError(f"{name} is {_ELSEWHERE[name]}")
-        raise AttributeError(f"ctxreuse has no {name!r}", name=name, obj=modules[__name__])
+        where = f"; it is {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"ctxreuse has no {name!r}{where}", name=name, obj=modules[__name__])
