@@ -7,7 +7,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib.metadata import distributions, requires
+from importlib.metadata import distributions
 
 from ctxreuse.errors import MissingExtraError
 from ctxreuse.measure.doctor.engine_findings import (
@@ -34,10 +34,9 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
     """Look at an engine, its metrics, a log and a recording, as far as they were given."""
     trace = None if config.recording is None else read_recording(config.recording, config.corpus)[1]
     recorded = [] if trace is None else [check_fronts(trace), *check_documents(trace)]
-    if config.report:
-        recorded.insert(0, check_installation())
+    installed = [check_installation()] if config.report else []
     if not (config.base_url or config.metrics_url or config.shared_log):
-        return recorded
+        return installed + recorded
     named_log, stream = config.shared_log, config.stream
     log = None if named_log is None else LogWatch(named_log, stream, config.timeout_s)
     named = "--metrics" if config.base_url is None else "--base-url"
@@ -54,14 +53,15 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
             replace(one, remedy=NO_ENGINE) if one.verdict is Verdict.UNKNOWN else one
             for one in findings
         ]
-    return findings + recorded
+    return installed + findings + recorded
 
 
 def check_installation() -> Finding:
     """Say which of the packages that ctxreuse can use are installed."""
-    asked = {"ctxreuse", *[re.split("[^a-z0-9-]", one)[0] for one in requires("ctxreuse") or ()]}
-    known = {one.name.lower().replace("_", "-"): one.version for one in distributions()}
-    held = ", ".join(f"{name} {known[name]}" for name in sorted(asked) if name in known)
+    known = {str(one.name).lower().replace("_", "-"): one for one in distributions()}
+    own = known["ctxreuse"].requires or () if "ctxreuse" in known else ()
+    asked = {"ctxreuse", *[re.split("[^a-z0-9-]", one)[0] for one in own]}
+    held = ", ".join(f"{name} {known[name].version}" for name in sorted(asked) if name in known)
     found = f"Python {platform.python_version()}, {platform.platform()}: {held}"
     return Finding("installed", Verdict.OK, found)
 
