@@ -136,7 +136,7 @@ def explain(
             if other is not None and _shared_tokens(prompt, other) >= least > shared:
                 return _apart(prompt, other, *what)
     if closest is None:
-        words = "No prompt compared has its tenant and text in front: everything is computed."
+        words = "No prompt compared is this tenant's and begins alike: everything is computed."
         return _explained(prompt, Cause.new_blocks, words)
     return _compared(prompt, closest, same_root, cached_tokens, cache)
 

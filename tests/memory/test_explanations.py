@@ -48,7 +48,7 @@ def test_a_prompt_that_an_earlier_one_begins_with_is_a_hit():
 def test_the_first_prompt_has_none_to_compare_with():
     assert why("ab") == told(
         Cause.new_blocks,
-        "No prompt compared has its tenant and text in front: everything is computed.",
+        "No prompt compared is this tenant's and begins alike: everything is computed.",
         block="a",
     )
 
