@@ -78,8 +78,8 @@ class SQLiteLog(FixedSettings):
             check_own(self._path, status)
             if status.st_size and not key_path(self._path).exists():
                 _log.warning(
-                    "%s has lost its key, so there is a new one, which does not fit what it holds. "
-                    "Put the old key back, or delete the log; then start its processes again.",
+                    "%s has lost its key, and a new one does not fit what it holds. Put the old "
+                    "key back, or delete the log; then start its processes again.",
                     self._path,
                 )
         self.secret = kept_secret(self._path)
