@@ -428,7 +428,7 @@ class PromptRecorder:
         questions, system, tenant = call.questions, call.system, current_scope().tenant or ""
         blocks, query = paragraphs("\n\n".join(message_texts(questions[-1])))
         first = "\n\n".join(message_texts(questions[0]))
-        talk = self._conversations.of(f"{tenant}{system}\n{first}", is_first=len(questions) == 1)
+        talk = self._conversations.of(f"{tenant!r}{system}\n{first}", is_first=len(questions) == 1)
         told: dict[str, Any] = {"conversation_id": talk, "source": self._source, "sent": call.sent}
         told |= {"tenant": tenant, "marks": _marks(call, blocks, query)}
         return self._recorder.record(blocks, query, system=system or None, **told)
