@@ -353,8 +353,7 @@ class PromptPlanner:
         parts: tuple[tuple[ContentPart, ...], ...] = ()
         if self._planner.wire_cache.marks and any(one.edits):
             roles = [part.role for part in one.given.parts]
-            in_conversation = one.given.scope.conversation_id is not None
-            parts = with_breakpoints(roles, one.sent, one.edits, in_conversation)
+            parts = with_breakpoints(roles, one.sent, one.edits, _may_go_on(one, roles))
         forks = tuple(
             PromptFork(number, sum(edit.cuts[: mark + 1]))
             for number in sorted(one.changed if self._primes else ())  # where its primes end
@@ -407,11 +406,11 @@ def with_breakpoints(
     roles: Sequence[str],
     sent: Sequence[str],
     edits: Sequence[Edit | None],
-    in_conversation: bool,
+    may_go_on: bool,
 ) -> tuple[tuple[ContentPart, ...], ...]:
     """Return what is sent for each part of a prompt in content parts, with breakpoints.
 
-    A later turn is likely to begin with the messages of a conversation.
+    Where it `may_go_on`, a later turn is likely to begin with all of it.
     """
     whole: list[list[ContentPart]] = []
     shows = False  # whether a context stands before
@@ -430,13 +429,22 @@ def with_breakpoints(
         whole.append(without_blank_parts(parts))
         shows = shows or edit is not None
     answers = [number for number, role in enumerate(roles) if role == "assistant"]
-    if in_conversation or answers:
+    if may_go_on:
         for end in (len(roles), *answers[-1:]):
             _mark_end(whole, roles, end, is_turn=True)
     return tuple(
         tuple(parts) if parts else (ContentPart(text),)
         for parts, text in zip(whole, sent, strict=True)
     )
+
+
+def _may_go_on(one: OpenPrompt, roles: Sequence[str]) -> bool:
+    """Return whether a later turn may begin with a prompt: not where histories drop documents."""
+    new = first_new(roles)
+    if not new:
+        return one.given.scope.conversation_id is not None
+    shown = [n for n, edit in enumerate(one.edits) if edit is not None and roles[n] == "user"]
+    return min(one.changed, default=new) >= new and min(shown, default=0) < new
 
 
 def first_new(roles: Sequence[str]) -> int:

@@ -292,6 +292,14 @@ def test_later_turns_read_the_turn_before(server, shown, is_planned_before):
         assert server.usages[-1].read == before
 
 
+@BOTH
+def test_turns_that_no_later_one_begins_with_are_not_written(server):
+    asked_before = [HumanMessage("Why?"), AIMessage("So.")]  # without its documents
+    turns = [asked(f"{names}?", names) for names in ("one two three", "four five six")]
+    prompts = [[system, *asked_before, question] for system, question in turns]
+    assert bills(server, wrapped(server), prompts) == 1
+
+
 @tool
 def add(a: int, b: int) -> int:
     """Add two numbers."""

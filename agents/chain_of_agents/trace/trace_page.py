@@ -25,6 +25,10 @@ class _ShownCall(NamedTuple):
     notes: tuple[int, ...]  # numbers of the calls whose notes it was given
     cached: float | None  # the share of its prompt from the prefix cache
 
+    @property
+    def has_failed(self) -> bool:
+        return self.step.outcome != "answered"
+
 
 def render(question: str, mode: str, steps: Sequence[Step], duration_s: float) -> str:
     """Return the page of a chain's trace; the arguments are attributes of a `Trace`."""
@@ -39,7 +43,7 @@ def render(question: str, mode: str, steps: Sequence[Step], duration_s: float) -
         calls=calls,
         workers=[call for call in calls if call.step.role == "worker"],
         managers=[call for call in calls if call.step.role == "manager"],
-        failures=[call for call in calls if call.step.outcome != "answered"],
+        failures=[call for call in calls if call.has_failed],
         prompt=_total([step.prompt_tokens for step in steps]),
         cached=_total([step.cached_tokens for step in steps]),
         # over the steps that tell both numbers

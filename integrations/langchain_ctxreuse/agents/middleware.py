@@ -404,7 +404,7 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
         edits = [None if one is None else places.get(one) for one in texts.positions]
         roles = [one.role for one in texts.parts]
         sent = [one.text for one in texts.parts]
-        parts = with_breakpoints(roles, sent, edits, in_conversation=True)
+        parts = with_breakpoints(roles, sent, edits, may_go_on=True)
         told = {**(getattr(model, "model_kwargs", None) or {}), **settings}
         marked, _ = with_marks(messages, texts, parts, profile, model, tools, told)
         groups = [one.edit.group for one in planned.values() if one.edit.group][:1]
