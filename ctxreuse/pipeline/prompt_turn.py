@@ -313,10 +313,10 @@ class PromptPlanner:
         while first and parts[first - 1].role == parts[number].role:
             first -= 1
         # without labels nothing refers to a turn; a system message with a context uses labels, too
-        turns = [n for n in range(first) if labels and (parts[n].role != "system" or one.edits[n])]
+        turns = {n for n in range(first) if labels and (parts[n].role != "system" or one.edits[n])}
         history: list[Message] | None = None
         if labels and (scope.conversation_id is not None or turns):
-            history = [{"role": parts[n].role, "content": one.sent[n]} for n in turns]
+            history = [{"role": parts[n].role, "content": one.sent[n]} for n in sorted(turns)]
         front = [parts[n].role + one.sent[n] for n in range(number) if n not in turns]
         edit = one.edits[number]
         before = context.message[: context.start]
