@@ -100,7 +100,7 @@ _ORDER = re.compile(
     re.IGNORECASE,
 )
 """Words that may say what the order of texts means."""
-_OWN_NUMBER = re.compile(r"\A(\W{0,3}(?:[A-Za-z]+[ _]){0,2}#?)(\d+)\W")
+_OWN_NUMBER = re.compile(r"\A(\W{0,3}(?:[A-Za-z]+[ _]{1,3}){0,2}#?)(\d+)\W")
 
 
 class Context(NamedTuple):
@@ -124,7 +124,7 @@ class Context(NamedTuple):
         if held is not None and held.take_back is not None:
             ranked.sort(key=lambda place: known[place].rank_in(held) or 0)
         texts = [one.form.text for one in known]
-        heads = {head.groups() for one in texts if (head := _OWN_NUMBER.match(one))}
+        heads = {(head[1].strip(), head[2]) for one in texts if (head := _OWN_NUMBER.match(one))}
         return cls(
             message,
             tuple(spans),

@@ -68,7 +68,7 @@ def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):
     assert reason_in_place(context(), [words]) == "numbers"
     labelled = [Form(f"[{one[:5]}] {one}", ContextBlock(text=one)) for one in TEXTS]
     assert reason_in_place(context(*labelled), [words]) is None
-    numbered = [Form(f"Document {n}: {one}") for n, one in enumerate(TEXTS)]
+    numbered = [Form(f"Document{n:3}: {one}") for n, one in enumerate(TEXTS, 9)]
     assert context(*numbered).is_numbered
     assert not context(*[Form(f"ISO 9004, {one}") for one in TEXTS]).is_numbered
     assert reason_in_place(context(*numbered), [words]) is None
