@@ -40,7 +40,8 @@ Reason: TypeAlias = Literal[
 
 REMEDIES = {
     "not_found": "they show no two texts that a retriever returned in the same process and tenant; "
-    "where they have several, put them in with format_context, in the tenant's scope, as they are",
+    "if a prompt has several documents, put their unchanged texts in with format_context, in the "
+    "tenant's scope",
     "words_between": "they show documents with words between them; put those in with "
     "format_context(document_prompt=...)",
     "in_history": "their documents stand in messages of earlier turns",
