@@ -23,13 +23,11 @@ def context(*forms: Form) -> Context:
     [
         "Use the following pieces of retrieved context to answer the question. If you do not know "
         "the answer, just say so. Use three sentences maximum.",
-        "Context information is below.\n---------------------",
-        "Context information from multiple sources is below.",
-        "Answer the question based only on the following context:",
-        "Article 5 of the first contract, in order to be clear:",
-        "You are a helpful assistant. Think step by step. What is the source of the Nile?",
+        "Context information from multiple sources is below.\n---------------------\n"
         "Given the context information and not prior knowledge, answer the query.",
-        "Use the documents. In which order were they built?",
+        "Answer the question based only on the following context:",
+        "Article 5 of the first contract, in order to be clear: What is the source of the Nile?",
+        "You are helpful. Think step by step. Use the documents. In which order were they built?",
         "Each has a title and a source. What is its source? Say so if the sources differ. Sources:",
     ],
 )
