@@ -40,7 +40,8 @@ Reason: TypeAlias = Literal[
 
 REMEDIES = {
     "not_found": "they show no two texts that a retriever returned in the same process and tenant; "
-    "where they have several, put them in with format_context, in the tenant's scope, as they are",
+    "if a prompt has several documents, put their unchanged texts in with format_context, in the "
+    "tenant's scope",
     "words_between": "they show documents with words between them; put those in with "
     "format_context(document_prompt=...)",
     "in_history": "their documents stand in messages of earlier turns",
@@ -72,22 +73,23 @@ _NUMBERS = re.compile(
     rf"|(?:for|score|rate) (?:each|every) {_NOUN}|per {_NOUN}"
     r"|zitier\w*|quellen?|fuentes?|citar?|fontes|fonti|bronnen"
     r"|nummern?|num\u00e9ros?|n\u00fameros?|numer[ou]?)\b"
-    r"|\[\d{1,3}\]"
+    r"|\[\d{1,3}\]|(?<![^\W_])sourc[e\u00e9]"
     r"|\u043d\u043e\u043c\u0435\u0440|\u0438\u0441\u0442\u043e\u0447\u043d\u0438\u043a"
     r"|\u7f16\u53f7|\u5f15\u7528|\u6765\u6e90|\u756a\u53f7|\u51fa\u5178|\ubc88\ud638|\ucd9c\ucc98",
     re.IGNORECASE | re.ASCII,
 )
 """Words that may tell texts by their place, or ask an answer to do so, in some languages."""
-_SOURCES = re.compile(
-    r"\b(?:(?:add|append|attach|attribut|avec|contain|credit|donn|forget|giv|identif|includ|indicat"
-    r"|indiqu|link|list|mention|nam|need|not(?=[ei])|number|output|pr\u00e9cis|provid|put|quot|refer"
-    r"|referenc|return|say|show|specif|stat|tell|trac|updat|with|writ)(?!e[dn])\w{0,5}"
-    r"(?: (?!(?:from|only|using|based|if|unless)\b)[^\s.!?]+){0,4}? \W*sources?"
-    rf"|(?:by its|which|your) sources?|sources?[ _](?:must|should|used|you|{_PLACE}|#?\d+)"
-    r"|source references?|sourc\u00e9e?s?)\b|\bsources? ?: *\S|[\"'`*#(\[] ?sources?\b",
-    re.IGNORECASE | re.ASCII,
+_NOT_ASKED = re.compile(
+    r"\b(?:(?:from|us(?:e|ing)|on|(?:not|information) in|across|read|given|(?:here|below) are) "
+    r"(?:(?:only|the|these|any|all|following|given|provided|retrieved|multiple|several|different"
+    r"|other|outside|external)\W){1,4}|if (?:the|no) |has a title and a |what is its "
+    r"|(?:only|wh(?:at|ere) (?:is|are|was|were)) (?:\w+ ){0,2}"
+    r"(?=\w+ of (?!your|each|every|th[ai]|the (?:answer|claim|fact|information)))"
+    r"|(?:open|data|power|light|energy)[ _-])sources?\b(?! (?:that|used|you))"
+    r"|\bsource (?:code|language|of truth)|(?:^[ </]*|\. )sources?[:>]\s*$",
+    re.IGNORECASE | re.MULTILINE,
 )
-"""Words that ask for the sources of an answer; a river has a source, too."""
+"""Uses of the word source that ask an answer for none: for the texts, a river's, a heading."""
 _OF_A_SCHEMA = re.compile(r'(?i)"type": ?"(?:integer|number)"|ind(?:ex|ices)|position')
 _ORDER = re.compile(
     r"\b(?:sorted|chronolog\w*|oldest|newest|earliest|transcript|rank(?:ed|ing|s)"
@@ -99,7 +101,7 @@ _ORDER = re.compile(
     re.IGNORECASE,
 )
 """Words that may say what the order of texts means."""
-_OWN_NUMBER = re.compile(r"\A(\W{0,3}(?:[A-Za-z]+[ _]){0,2}#?)(\d+)\W")
+_OWN_NUMBER = re.compile(r"\A(\W{0,3}(?:[A-Za-z]+[ _]{1,3}){0,2}#?)(\d+)\W")
 
 
 class Context(NamedTuple):
@@ -123,7 +125,7 @@ class Context(NamedTuple):
         if held is not None and held.take_back is not None:
             ranked.sort(key=lambda place: known[place].rank_in(held) or 0)
         texts = [one.form.text for one in known]
-        heads = {head.groups() for one in texts if (head := _OWN_NUMBER.match(one))}
+        heads = {(head[1].strip(), head[2]) for one in texts if (head := _OWN_NUMBER.match(one))}
         return cls(
             message,
             tuple(spans),
@@ -284,7 +286,7 @@ def reason_of_words(
     said = [*words, schema.replace("_", " ")]
     if any(map(_ORDER.search, said)):
         return "order"
-    asked = any(_NUMBERS.search(one) or _SOURCES.search(one) for one in said)
+    asked = any(_NUMBERS.search(_NOT_ASKED.sub("", one)) for one in said)
     if not is_numbered and (asked or _OF_A_SCHEMA.search(schema)):
         return "numbers"
     return None

@@ -78,13 +78,14 @@ def checked_items(
 
 
 def own_labels(
-    items: Sequence[_Item],
-    label: str | Callable[[_Item], object],
-    metadata: Sequence[Mapping[str, Any]],
-) -> list[str]:
+    items: Sequence[Any], label: str | Callable[[Any], object] | None
+) -> list[str] | None:
     """Return the application's own labels: of a field of the metadata, or a function's."""
+    if label is None:
+        return None
     if callable(label):
         return [str(label(one)) for one in items]
+    metadata: list[Mapping[str, Any]] = [one.metadata for one in items]
     for one in metadata:
         if not isinstance(label, str) or label not in one:
             raise InvalidRequestError(
@@ -103,7 +104,7 @@ def labelled_block(form: Form, block_id: BlockId | None, templates: Templates) -
 def cited_items(
     answer: str,
     items: Sequence[_Item],
-    own: Sequence[str] | None,
+    label: str | Callable[[_Item], object] | None,
     texts: Iterable[str],
     ids: Iterable[BlockId | None],
     templates: Templates,
@@ -112,6 +113,7 @@ def cited_items(
     checked_kind("templates", templates, Templates, "Templates")
     forms = zip(map(Form, texts), ids, strict=True)
     blocks = [labelled_block(form, one, templates) for form, one in forms]
+    own = own_labels(items, label)
     labels = map(templates.label_of, blocks) if own is None else own
     return [items[n] for n in cited_positions(answer, labels)]
 

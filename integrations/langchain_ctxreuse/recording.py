@@ -48,9 +48,9 @@ class TraceCallbackHandler(OpenRuns):
     """Records what retrievers return: `chain.invoke(question, {"callbacks": [handler]})`.
 
     Of retrievers inside a retriever the outermost counts. The prompts that models are sent are
-    recorded, too. Tenant and conversation are those of the chain's config, as for `ReuseChatModel`,
-    or of `ctxreuse.request_context`. `conversation_id`, `session_id`, and the run's metadata may
-    name the conversation, too.
+    recorded, too. Tenant and conversation are those of `ctxreuse.request_context`, or of the config
+    of a chain; LangChain tells no config of a retriever that is called itself, or by `batch`.
+    `conversation_id`, `session_id`, and the run's metadata may name the conversation, too.
 
     Args:
         recorder: Writes the records.

@@ -103,6 +103,7 @@ def test_documents_with_line_breaks_at_their_ends_are_joined_as_before(shape, in
         ({"document_prompt": 3}, "document_prompt: it must be a prompt template"),
         ({"document_prompt": "{source}: {{page_content}}"}, "add {page_content}, or pass"),
         ({"document_prompt": "{page}: {page_content}"}, r"documents\[1\], id 'id-b', has no page"),
+        ({"documents": [Document("")], "document_prompt": "{a}{page_content}"}, r"0\] has no a"),
         ({"document_prompt": "{page_content"}, "document_prompt: expected '}'"),
         ({"separator": None}, "separator"),
         ({"labels": "yes"}, "labels"),

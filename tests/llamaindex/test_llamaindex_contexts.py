@@ -77,9 +77,10 @@ class TestFormatContext:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"text_template": "{page}: {content}"}, r"'page'.*'source'"),
+            ({"text_template": "{page}: {content}"}, r"nodes\[0\], id 'id-a': .*'page'.*'source'"),
             ({"text_template": "{content} {"}, "text_template"),
-            ({"text_template": "{}"}, "text_template"),
+            ({"text_template": "{content}, {}"}, "text_template"),
+            ({"text_template": "{source}: {{content}}"}, "must be .* {content} in it"),
             ({"text_template": 3}, "text_template must be a string"),
             ({"separator": None}, "separator"),
             ({"labels": "yes"}, "labels"),

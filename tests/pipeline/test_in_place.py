@@ -23,13 +23,11 @@ def context(*forms: Form) -> Context:
     [
         "Use the following pieces of retrieved context to answer the question. If you do not know "
         "the answer, just say so. Use three sentences maximum.",
-        "Context information is below.\n---------------------",
-        "Context information from multiple sources is below.",
-        "Answer the question based only on the following context:",
-        "Article 5 of the first contract, in order to be clear:",
-        "You are a helpful assistant. Think step by step.",
+        "Context information from multiple sources is below.\n---------------------\n"
         "Given the context information and not prior knowledge, answer the query.",
-        "Use the documents. In which order were they built?",
+        "Answer the question based only on the following context:",
+        "Article 5 of the first contract, in order to be clear: What is the source of the Nile?",
+        "You are helpful. Think step by step. Use the documents. In which order were they built?",
         "Each has a title and a source. What is its source? Say so if the sources differ. Sources:",
     ],
 )
@@ -44,9 +42,9 @@ def test_the_usual_templates_say_nothing(words):
         "Give the number of the passage.",
         "Sources: a.txt, b.txt, c.txt",
         'ALWAYS return a "SOURCES" part in your answer.',
-        "Respond with the answer and the source.",
-        "Always mention which sources you used.",
-        "Provide the number of the source document when relevant.",
+        "Use only the sources below. Fields: answer and source",
+        "What sources did you use?",
+        "Give the answer, and the integers of what you used.",
         "Say which document you used.",
         "Main document (best match):",
         "What does document 2 say?",
@@ -55,7 +53,7 @@ def test_the_usual_templates_say_nothing(words):
         "Name the first document.",
         "Return the index of each chunk.",
         "Refer to them by their number.",
-        "Give the answer, and the integers of the sources that you used, by their order.",
+        "Include at the end of your reply, in a separate line, the sources.",
         "For each document say whether it helps.",
         "Nenne die Nummer des Dokuments.",
         "Indique le num\u00e9ro du document.",
@@ -68,7 +66,7 @@ def test_words_on_numbers_need_labels_or_numbers_in_the_texts(words):
     assert reason_in_place(context(), [words]) == "numbers"
     labelled = [Form(f"[{one[:5]}] {one}", ContextBlock(text=one)) for one in TEXTS]
     assert reason_in_place(context(*labelled), [words]) is None
-    numbered = [Form(f"Document {n}: {one}") for n, one in enumerate(TEXTS)]
+    numbered = [Form(f"Document{n:3}: {one}") for n, one in enumerate(TEXTS, 9)]
     assert context(*numbered).is_numbered
     assert not context(*[Form(f"ISO 9004, {one}") for one in TEXTS]).is_numbered
     assert reason_in_place(context(*numbered), [words]) is None

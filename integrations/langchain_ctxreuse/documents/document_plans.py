@@ -65,7 +65,6 @@ def format_context(
         'Number 1: first text'
     """
     given = checked_items(documents, Document, "format_context", _REMEDIES)
-    own = None if label is None else own_labels(given, label, [one.metadata for one in given])
     return joined_forms(
         document_forms(given, _shown_by(document_prompt, given)),
         [one.page_content for one in given],
@@ -73,7 +72,7 @@ def format_context(
         tenant_from_config(),
         templates,
         labels=labels,
-        own_labels=own,
+        own_labels=own_labels(given, label),
         ids=[one.id for one in given],
     )
 
@@ -104,9 +103,8 @@ def cited_documents(
     """
     given = checked_items(documents, Document, "cited_documents", _REMEDIES)
     text = str(answer.text) if isinstance(answer, BaseMessage) else answer
-    own = None if label is None else own_labels(given, label, [one.metadata for one in given])
     ids = [one.id for one in given]
-    return cited_items(text, given, own, _shown_by(document_prompt, given), ids, templates)
+    return cited_items(text, given, label, _shown_by(document_prompt, given), ids, templates)
 
 
 def document_forms(documents: Sequence[Document], texts: Sequence[str]) -> list[Form]:
@@ -150,9 +148,10 @@ def _shown_by(
         )
         for place, one in enumerate(documents):
             if lacks := {*prompt.input_variables} - {"page_content", *one.metadata}:
+                named = f"documents[{place}]" + (f", id {one.id!r:.60}," if one.id else "")
                 raise ValueError(
-                    f"documents[{place}], id {one.id!r:.60}, has no {', '.join(sorted(lacks))} "
-                    "in its metadata; put it there, or leave it out of the prompt"
+                    f"{named} has no {', '.join(sorted(lacks))} in its metadata; put it there, or "
+                    "leave it out of the prompt"
                 )
         return [format_document(one, prompt) for one in documents]
     except ValueError as error:

@@ -76,16 +76,15 @@ def format_context(
     """
     given = checked_nodes(nodes, "format_context")
     texts = _shown(given, text_template, checked_metadata_mode(metadata_mode))
-    own = None if label is None else own_labels(given, label, [one.node.metadata for one in given])
     return joined_forms(
         node_forms(given, texts),
-        [one.node.get_content(metadata_mode=MetadataMode.NONE) for one in given],
+        [one.get_content(MetadataMode.NONE) for one in given],
         separator,
         current_scope().tenant or "",
         templates,
         labels=labels,
-        own_labels=own,
-        ids=[one.node.node_id for one in given],
+        own_labels=own_labels(given, label),
+        ids=[one.node_id for one in given],
     )
 
 
@@ -114,10 +113,9 @@ def cited_nodes(
     if isinstance(answer, (CompletionResponse, ChatResponse)):
         text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
         answer = text or ""
-    own = None if label is None else own_labels(given, label, [one.node.metadata for one in given])
-    ids = [one.node.node_id for one in given]
+    ids = [one.node_id for one in given]
     texts = _shown(given, text_template, checked_metadata_mode(metadata_mode))
-    return cited_items(answer, given, own, texts, ids, templates)
+    return cited_items(answer, given, label, texts, ids, templates)
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
@@ -130,7 +128,7 @@ def node_forms(nodes: Sequence[NodeWithScore], texts: Sequence[str] | None = Non
     texts = [""] * len(nodes) if texts is None else texts
     following = [one.node.relationships.get(NodeRelationship.NEXT) for one in nodes]
     return [
-        Form(text, None, one.node.node_id, getattr(follower, "node_id", None))
+        Form(text, None, one.node_id, getattr(follower, "node_id", None))
         for one, text, follower in zip(nodes, texts, following, strict=True)
     ]
 
@@ -193,24 +191,23 @@ def checked_retriever(retriever: object) -> BaseRetriever:
 
 def _shown(nodes: Sequence[NodeWithScore], template: str | None, mode: MetadataMode) -> list[str]:
     if template is None:
-        return [one.node.get_content(metadata_mode=mode) for one in nodes]
-    checked_kind("text_template", template, str, "a string with {content} in it")
+        return [one.get_content(mode) for one in nodes]
+    if not isinstance(template, str) or "{content" not in template.replace("{{", ""):
+        raise InvalidRequestError("text_template must be a string with {content} in it")
     shown: list[str] = []
-    for node in [one.node for one in nodes]:
+    for place, one in enumerate(nodes):
         fields = {
-            **node.metadata,
-            "content": node.get_content(metadata_mode=MetadataMode.NONE),
-            "metadata_str": node.get_metadata_str(mode=mode),
+            **one.metadata,
+            "content": one.get_content(MetadataMode.NONE),
+            "metadata_str": one.node.get_metadata_str(mode=mode),
         }
         try:
             shown.append(template.format_map(fields))
-        except KeyError as error:
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise InvalidRequestError(
-                f"text_template names {error}, which a node's metadata lacks; it has "
-                f"{', '.join(map(repr, node.metadata)) or 'none'}"
+                f"text_template: nodes[{place}], id {one.node_id!r:.60}: {error!r}; its metadata "
+                f"has {', '.join(map(repr, one.metadata)) or 'nothing'}; write {{{{ for a brace"
             ) from error
-        except (ValueError, IndexError, AttributeError) as error:
-            raise InvalidRequestError(f"text_template: {error}; write {{{{ for a brace") from error
     return shown
 
 
