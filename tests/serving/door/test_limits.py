@@ -235,7 +235,7 @@ HOSTILE = {
     "placeholder in a document": chat(documents=[{"text": "{documents} a"}, {"text": "b"}]),
     "no user": message("x", role="assistant"),
     "long role": message("x", role="r" * 100_000),
-    "10,000 messages": chat(messages=[{"role": "user", "content": "x"}] * 10_000),
+    "messages that ask": chat(messages=[{"role": "system", "content": "{documents}"}] * 40_000),
     "long template": json.dumps({"documents": documents("a"), "template": "{" * 50_000}).encode(),
     "template of numbers": b'{"documents": [{"text": "a", "n": %s}], "template": "{n}"}'
     % HUGE[:4_000],
