@@ -189,7 +189,8 @@ class _Door:
         named, shown = scope.conversation_id, "".join(planned.texts if planned else ())
         turns = None if named is None else [{"role": "user", "content": shown}]
         later = ContextRequest((), history=turns, conversation_id=named, tenant=tenant)
-        return await self._relayed(request, raw, planned, plan or later, told)
+        streams = bool(fields.get("stream"))
+        return await self._relayed(request, raw, planned, plan or later, told, streams)
 
     async def _relayed(
         self,
@@ -198,6 +199,7 @@ class _Door:
         planned: PlannedPrompt | None = None,
         prompt: ContextRequest | Plan = _NO_PROMPT,
         told: object = None,
+        streams: bool = False,
     ) -> ASGIApp:
         if self._places.locked():
             self._chats.gateway.forget(planned)
@@ -211,7 +213,8 @@ class _Door:
         if self._key:
             headers |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
         limit = asyncio.timeout(self._settings.timeout_s)
-        forward = forwarding.ForwardedRequest(request.method, path, raw, headers, limit, told)
+        begins = limit if streams else None
+        forward = forwarding.ForwardedRequest(request.method, path, raw, headers, begins, told)
         start = partial(self.pool.stream, prompt, forward=forward)
         pieces = self._chats.gateway.astream(planned, start)
         return _Relay(pieces, self._places, limit)
