@@ -130,13 +130,13 @@ async def test_who_may_answer_is_asked_again_after_longer_waits(
 
 
 async def test_who_refuses_rests_for_longer_each_time_until_it_answers():
-    network, clock = network_of(a=[404, 404, 400], b=None), Clock()
+    network, clock = network_of(a=[404, 404, "refuse", 400], b=None), Clock()
     async with pool_on(network, clock=clock, open_s=10) as pool:
-        for rest_s in (10, 20):
+        for rest_s, state in (10, STATES[404]), (20, STATES[404]), (40, "resting"):
             assert (await pool.complete(asking("x"), replica="a")).replica == "b"
             clock.now += rest_s - 0.1
             await pool.check()  # that it is healthy says nothing of the model
-            assert state_of(pool, "a") == "refuses: 404 Not Found"
+            assert state_of(pool, "a") == state
             clock.now += 0.1
             assert state_of(pool, "a") == "on trial"
         with pytest.raises(EngineError, match="status 400"):

@@ -414,8 +414,8 @@ class Replica:
             if rule is WORKS:
                 self._circuit.succeed()
             elif rule is FAILS:
+                self._rests_as = OPEN
                 if self._circuit.fail(self._clock(), error):
-                    self._rests_as = OPEN
                     self._to_note.append(self._reset)
             elif is_trial:  # this tells nothing of the requests that failed
                 self._circuit.abandon()
