@@ -129,7 +129,7 @@ async def test_who_may_answer_is_asked_again_after_longer_waits(
     assert not any("/v1/chat/completions" in network.paths(name) for name in down)
 
 
-async def test_who_refuses_rests_for_longer_each_time_until_it_answers():
+async def test_who_refuses_rests_for_longer_each_time_until_it_answers(caplog):
     network, clock = network_of(a=[404, 404, "refuse", 400], b=None), Clock()
     async with pool_on(network, clock=clock, open_s=10) as pool:
         for rest_s, state in (10, STATES[404]), (20, STATES[404]), (40, "resting"):
@@ -137,6 +137,7 @@ async def test_who_refuses_rests_for_longer_each_time_until_it_answers():
             clock.now += rest_s - 0.1
             await pool.check()  # that it is healthy says nothing of the model
             assert state_of(pool, "a") == state
+            assert f"a rests for {rest_s} s: the" in caplog.text
             clock.now += 0.1
             assert state_of(pool, "a") == "on trial"
         with pytest.raises(EngineError, match="status 400"):

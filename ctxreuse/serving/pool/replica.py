@@ -473,19 +473,17 @@ class CircuitBreaker:
         self._has_trial = False
 
     def fail(self, now: float, why: object, at_once: bool = False) -> bool:
-        """Note that a request was not answered; return whether that opened the circuit."""
+        """Note that a request was not answered; return whether that opened a closed circuit."""
         self._failures += 1
-        if self._opened_at is not None:
-            if self.state(now) == HALF_OPEN:
-                self._open_s = max(self._open_s, min(2 * self._open_s, _LONGEST_OPEN_S))
-                self._opened_at = now
-                self._has_trial = False
+        state, opens = self.state(now), at_once or self._failures >= self._limit
+        if state == OPEN or not (opens or state == HALF_OPEN):
             return False
-        if self._failures < self._limit and not at_once:
-            return False
+        if state == HALF_OPEN:
+            self._open_s = max(self._open_s, min(2 * self._open_s, _LONGEST_OPEN_S))
+            self._has_trial = False
         self._opened_at = now
         _log.warning("%s rests for %.0f s: %s", self._name, self._open_s, why)
-        return True
+        return state == CLOSED
 
     def abandon(self) -> None:
         """Note that a request was cancelled, so that it does not tell whether the engine works."""
