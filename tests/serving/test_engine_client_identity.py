@@ -32,8 +32,8 @@ async def test_the_engines_first_model_is_asked_for_until_it_is_known(planner):
             await client.complete(planned(planner))
         assert (caught.value.attempts, str(caught.value)) == (
             2,
-            "the engine at engine did not answer: APIConnectionError; the cause says more, and "
-            "so does the engine's log, attempts: 2",
+            "the engine at engine did not answer: APIConnectionError (attempts: 2); the cause says "
+            "more, and so does the engine's log",
         )
         assert planner.statistics() == NOTHING
         assert [await client.model() for _ in range(3)] == ["its-own"] * 3
