@@ -189,8 +189,7 @@ class _Door:
         named, shown = scope.conversation_id, "".join(planned.texts if planned else ())
         turns = None if named is None else [{"role": "user", "content": shown}]
         later = ContextRequest((), history=turns, conversation_id=named, tenant=tenant)
-        streams = bool(fields.get("stream"))
-        return await self._relayed(request, raw, planned, plan or later, told, streams)
+        return await self._relayed(request, raw, planned, plan or later, told, fields.get("stream"))
 
     async def _relayed(
         self,
@@ -199,7 +198,7 @@ class _Door:
         planned: PlannedPrompt | None = None,
         prompt: ContextRequest | Plan = _NO_PROMPT,
         told: object = None,
-        streams: bool = False,
+        streams: object = None,
     ) -> ASGIApp:
         if self._places.locked():
             self._chats.gateway.forget(planned)

@@ -274,11 +274,10 @@ class Replica:
 
     async def check_health(self, limit_s: float) -> bool:
         """Ask the engine whether it is ready; the circuit of one that is not opens at once."""
-        answered, is_silent = self._answered, False
+        answered, is_ready, is_silent = self._answered, True, False
         try:
             async with asyncio.timeout(limit_s):
                 await self.client().check_health()
-            is_ready = True
         except EngineError as error:
             # 404: it answers, and knows no such route
             is_ready = status_rule(error.status, error.retry_after_s) is not FAILS
@@ -475,8 +474,8 @@ class CircuitBreaker:
     def fail(self, now: float, why: object, at_once: bool = False) -> bool:
         """Note that a request was not answered; return whether that opened a closed circuit."""
         self._failures += 1
-        state, opens = self.state(now), at_once or self._failures >= self._limit
-        if state == OPEN or not (opens or state == HALF_OPEN):
+        state = self.state(now)
+        if state == OPEN or (state == CLOSED and not at_once and self._failures < self._limit):
             return False
         if state == HALF_OPEN:
             self._open_s = max(self._open_s, min(2 * self._open_s, _LONGEST_OPEN_S))
