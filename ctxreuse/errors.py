@@ -79,8 +79,9 @@ class EngineError(CtxreuseError, RuntimeError):
         self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
-        sent = f", attempts: {self.attempts}" if self.attempts > 1 else ""
-        return f"{super().__str__()}{sent}"
+        said, stop, remedy = super().__str__().partition(";")
+        sent = f" (attempts: {self.attempts})" if self.attempts > 1 else ""
+        return f"{said}{sent}{stop}{remedy}"
 
 
 class SharedLogError(CtxreuseError, RuntimeError):

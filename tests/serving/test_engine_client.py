@@ -109,7 +109,7 @@ async def test_a_refusal_is_not_tried_again_and_the_planner_hears_of_it(status, 
 @pytest.mark.parametrize("failure", [503, "refuse", "break"])
 async def test_a_failure_that_stays_is_reported_without_the_prompt(failure, planner):
     engine = EmulatedEngine(fail=lambda number, body: failure)
-    with pytest.raises(EngineError, match="log, attempts: 2") as caught:
+    with pytest.raises(EngineError, match=r" \(attempts: 2\); the cause") as caught:
         await completed(engine, planned(planner), {"planner": planner, "retries": 1})
     assert caught.value.status == (503 if failure == 503 else None)
     assert caught.value.attempts == len(engine.requests) == 2

@@ -129,14 +129,15 @@ async def test_who_may_answer_is_asked_again_after_longer_waits(
     assert not any("/v1/chat/completions" in network.paths(name) for name in down)
 
 
-async def test_who_refuses_rests_for_longer_each_time_until_it_answers():
-    network, clock = network_of(a=[404, 404, 400], b=None), Clock()
+async def test_who_refuses_rests_for_longer_each_time_until_it_answers(caplog):
+    network, clock = network_of(a=[404, 404, "refuse", 400], b=None), Clock()
     async with pool_on(network, clock=clock, open_s=10) as pool:
-        for rest_s in (10, 20):
+        for rest_s, state in (10, STATES[404]), (20, STATES[404]), (40, "resting"):
             assert (await pool.complete(asking("x"), replica="a")).replica == "b"
             clock.now += rest_s - 0.1
             await pool.check()  # that it is healthy says nothing of the model
-            assert state_of(pool, "a") == "refuses: 404 Not Found"
+            assert state_of(pool, "a") == state
+            assert f"a rests for {rest_s} s: the" in caplog.text
             clock.now += 0.1
             assert state_of(pool, "a") == "on trial"
         with pytest.raises(EngineError, match="status 400"):
@@ -150,7 +151,7 @@ async def test_each_replica_is_tried_before_any_is_tried_again_so_many_times_at_
         with pytest.raises(EngineError) as info:
             await pool.complete(asking("x", "The question?"), replica="c")
     assert (info.value.status, info.value.attempts) == (503, 5)
-    assert str(info.value).endswith("log, attempts: 5")
+    assert " (attempts: 5); the cause says" in str(info.value)
     assert set(info.value.__notes__[0].split()[3].rstrip(",")) <= set("ab")
     assert sorted(arrivals(network).values()) == [1, 1, 3]
     # nothing while there are others, then longer and longer at the one that is tried again

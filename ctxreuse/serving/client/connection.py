@@ -263,8 +263,7 @@ class EngineConnection:
         kind = getattr(error, "type", None) or getattr(error, "code", None)
         if isinstance(kind, str) and kind.isidentifier() and len(kind) <= _LONGEST_NAME:
             what += f" ({kind})"
-        fault = connection_fault(error)
-        if fault:
+        if fault := connection_fault(error):
             what += f", {fault}"
         broken = error if isinstance(error, BrokenReplyError) else error.__cause__
         if isinstance(broken, BrokenReplyError):

@@ -186,7 +186,7 @@ class EngineClient(FixedSettings, OnePerProcess, AsyncClosing):
             prompt: A plan, or chat messages.
             cache_salt: vLLM's `cache_salt` for this request, instead of the tenant's.
             session_id: The session id of this request, instead of the conversation's.
-            on_first_token: Called when the first token has come.
+            on_first_token: Called when the first token has come; it must not raise.
             leader_first: Whether to wait, 3 seconds at most, for the first token of another call
                 that is about to write a prefix which this one shares; None: for hosted caches only.
             **params: What `chat.completions.create`, or Anthropic's messages, take.

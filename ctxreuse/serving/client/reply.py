@@ -246,18 +246,15 @@ class AnthropicReplyReader(ReplyReader):
     def _delta(self, event: Mapping[str, Any], field: str) -> dict[str, Any]:
         """Return a piece of a content block as OpenAI's protocol says it."""
         piece = checked(event.get(field), dict, field)
-        call: dict[str, Any] = {"index": event.get("index", 0)}
         match piece.get("type"):
             case "text" | "text_delta":
                 return {"content": piece.get("text")}
             case "thinking_delta":
                 return {"reasoning": True}
-            case "tool_use":
-                function = {"name": piece.get("name")}
-                return {"tool_calls": [{**call, "id": piece.get("id"), "function": function}]}
-            case "input_json_delta":
-                function = {"arguments": piece.get("partial_json")}
-                return {"tool_calls": [{**call, "function": function}]}
+            case "tool_use" | "input_json_delta":
+                function = {"name": piece.get("name"), "arguments": piece.get("partial_json")}
+                call = {"index": event.get("index", 0), "id": piece.get("id"), "function": function}
+                return {"tool_calls": [call]}
         return {}
 
     def _take_usage(self, usage: object) -> None:

@@ -189,7 +189,7 @@ class _Door:
         named, shown = scope.conversation_id, "".join(planned.texts if planned else ())
         turns = None if named is None else [{"role": "user", "content": shown}]
         later = ContextRequest((), history=turns, conversation_id=named, tenant=tenant)
-        return await self._relayed(request, raw, planned, plan or later, told)
+        return await self._relayed(request, raw, planned, plan or later, told, fields.get("stream"))
 
     async def _relayed(
         self,
@@ -198,6 +198,7 @@ class _Door:
         planned: PlannedPrompt | None = None,
         prompt: ContextRequest | Plan = _NO_PROMPT,
         told: object = None,
+        streams: object = None,
     ) -> ASGIApp:
         if self._places.locked():
             self._chats.gateway.forget(planned)
@@ -211,7 +212,8 @@ class _Door:
         if self._key:
             headers |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
         limit = asyncio.timeout(self._settings.timeout_s)
-        forward = forwarding.ForwardedRequest(request.method, path, raw, headers, limit, told)
+        begins = limit if streams else None
+        forward = forwarding.ForwardedRequest(request.method, path, raw, headers, begins, told)
         start = partial(self.pool.stream, prompt, forward=forward)
         pieces = self._chats.gateway.astream(planned, start)
         return _Relay(pieces, self._places, limit)
@@ -399,7 +401,7 @@ def _told(request: Request, error: Exception) -> Response:
     elif isinstance(error, TimeoutError):
         status, words = 504, "no answer has begun in time"
     elif isinstance(error, EngineError):
-        status, words = 503 if error.retry_after_s else 502, str(error)
+        status, words = 503 if error.retry_after_s else 502, str(error).partition(";")[0]
         headers = {"retry-after": f"{error.retry_after_s:.0f}"} if error.retry_after_s else {}
     elif isinstance(error, CtxreuseError):
         status, words = 400, chat_bodies.json_words(error)

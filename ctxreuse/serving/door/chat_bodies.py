@@ -209,7 +209,7 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _place_of_documents(messages: Sequence[Mapping[str, Any]]) -> TextPosition:
     """Return which text shows the documents: a system message's that asks, else the question."""
     texts = [(role, at, text) for role, at, text in _texts(messages) if at is not None]
-    asking = [at for _, at, text in texts if _PLACE in text]
+    asking = {at for _, at, text in texts if _PLACE in text}
     places = [at for role, at, _ in texts if role in _INSTRUCTS[1:] and at in asking]
     places = places or [at for role, at, _ in texts if role == "user"]
     if not places:

@@ -30,7 +30,7 @@ class ForwardedRequest(NamedTuple):
     path: str
     content: bytes
     headers: Mapping[str, str]
-    limit: asyncio.Timeout  # until its answer has begun
+    limit: asyncio.Timeout | None  # until a stream has begun; other answers begin when whole
     told: object = None  # what its answer is to say of the plan
 
 
@@ -97,7 +97,7 @@ class ForwardingClient(EngineClient):
                     is_told = usage.prompt_tokens is not None
                     yield AnswerPiece(reader.end(), usage=usage if is_told else None)
         except asyncio.CancelledError:
-            if forward.limit.expired():  # unlike a caller's leaving, the engine's failure
+            if forward.limit and forward.limit.expired():  # unlike a caller's leaving
                 raise TimeoutError("it has not begun to answer in time") from None
             raise
         stream.answer = self._completed(call)

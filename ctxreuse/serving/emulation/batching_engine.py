@@ -152,7 +152,7 @@ class BatchingEngine:
         self.generated_tokens += len(self._decoding)
         finished, progressed = [], []
         while self._decoding and self._decoding[0][0] <= self._step:
-            _, _, request = heapq.heappop(self._decoding)
+            request = heapq.heappop(self._decoding)[2]
             if request.last_step <= self._step:
                 self._leave_cache(request, request.answer)
                 finished.append(request)

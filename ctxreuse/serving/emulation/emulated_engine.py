@@ -377,14 +377,12 @@ class EmulatedReply:
 
     def __post_init__(self) -> None:
         body = self.body
-        self.streams = bool(body.get("stream"))
+        self.streams = body.get("stream")
         self.is_full = self.breaks
         self._limit: int | None = body.get("max_completion_tokens") or body.get("max_tokens")
-        self._returns_tokens = bool(body.get("return_token_ids"))
+        self._returns_tokens = body.get("return_token_ids")
         self._has_begun = False
-        self._finish_reason = "stop"
         self._text = ""
-        self._tokens: list[int] = []
         self._calls: list[ToolCall] = []
 
     def take(self, part: str | ToolCall) -> bytes:

@@ -34,7 +34,7 @@ class WordTokenizer:
 
     def ids(self, text: str) -> list[int]:
         """Return a text's token ids."""
-        return list(map(_id_of, self._piece.findall(text)))
+        return list(map(_id_of, self.pieces(text)))
 
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> WordEncoding:
         """Return a text's tokens as other tokenizers do; there are no special ones to add."""

@@ -8,6 +8,7 @@ to be planned with, and have a lane of their own. The two lanes take turns.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
 from typing import TypeAlias
@@ -201,11 +202,9 @@ class AdmissionSlot:
         with queue.lock:
             admission._window_elapsed &= bool(queue.arrived)
         if len(queue.arrived) > PLANNED_ON_THE_LOOP:
-            try:
+            with suppress(RuntimeError):  # its loop is closing or closed; others wait in theirs
                 asyncio.get_running_loop().run_in_executor(None, admission._admit)
                 return
-            except RuntimeError:  # its event loop is closing or closed; others wait in theirs
-                pass
         admission._admit()
 
 

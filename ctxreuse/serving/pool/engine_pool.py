@@ -313,7 +313,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
             session_id: As in `EngineClient.complete`.
             limit_s: Seconds for a replica's answer, as `timeout_s` of a client, which None leaves
                 it to.
-            on_first_token: Called when the first token has come.
+            on_first_token: Called when the first token has come; it must not raise.
             **params: As in `EngineClient.complete`.
 
         Raises:

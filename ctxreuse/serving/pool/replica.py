@@ -274,11 +274,10 @@ class Replica:
 
     async def check_health(self, limit_s: float) -> bool:
         """Ask the engine whether it is ready; the circuit of one that is not opens at once."""
-        answered, is_silent = self._answered, False
+        answered, is_ready, is_silent = self._answered, True, False
         try:
             async with asyncio.timeout(limit_s):
                 await self.client().check_health()
-            is_ready = True
         except EngineError as error:
             # 404: it answers, and knows no such route
             is_ready = status_rule(error.status, error.retry_after_s) is not FAILS
@@ -414,8 +413,8 @@ class Replica:
             if rule is WORKS:
                 self._circuit.succeed()
             elif rule is FAILS:
+                self._rests_as = OPEN
                 if self._circuit.fail(self._clock(), error):
-                    self._rests_as = OPEN
                     self._to_note.append(self._reset)
             elif is_trial:  # this tells nothing of the requests that failed
                 self._circuit.abandon()
@@ -473,19 +472,17 @@ class CircuitBreaker:
         self._has_trial = False
 
     def fail(self, now: float, why: object, at_once: bool = False) -> bool:
-        """Note that a request was not answered; return whether that opened the circuit."""
+        """Note that a request was not answered; return whether that opened a closed circuit."""
         self._failures += 1
-        if self._opened_at is not None:
-            if self.state(now) == HALF_OPEN:
-                self._open_s = max(self._open_s, min(2 * self._open_s, _LONGEST_OPEN_S))
-                self._opened_at = now
-                self._has_trial = False
+        state = self.state(now)
+        if state == OPEN or (state == CLOSED and not at_once and self._failures < self._limit):
             return False
-        if self._failures < self._limit and not at_once:
-            return False
+        if state == HALF_OPEN:
+            self._open_s = max(self._open_s, min(2 * self._open_s, _LONGEST_OPEN_S))
+            self._has_trial = False
         self._opened_at = now
         _log.warning("%s rests for %.0f s: %s", self._name, self._open_s, why)
-        return True
+        return state == CLOSED
 
     def abandon(self) -> None:
         """Note that a request was cancelled, so that it does not tell whether the engine works."""

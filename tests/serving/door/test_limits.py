@@ -96,18 +96,19 @@ async def test_headers_are_bounded():
     assert isinstance(refused, httpx.TransportError) or refused.status_code == 400
 
 
-async def test_an_engine_that_does_not_begin_in_time_has_failed_and_rests(caplog):
+@pytest.mark.parametrize(("stream", "state"), [(True, "resting"), (False, "up")])
+async def test_an_engine_that_does_not_begin_a_stream_in_time_has_failed(stream, state, caplog):
     holding = Holding()
-    async with served(holding, EmulatedEngine(), timeout_s=0.3) as door:
+    async with served(holding, timeout_s=0.3) as door:
         host = door.engines[0].url.removeprefix("http://")
-        asked = [door.post(CHAT, json=asking(f"{n:x}")) for n in range(16)]
-        late = [one for one in await asyncio.gather(*asked) if one.status_code != 200]
+        asked = [door.post(CHAT, json=asking("ab", stream=stream)) for _ in range(4)]
+        late = await asyncio.gather(*asked)
         await asyncio.wait_for(holding.left.wait(), 5)
-        assert (await door.get("/readyz")).json()["engines"][host] == "resting"
-        assert f'replica="{host}"}} {len(late)}.0' in (await door.get("/metrics")).text
+        assert (await door.get("/readyz")).json()["engines"][host] == state
+        assert f'replica="{host}"}} {4.0 * stream}' in (await door.get("/metrics")).text
     assert {one.status_code for one in late} == {504}
     assert "in time" in error_of(late[0])["message"]
-    assert f"{host} rests for 10 s: it has not begun to answer in time" in caplog.text
+    assert (f"{host} rests for 10 s: it has not begun to answer" in caplog.text) is stream
 
 
 async def test_a_body_that_does_not_come_is_given_up():
@@ -164,7 +165,7 @@ async def test_an_engine_that_dies_is_the_pools_matter():
         await door.engines[1].die()
         down = await door.post(CHAT, json=asking("abc"))
     assert down.status_code == 502
-    assert "did not answer" in error_of(down)["message"]
+    assert error_of(down)["message"].endswith("connection refused (attempts: 3)")
 
 
 async def test_a_redirect_takes_no_prompt_elsewhere():
@@ -235,7 +236,7 @@ HOSTILE = {
     "placeholder in a document": chat(documents=[{"text": "{documents} a"}, {"text": "b"}]),
     "no user": message("x", role="assistant"),
     "long role": message("x", role="r" * 100_000),
-    "10,000 messages": chat(messages=[{"role": "user", "content": "x"}] * 10_000),
+    "messages that ask": chat(messages=[{"role": "system", "content": "{documents}"}] * 40_000),
     "long template": json.dumps({"documents": documents("a"), "template": "{" * 50_000}).encode(),
     "template of numbers": b'{"documents": [{"text": "a", "n": %s}], "template": "{n}"}'
     % HUGE[:4_000],
