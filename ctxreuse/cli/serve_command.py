@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Any
 
 from ctxreuse.cli.terminal import put, say
 from ctxreuse.context.fork_safety import importing_late
-from ctxreuse.errors import InvalidRequestError, MissingExtraError
+from ctxreuse.errors import InvalidRequestError, MissingExtraError, describe
 from ctxreuse.measure.options import CACHES, option
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.cache_rules import cache_profile
@@ -83,6 +84,10 @@ class ServeCommand:
             return put(app.hashed_key(sys.stdin.readline().strip(), secret))
         if not self.engines:
             raise InvalidRequestError("name at least one engine: --engine http://127.0.0.1:8000")
+        if not re.fullmatch(r"[\w-]*", self.tenant_header, re.ASCII):
+            raise InvalidRequestError(
+                f"--tenant-header {describe(self.tenant_header)}: give a name such as x-tenant"
+            )
         app.read_keys(self.keys, secret)
         cache_profile(self.cache)  # raises, as do the others, before anything is begun
         if self.shared_log:

@@ -54,12 +54,15 @@ def read_documents(given: object, template: object = None) -> list[ContextBlock]
     if isinstance(template, str) and "{text}" not in template:
         raise InvalidRequestError(f"template must hold {{text}}, not {describe(template)}")
     listed = checked_each("documents", given, dict, "an object with a text")
-    read = [ContextBlock(id=one.get("id"), text=_shown(one, template)) for one in listed]  # type: ignore[arg-type]
+    read = [
+        ContextBlock(id=one.get("id"), text=_shown(one, template, place))  # type: ignore[arg-type]
+        for place, one in enumerate(listed)
+    ]
     return [one for one in read if one.text.strip()]
 
 
-def _shown(given: Mapping[str, Any], template: Any) -> str:
-    checked_kind("a document's text", given.get("text"), str, "a string")
+def _shown(given: Mapping[str, Any], template: Any, place: int) -> str:
+    checked_kind(f"documents[{place}].text", given.get("text"), str, "a string")
     if template is None:
         template = "{title}\n{text}" if given.get("title") else "{text}"
 
@@ -92,8 +95,8 @@ class PromptBody(NamedTuple):
         if named is None and not any(name in body for name in OURS):
             return None
         tells = checked_kind("ctxreuse", body.get("ctxreuse"), (bool, NoneType), "true or false")
-        if named is not None:
-            checked_id("conversation", named)
+        # one for all who have none would show them each other's documents; 5 is "5" in the header
+        named = None if named in (None, "") else str(checked_id("conversation", named))
         checked_each("messages", body.get("messages"), dict, "an object")
         documents = read_documents(body.get("documents") or [])
         fields = {name: one for name, one in body.items() if name not in OURS}
@@ -155,7 +158,7 @@ class ChatPlanner:
             else:
                 shown = (keeps and self._shown.get(tenant, key)) or text
                 if shown == text and role in _INSTRUCTS:
-                    shown = text.replace(_PLACE, "")
+                    shown = text.replace(_PLACE, "", 1)
             parts.append(PromptPart(role, shown))
         beside = json.dumps(body.fields["tools"]) if body.fields.get("tools") else ""
         scope = RequestScope(tenant or None, body.conversation)
@@ -170,8 +173,7 @@ class ChatPlanner:
             forms, keeps = [Form(one.text, one, kind="labelled") for one in blocks], False
         shown = joined_forms(forms, texts, "\n\n", tenant, templates, labels=keeps, ids=ids)
         if _PLACE in text:
-            before, _, behind = text.partition(_PLACE)
-            return before + shown + behind.replace(_PLACE, "")
+            return text.replace(_PLACE, shown, 1)  # further ones are users' words
         return f"{shown}\n\n{text}" if text else shown
 
 

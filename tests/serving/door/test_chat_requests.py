@@ -58,7 +58,7 @@ async def test_documents_stand_where_the_prompt_asks_for_them(messages):
     before, place, behind = whole.partition("<{documents}>")
     assert place
     assert sent.startswith(before.replace("Of {documents}", "Of "))
-    assert sent.endswith(f">{behind}".replace("{documents}", ""))
+    assert sent.endswith(f">{behind}".replace("is {documents}", "is "))
 
 
 async def test_a_question_with_a_picture_gets_its_documents_in_front_of_its_text():
@@ -90,6 +90,18 @@ async def test_a_conversation_is_shown_again_as_it_was_and_repeats_nothing():
     assert three["messages"][:3] == two["messages"]
     assert three["messages"][-1] == {"role": "user", "content": "Three?"}
     assert "conversation" not in three
+
+
+async def test_an_empty_name_is_no_conversation_and_a_number_its_digits():
+    messages = [{"role": "user", "content": "{documents}\n\nHi"}]
+    async with served(EmulatedEngine()) as door:
+        for name in ("", 5):
+            said = (await door.chat("ab", messages=messages, conversation=name))["choices"][0]
+            later = [*messages, said["message"], {"role": "user", "content": "Two?"}]
+            headers = {"x-conversation-id": str(name)}
+            await door.post(CHAT, json=asking(messages=later), headers=headers)
+        _, unnamed, first, second = [one["messages"][0]["content"] for one in door.bodies()]
+    assert (unnamed, second) == ("\n\nHi", first)
 
 
 @pytest.mark.parametrize("cache", ["openai", "anthropic"])
@@ -307,7 +319,7 @@ async def test_a_body_of_anthropics_protocol_with_a_system_text(documents_):
 
 
 @pytest.mark.parametrize("given", [{"documents": []}, {"conversation": "c"}, {"documents": "ab"}])
-async def test_no_placeholder_reaches_the_model_and_no_document_is_changed(given):
+async def test_only_the_first_placeholder_of_a_message_is_ours_and_no_document_is_changed(given):
     if given.get("documents"):
         given = {"documents": documents("ab")}
         given["documents"][0]["text"] += "See {documents}."
@@ -316,6 +328,6 @@ async def test_no_placeholder_reaches_the_model_and_no_document_is_changed(given
     async with served(EmulatedEngine()) as door:
         await door.chat(messages=messages, **given)
         shown = [one["content"] for one in door.bodies()[0]["messages"]]
-    assert shown[1] == "\n\nWhich? "
-    assert "".join(shown).count("{documents}") == bool(given.get("documents"))
-    assert shown[0].endswith("Which? ")
+    assert shown[1] == "\n\nWhich? {documents}"
+    assert "".join(shown).count("{documents}") == 2 + bool(given.get("documents"))
+    assert shown[0].endswith("Which? {documents}")
