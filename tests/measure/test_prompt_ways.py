@@ -28,7 +28,7 @@ from mem0_stores import FakeMemory  # sets what mem0 reads when it is imported
 from planning_helpers import tokenizer_file
 from prompt_programs import Asked, AskedLLM, Engine, ask_workflow, llm_on, model_on, recorded
 
-from ctxreuse import ReusePlanner
+from ctxreuse import ReusePlanner, request_context
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import SavingsVerdict, verdict
@@ -472,3 +472,20 @@ def test_the_next_step_names_the_planner_that_was_measured(recording_with_headin
 def test_instructions_before_the_documents_are_a_part_of_the_bill(tmp_path):
     recorded(tmp_path, chain("Help them. " * 500 + "{context}\n\n{question}", ""))
     assert said_of(tmp_path, cache="openai").is_gain  # documents alone are below the minimum
+
+
+@pytest.mark.parametrize(("keeps", "hash_only"), [(True, False), (False, False), (False, True)])
+def test_a_chat_may_keep_its_questions_without_their_documents(tmp_path, keeps, hash_only):
+    def run(engine: Engine, is_changed: bool) -> None:
+        for number in range(12):
+            messages: list[tuple[str, str]] = []
+            for turn in range(3):
+                with request_context(conversation_id=f"chat {number}"):
+                    found = Retriever().invoke(f"number {number + turn}")
+                    shown = "\n\n".join([*(one.page_content for one in found), "Which is it?"])
+                    said = model_on(engine, is_changed).invoke([*messages, ("user", shown)])
+                messages += [("user", shown if keeps else "Which is it?"), ("ai", said.content)]
+
+    recorded(tmp_path, run, hash_only=hash_only)
+    is_short = "shorter than the minimum" in said_of(tmp_path, cache="openai").sentence
+    assert is_short != keeps
