@@ -291,11 +291,10 @@ def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 
 def _documents(trace: _CheckedTrace) -> Iterator[LintFinding]:
-    changing, tally = trace.changing, _Evidence()
+    changing = trace.changing
     if changing is None:
         return
-    for position, tokens in changing.tokens.items():
-        tally.append((trace.requests[position], tokens))
+    tally = [(trace.requests[at], tokens) for at, tokens in changing.tokens.items()]
     remedy = sentence(changing.remedy)
     yield trace.finding("documents whose text changes", tally, str(changing), remedy)
 

@@ -127,17 +127,20 @@ def by_hand(engine: Engine, is_changed: bool) -> None:
         model.invoke("\n\n".join([*texts, f"Which is number {number}?"]))
 
 
-def chats(engine: Engine, is_changed: bool) -> None:
+def chats(engine: Engine, is_changed: bool, *, keeps: bool = True) -> None:
     told = "File: {source}\n{page_content}"
     model = model_on(engine, is_changed)
     messages: list[tuple[str, str]] = []
     for number in range(len(FOUND)):
         messages = [] if number % 5 == 0 else messages
-        found = Retriever().invoke(f"number {number}")
+        with request_context(conversation_id=f"chat {number // 5}"):
+            found = Retriever().invoke(f"number {number}")
         by_hand = (told.format(page_content=x.page_content, **x.metadata) for x in found)
         context = format_context(found, told, labels=True) if is_changed else "\n\n".join(by_hand)
-        messages.append(("user", f"{context}\n\nWhich is number {number}?"))
-        messages.append(("assistant", model.invoke(messages).content))
+        question = f"Which is number {number}?"
+        asked = ("user", f"{context}\n\n{question}")
+        answer = model.invoke([*messages, asked]).content
+        messages += [asked if keeps else ("user", question), ("assistant", answer)]
 
 
 def agent(engine: Engine, is_changed: bool) -> None:
@@ -476,16 +479,6 @@ def test_instructions_before_the_documents_are_a_part_of_the_bill(tmp_path):
 
 @pytest.mark.parametrize(("keeps", "hash_only"), [(True, False), (False, False), (False, True)])
 def test_a_chat_may_keep_its_questions_without_their_documents(tmp_path, keeps, hash_only):
-    def run(engine: Engine, is_changed: bool) -> None:
-        for number in range(12):
-            messages: list[tuple[str, str]] = []
-            for turn in range(3):
-                with request_context(conversation_id=f"chat {number}"):
-                    found = Retriever().invoke(f"number {number + turn}")
-                    shown = "\n\n".join([*(one.page_content for one in found), "Which is it?"])
-                    said = model_on(engine, is_changed).invoke([*messages, ("user", shown)])
-                messages += [("user", shown if keeps else "Which is it?"), ("ai", said.content)]
-
-    recorded(tmp_path, run, hash_only=hash_only)
+    recorded(tmp_path, partial(chats, keeps=keeps), hash_only=hash_only)
     is_short = "shorter than the minimum" in said_of(tmp_path, cache="openai").sentence
     assert is_short != keeps

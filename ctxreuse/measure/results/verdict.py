@@ -271,14 +271,12 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
     if bound < LEAST_SHARE:
         return f"hardly any block comes again: {bound:.1%} of the block tokens", _NO_STEP
     size = saving.run.capacity_tokens
-    larger = [
-        one
-        for one in savings
-        if one.run.policy == saving.run.policy
-        and size is not None
+    if size is not None and any(
+        one.is_worth_it
+        and one.run.policy == saving.run.policy
         and (one.run.capacity_tokens is None or one.run.capacity_tokens > size)
-    ]
-    if any(one.is_worth_it for one in larger):
+        for one in savings
+    ):
         return "the cache has lost blocks before they come again", _LARGER_CACHE_STEP
     if _served(saving) >= bound - LEAST_SHARE:
         return (
