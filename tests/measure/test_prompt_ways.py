@@ -480,5 +480,6 @@ def test_instructions_before_the_documents_are_a_part_of_the_bill(tmp_path):
 @pytest.mark.parametrize(("keeps", "hash_only"), [(True, False), (False, False), (False, True)])
 def test_a_chat_may_keep_its_questions_without_their_documents(tmp_path, keeps, hash_only):
     recorded(tmp_path, partial(chats, keeps=keeps), hash_only=hash_only)
-    is_short = "shorter than the minimum" in said_of(tmp_path, cache="openai").sentence
-    assert is_short != keeps
+    said = said_of(tmp_path, cache="openai")
+    assert ("shorter than the minimum" not in said.sentence) == keeps
+    assert ("after format_context(..., labels=True)" in said.next_step) == keeps

@@ -203,9 +203,10 @@ def _figures(results: Results, saving: Saving) -> dict[str, Any]:
             "prefill_tokens_per_s": rate,
             "seconds_per_1000_requests": rate and round(saving.a_thousand(saving.tokens) / rate, 3),
         }
-    money = None if prices is None else round(saving.money(prices), 6)
-    known = None if prices is None else prices.as_json()
-    return figures | {"prices": known, "money_per_1000_requests": money}
+    return figures | {
+        "prices": prices and prices.as_json(),
+        "money_per_1000_requests": prices and round(saving.money(prices), 6),
+    }
 
 
 def _compared(results: Results) -> list[RunResult]:
@@ -307,7 +308,8 @@ def _step_of_bill(results: Results, saving: Saving) -> str:
             f"collect requests, plan them together, {planner}.plan_batch(requests), and send the "
             "plans in their order."
         )
-    adapters = "ReuseChatModel (LangChain), ReuseLLM (LlamaIndex) or EngineClient"
+    labels = " after format_context(..., labels=True)" * saving.run.deduplicated
+    adapters = f"ReuseChatModel (LangChain), ReuseLLM (LlamaIndex){labels} or EngineClient"
     if not cache.marks:
         return f"plan with {planner}, alone or in {adapters}."
     form = '"anthropic"' if mark_field(cache) == "cache_control" else ""

@@ -142,13 +142,15 @@ class SeenPrompt(NamedTuple):
             for number, at in reversed(self.pieces.items())
             for one, form in zip(at, shown_forms(parts[number].text, at), strict=True)
         }
-        told: dict[str, Any] = {"shown": shown, "framework": self.prompt.framework}
-        told |= {"conversation_id": None} if is_alone else {}
-        if is_alone or all(one.role != "assistant" for one in parts[:first]):
-            text = parts[first].text[: self.pieces[first][0].start]
-            before = [self.prompt.beside, *(one.text for one in parts[:first]), text]
-            told["front"] = "\n".join(before).strip()
-        return told
+        text = parts[first].text[: self.pieces[first][0].start]
+        before = [self.prompt.beside, *(one.text for one in parts[:first]), text]
+        is_known = is_alone or all(one.role != "assistant" for one in parts[:first])
+        return {
+            "shown": shown,
+            "framework": self.prompt.framework,
+            "front": "\n".join(before).strip() if is_known else None,
+            **({"conversation_id": None} if is_alone else {}),
+        }
 
 
 def seen_prompts(
