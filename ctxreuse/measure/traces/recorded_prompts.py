@@ -207,10 +207,7 @@ def with_place(form: str, place: int) -> str:
 def read_recording(
     trace: str, corpus: str | None = None
 ) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], list[SeenPrompt]]:
-    """Read a trace, its blocks and, of a recording, its prompts and what they say of requests.
-
-    Turns of a conversation whose prompts show no earlier turn's documents are requests of none.
-    """
+    """Read a trace, its blocks and prompts; turns that show no earlier documents are of no chat."""
     blocks, requests = read_requests(trace, corpus)
     prompts = list(seen_prompts(read_prompts(trace_path(trace), blocks), requests))
     found = {name: one for one in reversed(prompts) if one.pieces for name in one.retrieved}
@@ -219,11 +216,11 @@ def read_recording(
     for one in requests:
         if one.turn and one.request_id in found:
             shown_in[one.tenant, one.conversation_id].add(len(found[one.request_id].pieces))
-    told_of = list[TraceRequest]()
-    for one in requests:
-        is_alone, seen = shown_in[one.tenant, one.conversation_id] == {1}, found.get(one.request_id)
-        told_of.append(replace(one, **seen.told(is_alone=is_alone)) if seen else one)
-    return blocks, told_of, prompts
+    for at, one in enumerate(requests):
+        if seen := found.get(one.request_id):
+            is_alone = shown_in[one.tenant, one.conversation_id] == {1}
+            requests[at] = replace(one, **seen.told(is_alone=is_alone))
+    return blocks, requests, prompts
 
 
 def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> Iterator[RecordedPrompt]:
