@@ -65,8 +65,8 @@ class EstimateCommand(PrintsJson, EstimateConfig):
     """Say what would be saved of a recording or a trace, and which change saves it.
 
     A recording of LangChain or LlamaIndex has whole prompts. They are replayed as they are, and
-    with each change that applies. Of a trace, only the documents are replayed, and each turn of a
-    conversation is answered "OK.".
+    with each change that applies. Of a trace, and for a provider's bill, only the documents are
+    replayed, and each turn of a conversation is answered "OK.".
 
     `ctxreuse estimate recording --cache openai --prices prices.json` shows the bill of a hosted
     model: as sent today, with breakpoints, and planned.

@@ -343,12 +343,11 @@ class ExplainCommand:
         with progress("comparing", len(planned)) as advance:
             every = explain_plan(planned, blocks, cache=profile)
             explained = list(simulation.counted(every, advance))
-        if wanted is not None:
-            explained = [one for one in explained if str(one.request_id) == wanted]
         if wanted is None and not self.as_json:
             return show(explanation_output(explained, self.worst))
         for one in explained:
-            words = [f"{well_formed(str(one.request_id))}: {one.cause}", one.words]
-            told = json.dumps(explanation_json(one))
-            put(told if self.as_json else "\n".join(filter(None, words)))
+            if wanted in (None, str(one.request_id)):
+                words = [f"{well_formed(str(one.request_id))}: {one.cause}", one.words]
+                told = json.dumps(explanation_json(one))
+                put(told if self.as_json else "\n".join(filter(None, words)))
         return None

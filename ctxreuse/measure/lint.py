@@ -146,7 +146,7 @@ class _Request:
 
     @property
     def front(self) -> Hashable:
-        return (self.root, self.sent.tools, self.traced.system)
+        return (self.root, self.sent.tools, self.traced.system, self.traced.front)
 
     @property
     def root(self) -> Hashable:
@@ -243,17 +243,21 @@ def _named(number: int, traced: TraceRequest) -> str:
 def _request(number: int, traced: TraceRequest, explanation: Explanation) -> _Request:
     sent = traced.sent or SentCall()
     system = sent.system_tokens
-    front = sent.tool_tokens + (estimate_tokens(traced.system or "") if system is None else system)
+    if system is None:
+        system = estimate_tokens(traced.system or traced.front or "")
+    front = sent.tool_tokens + system
     blocks = sum(map(block_tokens, traced.blocks))
     prompt = front + sent.history_tokens + blocks + estimate_tokens(traced.query)
     return _Request(number, traced, explanation, sent, front, prompt)
 
 
 def _unknown(trace: _CheckedTrace) -> Iterator[str]:
-    blind = sum(one.traced.sent is None for one in trace.requests)
+    blind = [one.traced for one in trace.requests if one.traced.sent is None]
     if blind:
+        is_whole = all(one.framework for one in blind)  # so that histories have been seen
+        what = "tools and breakpoints" if is_whole else "tools, breakpoints and history"
         yield (
-            f"tools, breakpoints and history of {counted(blind)}; record what clients send: "
+            f"{what} of {counted(len(blind))}; record what clients send: "
             "ctxreuse record --source openai (or anthropic) -o recording app.py"
         )
     if hides_texts(one.traced for one in trace.requests):
@@ -277,7 +281,7 @@ def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
                 rest = hidden or estimate_tokens(text[variation.at :])
                 tokens = rest + one.lost(Cause.other_system, Cause.other_order)
                 # behind it the front goes on; a first paragraph stands behind the front
-                before = one.front_tokens - (rest if variation.part == "system text" else 0)
+                before = one.front_tokens - rest * (variation.part != "first paragraph")
                 if before + tokens >= trace.cache.least_tokens:
                     tally.append((one, tokens))
             seen.add(text)
@@ -287,11 +291,10 @@ def _volatile(trace: _CheckedTrace) -> Iterator[LintFinding]:
 
 
 def _documents(trace: _CheckedTrace) -> Iterator[LintFinding]:
-    changing, tally = trace.changing, _Evidence()
+    changing = trace.changing
     if changing is None:
         return
-    for position, tokens in changing.tokens.items():
-        tally.append((trace.requests[position], tokens))
+    tally = [(trace.requests[at], tokens) for at, tokens in changing.tokens.items()]
     remedy = sentence(changing.remedy)
     yield trace.finding("documents whose text changes", tally, str(changing), remedy)
 
@@ -333,7 +336,8 @@ def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
         )
         if cause is Cause.other_system and one.traced.front and not one.traced.system:
             continue  # words before the documents are no system text
-        if cause in _BY_CAUSE and one.lost(cause) and not is_told:
+        is_kept = one.prompt_tokens >= trace.cache.least_tokens
+        if cause in _BY_CAUSE and one.lost(cause) and is_kept and not is_told:
             tallies[cause].append((one, one.lost(cause)))
     for cause, tally in tallies.items():
         one, _ = max(tally, key=itemgetter(1))

@@ -143,6 +143,7 @@ def test_documents_in_another_order_are_found():
         "request 1 “Question 0?” behind 0 of its 3, and 1,800 tokens are computed again"
     )
     assert "plan_batch" in one.remedy
+    assert found(trace, cache_profile("anthropic(minimum=4096)")) == []  # none is kept
 
 
 def test_progress_is_told_and_requests_are_named_by_their_questions_not_by_their_ids():
@@ -288,6 +289,8 @@ def test_what_a_trace_does_not_say_is_not_known_and_no_finding():
     ]
     assert report.verdict.startswith("Nothing found in 3 requests")
     assert lint([], {}) == LintReport([], 0, 0, "vllm", report.unknown[1:])
+    whole = [replace(one, framework="langchain") for one in trace]
+    assert lint(whole, CORPUS).unknown[0].startswith("tools and breakpoints of 3 requests;")
 
 
 def test_whether_documents_change_is_not_known_of_a_recording_without_texts():

@@ -28,7 +28,7 @@ from mem0_stores import FakeMemory  # sets what mem0 reads when it is imported
 from planning_helpers import tokenizer_file
 from prompt_programs import Asked, AskedLLM, Engine, ask_workflow, llm_on, model_on, recorded
 
-from ctxreuse import ReusePlanner
+from ctxreuse import ReusePlanner, request_context
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import SavingsVerdict, verdict
@@ -127,17 +127,20 @@ def by_hand(engine: Engine, is_changed: bool) -> None:
         model.invoke("\n\n".join([*texts, f"Which is number {number}?"]))
 
 
-def chats(engine: Engine, is_changed: bool) -> None:
+def chats(engine: Engine, is_changed: bool, *, keeps: bool = True) -> None:
     told = "File: {source}\n{page_content}"
     model = model_on(engine, is_changed)
     messages: list[tuple[str, str]] = []
     for number in range(len(FOUND)):
         messages = [] if number % 5 == 0 else messages
-        found = Retriever().invoke(f"number {number}")
+        with request_context(conversation_id=f"chat {number // 5}"):
+            found = Retriever().invoke(f"number {number}")
         by_hand = (told.format(page_content=x.page_content, **x.metadata) for x in found)
         context = format_context(found, told, labels=True) if is_changed else "\n\n".join(by_hand)
-        messages.append(("user", f"{context}\n\nWhich is number {number}?"))
-        messages.append(("assistant", model.invoke(messages).content))
+        question = f"Which is number {number}?"
+        asked = ("user", f"{context}\n\n{question}")
+        answer = model.invoke([*messages, asked]).content
+        messages += [asked if keeps else ("user", question), ("assistant", answer)]
 
 
 def agent(engine: Engine, is_changed: bool) -> None:
@@ -472,3 +475,11 @@ def test_the_next_step_names_the_planner_that_was_measured(recording_with_headin
 def test_instructions_before_the_documents_are_a_part_of_the_bill(tmp_path):
     recorded(tmp_path, chain("Help them. " * 500 + "{context}\n\n{question}", ""))
     assert said_of(tmp_path, cache="openai").is_gain  # documents alone are below the minimum
+
+
+@pytest.mark.parametrize(("keeps", "hash_only"), [(True, False), (False, False), (False, True)])
+def test_a_chat_may_keep_its_questions_without_their_documents(tmp_path, keeps, hash_only):
+    recorded(tmp_path, partial(chats, keeps=keeps), hash_only=hash_only)
+    said = said_of(tmp_path, cache="openai")
+    assert ("shorter than the minimum" not in said.sentence) == keeps
+    assert ("after format_context(..., labels=True)" in said.next_step) == keeps

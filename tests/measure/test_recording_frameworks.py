@@ -369,7 +369,7 @@ def test_each_chat_engine_has_conversations_of_its_own(tmp_path):
             pass
         one.reset()
         one.chat("ef")
-    trace = read_recording(str(tmp_path))[1]
+    trace = recorded(tmp_path)[1]
     assert [(one.conversation_id, one.turn) for one in trace] == [
         ("chat-1", 0),
         ("chat-2", 0),

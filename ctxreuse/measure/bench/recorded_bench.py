@@ -87,7 +87,7 @@ def bench_recording(
     blocks, trace, _ = read_recording(config.recording, config.corpus)
     trace = trace[: config.requests]
     if config.independent:
-        trace = [replace(one, conversation_id=None, turn=0) for one in trace]
+        trace = [replace(one, conversation_id=None) for one in trace]
     if not trace:
         raise InputFileError(f"{config.recording}: holds no requests; record some")
     for one in trace:

@@ -104,7 +104,7 @@ def measure_savings(
     check_own_engine(profile, "capacity_tokens and prefill_rate", smaller, asked.prefill_rate)
     blocks, requests, prompts = read_recording(asked.trace, asked.corpus)
     if asked.independent:
-        requests = [replace(one, conversation_id=None, turn=0) for one in requests]
+        requests = [replace(one, conversation_id=None) for one in requests]
     recorded, changing, causes = requests, changing_documents(requests), list[FirstCause]()
     if changing is not None:  # it is said what comes of it once they are mended; so of fronts
         causes.append(FirstCause(str(changing), changing.remedy))
@@ -123,10 +123,11 @@ def measure_savings(
         runs = list(estimate(replay, sizes, tried))
     names = {run.policy for run in runs}
     too_large = "; ".join(one.name for one in tried if one.name not in names)
-    of_prompts = None
+    of_prompts, size = None, next(iter(smaller), None)
     if runs[0].bill is None and not asked.independent and not profile.takes_primes:
-        size, best = next(iter(smaller), None), asked.keep_best
-        planner = partial(ReusePlanner, cache=profile, keep_best=best, capacity_tokens=size)
+        planner = partial(
+            ReusePlanner, cache=profile, keep_best=asked.keep_best, capacity_tokens=size
+        )
         of_prompts = measured_ways(prompts, recorded, planner, size, changing, encoder, progress)
         if prompts and of_prompts is None:
             causes.append(FirstCause(_UNKNOWN.format(len(prompts)), _RENDER))
@@ -146,7 +147,7 @@ def measure_savings(
             *((_SHORT,) if of_prompts and encoder is None and summary.is_short(profile) else ()),
             *(_bill_notes(requests) if runs[0].bill is not None else ()),
         ),
-        cache_tokens=next(iter(smaller), None),
+        cache_tokens=size,
         prefill_tokens_per_s=None if profile.lives else rate,
         prices=prices,
         cache=profile,

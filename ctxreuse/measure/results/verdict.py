@@ -203,9 +203,10 @@ def _figures(results: Results, saving: Saving) -> dict[str, Any]:
             "prefill_tokens_per_s": rate,
             "seconds_per_1000_requests": rate and round(saving.a_thousand(saving.tokens) / rate, 3),
         }
-    money = None if prices is None else round(saving.money(prices), 6)
-    known = None if prices is None else prices.as_json()
-    return figures | {"prices": known, "money_per_1000_requests": money}
+    return figures | {
+        "prices": prices and prices.as_json(),
+        "money_per_1000_requests": prices and round(saving.money(prices), 6),
+    }
 
 
 def _compared(results: Results) -> list[RunResult]:
@@ -271,14 +272,12 @@ def _reason(results: Results, saving: Saving, savings: Sequence[Saving]) -> tupl
     if bound < LEAST_SHARE:
         return f"hardly any block comes again: {bound:.1%} of the block tokens", _NO_STEP
     size = saving.run.capacity_tokens
-    larger = [
-        one
-        for one in savings
-        if one.run.policy == saving.run.policy
-        and size is not None
+    if size is not None and any(
+        one.is_worth_it
+        and one.run.policy == saving.run.policy
         and (one.run.capacity_tokens is None or one.run.capacity_tokens > size)
-    ]
-    if any(one.is_worth_it for one in larger):
+        for one in savings
+    ):
         return "the cache has lost blocks before they come again", _LARGER_CACHE_STEP
     if _served(saving) >= bound - LEAST_SHARE:
         return (
@@ -309,7 +308,8 @@ def _step_of_bill(results: Results, saving: Saving) -> str:
             f"collect requests, plan them together, {planner}.plan_batch(requests), and send the "
             "plans in their order."
         )
-    adapters = "ReuseChatModel (LangChain), ReuseLLM (LlamaIndex) or EngineClient"
+    labels = " after format_context(..., labels=True)" * saving.run.deduplicated
+    adapters = f"ReuseChatModel (LangChain), ReuseLLM (LlamaIndex){labels} or EngineClient"
     if not cache.marks:
         return f"plan with {planner}, alone or in {adapters}."
     form = '"anthropic"' if mark_field(cache) == "cache_control" else ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -125,7 +126,7 @@ class SeenPrompt(NamedTuple):
     """A prompt, and the documents in its parts, those of messages that are no answers."""
 
     prompt: RecordedPrompt
-    pieces: Mapping[int, Sequence[DocumentPiece]]
+    pieces: dict[int, Sequence[DocumentPiece]]
     outside: Sequence[TraceRequest]  # that were recorded since the prompt before
 
     @property
@@ -133,15 +134,23 @@ class SeenPrompt(NamedTuple):
         """The requests whose documents it shows: searches of stores and of Mem0 are of no run."""
         return self.prompt.retrieved or [one.request_id for one in self.outside]
 
-    @property
-    def front(self) -> str | None:
-        """What stands before the documents; None where it shows none, or behind an answer."""
-        first = min(self.pieces, default=0)
-        before = self.prompt.parts[:first]
-        if not self.pieces or any(one.role == "assistant" for one in before):
-            return None
-        text = self.prompt.parts[first].text[: self.pieces[first][0].start]
-        return "\n".join([self.prompt.beside, *(one.text for one in before), text]).strip()
+    def told(self, *, is_alone: bool) -> dict[str, Any]:
+        """Return what it says of a request, which may show no other turn's documents."""
+        parts, first = self.prompt.parts, min(self.pieces)
+        shown = {
+            one.document.strip(): form
+            for number, at in reversed(self.pieces.items())
+            for one, form in zip(at, shown_forms(parts[number].text, at), strict=True)
+        }
+        text = parts[first].text[: self.pieces[first][0].start]
+        before = [self.prompt.beside, *(one.text for one in parts[:first]), text]
+        is_known = is_alone or all(one.role != "assistant" for one in parts[:first])
+        return {
+            "shown": shown,
+            "framework": self.prompt.framework,
+            "front": "\n".join(before).strip() if is_known else None,
+            **({"conversation_id": None} if is_alone else {}),
+        }
 
 
 def seen_prompts(
@@ -198,20 +207,20 @@ def with_place(form: str, place: int) -> str:
 def read_recording(
     trace: str, corpus: str | None = None
 ) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], list[SeenPrompt]]:
-    """Read a trace, its blocks and, of a recording, its prompts and what they say of requests."""
+    """Read a trace, its blocks and prompts; turns that show no earlier documents are of no chat."""
     blocks, requests = read_requests(trace, corpus)
     prompts = list(seen_prompts(read_prompts(trace_path(trace), blocks), requests))
-    found: dict[str | int, dict[str, Any]] = {}
-    for seen in prompts:
-        prompt, shown = seen.prompt, dict[str, str]()
-        for number, at in seen.pieces.items():
-            forms = shown_forms(prompt.parts[number].text, at)
-            shown = {x.document.strip(): form for x, form in zip(at, forms, strict=True)} | shown
-        told = {"front": seen.front, "shown": shown, "framework": prompt.framework}
-        for name in seen.retrieved if shown else ():
-            found.setdefault(name, told)
-    told_of = [replace(one, **found.get(one.request_id, {})) for one in requests]
-    return blocks, told_of, prompts
+    found = {name: one for one in reversed(prompts) if one.pieces for name in one.retrieved}
+    # of each conversation: in how many messages a later turn's prompt shows documents
+    shown_in: dict[object, set[int]] = defaultdict(set)
+    for one in requests:
+        if one.turn and one.request_id in found:
+            shown_in[one.tenant, one.conversation_id].add(len(found[one.request_id].pieces))
+    for at, one in enumerate(requests):
+        if seen := found.get(one.request_id):
+            is_alone = shown_in[one.tenant, one.conversation_id] == {1}
+            requests[at] = replace(one, **seen.told(is_alone=is_alone))
+    return blocks, requests, prompts
 
 
 def read_prompts(trace: Path, corpus: Mapping[BlockId, ContextBlock]) -> Iterator[RecordedPrompt]:
