@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, count
@@ -97,7 +97,7 @@ class SavingsMeter:
         self._retrieved.forget()
         self._has_reported = self._differs = False
         self._expectations.forget()
-        self._tallies: dict[str, _ClassTotals] = {}
+        self._tallies = defaultdict[str, _ClassTotals](_ClassTotals)
         self._buckets = [0] * (len(PLANNING_BOUNDS_S) + 1)
         self._planned = 0
         self._besides: Counter[str] = Counter()  # by the fields of `Savings`
@@ -136,9 +136,8 @@ class SavingsMeter:
                 self._took(each, len(plans))
         for plan in plans if self._mode == "active" else ():
             assert plan.logged is not None, "what a planner has planned is logged"
-            turn, name, gone, said = plan.turn, "", 0, 0
-            if self._class_of is not None:
-                name = self._class_named(plan.request.tenant)
+            turn, gone, said = plan.turn, 0, 0
+            name = self._class_named(plan.request.tenant)
             if turn.shown:
                 gone = sum([turn.weights[key] for key in turn.shown.keys() & turn.tokens.keys()])
                 said = sum(map(word_tokens, filter(None, plan.location_annotations)))
@@ -213,7 +212,7 @@ class SavingsMeter:
             self._besides.update(numbers)
 
     def note(self, event: SentEntry | int) -> None:
-        """Take note of what another planner has sent, or of the tokens that the engine dropped."""
+        """Take note of what another planner has sent, or of tokens; see `RetrievedOrder.evict`."""
         if event and self._mode == "active":
             self._queued.append(event)
 
@@ -253,7 +252,7 @@ class SavingsMeter:
 
     def unreported(self, tenant: str) -> None:
         """Take note of an answer without usage."""
-        self._queued.append("" if self._class_of is None else self._class_named(tenant))
+        self._queued.append(self._class_named(tenant))
 
     def primed(self, tenant: str, calls: int, tokens: int) -> None:
         """Count calls that were sent besides a prompt, and what they computed."""
@@ -263,12 +262,9 @@ class SavingsMeter:
 
     def _tally(self, name: str) -> _ClassTotals:
         """Return the tally of a class; the lock is held."""
-        tally = self._tallies.get(name)
-        if tally is None:
-            if len(self._tallies) >= MOST_CLASSES and name != OTHER_CLASS:
-                return self._tally(OTHER_CLASS)
-            tally = self._tallies[name] = _ClassTotals()
-        return tally
+        if name not in self._tallies and len(self._tallies) >= MOST_CLASSES:
+            name = OTHER_CLASS
+        return self._tallies[name]
 
     def _class_named(self, tenant: str) -> str:
         """Return the class of a tenant; the user's function is called without the lock."""
@@ -395,10 +391,11 @@ class RetrievedOrder:
             return 0, _WHOLE
         first, size = path[0], sum(weights)
         root = text_digest(entry.tenant), entry.system, entry.is_labelled
+        family = root, first
         if len(self._families) < _WHOLE_FAMILIES:
-            self._families.add((root, first))
+            self._families.add(family)
         group = _OTHERS if first[0] % _ONE_IN else first[1] % _GROUPS
-        if (root, first) in self._families:
+        if family in self._families:
             group = _WHOLE
         self._tokens += size
         if group == _OTHERS:
@@ -410,8 +407,9 @@ class RetrievedOrder:
         return sum(weights[: inserted.blocks_before]), group
 
     def evict(self, tokens: int) -> None:
-        """Forget as large a share as the engine has dropped, some of it later."""
-        self._owed = min(self._owed + tokens * self._share(), float(self.index.tokens))
+        """Forget a share of what the engine dropped, some later; below 0, of all beyond that."""
+        owed = self._owed if tokens > 0 else self.index.tokens
+        self._owed = max(0.0, min(owed + tokens * self._share(), self.index.tokens))
         self._make_room()
 
     def _share(self) -> float:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planning_helpers import assistant, big_request, plan_everything, requests_of_any_kind
 
 from ctxreuse import ContextRequest, ReusePlanner
-from ctxreuse.cache import PrefixCacheSimulator
+from ctxreuse.cache import CapacityTracker, PrefixCacheSimulator
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, word_tokens
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.planning.savings import PLANNING_BOUNDS_S, ReportedUsage
@@ -189,6 +189,18 @@ def test_what_the_engine_drops_is_gone_in_the_retrievers_order_too():
     planner.evict_tokens(200)
     planner.plan(big_request((1, 2)))
     assert planner.savings.cached_as_retrieved == planner.savings.cached_as_sent == 0
+
+
+@pytest.mark.parametrize("mode", ["active", "shadow"])
+def test_a_tracker_leaves_as_much_room_for_either_order(mode):
+    chance, known = random.Random(1), ReusePlanner(mode=mode, capacity_tokens=1_000)
+    tracked = ReusePlanner(mode=mode)
+    CapacityTracker(tracked, capacity_tokens=1_000)
+    for _ in range(200):
+        request = big_request(chance.sample(range(8), 3))
+        known.plan(request)
+        tracked.report_usage(tracked.plan(request), 300)
+    assert tracked.savings.saved_share == pytest.approx(known.savings.saved_share, abs=0.02)
 
 
 @pytest.mark.parametrize(
