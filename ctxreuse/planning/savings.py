@@ -145,6 +145,7 @@ class Savings:
         cached_as_retrieved: The same as `cached_as_sent`, in the retriever's order; equal until
             something is sent otherwise. Exact in shadow mode; else an estimate, from a sample.
         error_tokens: Two standard errors of that estimate; 0 where all requests were followed.
+            Where a cache has marks or states at junctions, nothing is, and all tokens are unknown.
         references: How many blocks planning leaves out.
         word_tokens: About how many tokens of words planning adds that the engine has to compute;
             0 until something is sent otherwise.

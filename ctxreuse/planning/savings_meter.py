@@ -86,7 +86,7 @@ class SavingsMeter:
         self._cache = cache if mode == "shadow" and cache.lives else None
         self._class_of = _class_function(tenant_class)
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
-        self._retrieved = RetrievedOrder(settings.capacity_tokens)
+        self._retrieved = RetrievedOrder(settings.capacity_tokens, cache)
         self._expectations = CacheExpectations(cache, is_alone)
         self._queued: deque[_Sent | SentEntry | int | str] = deque()
         self._lock = ForkSafeLock(self._forget)
@@ -95,7 +95,7 @@ class SavingsMeter:
     def _forget(self) -> None:
         self._queued.clear()
         self._retrieved.forget()
-        self._has_reported = self._differs = False
+        self._has_reported = False
         self._expectations.forget()
         self._tallies = defaultdict[str, _ClassTotals](_ClassTotals)
         self._buckets = [0] * (len(PLANNING_BOUNDS_S) + 1)
@@ -136,6 +136,8 @@ class SavingsMeter:
                 self._took(each, len(plans))
         for plan in plans if self._mode == "active" else ():
             assert plan.logged is not None, "what a planner has planned is logged"
+            if plan.logged.prompt.is_reordered:  # also those of a batch before it count so
+                self._retrieved.differs = True
             turn, gone, said = plan.turn, 0, 0
             name = self._class_named(plan.request.tenant)
             if turn.shown:
@@ -150,10 +152,8 @@ class SavingsMeter:
 
     def _catch_up(self) -> None:
         with self._lock:
-            queued = [self._queued.popleft() for _ in range(len(self._queued))]
-            entries = [one.logged.prompt if isinstance(one, _Sent) else one for one in queued]
-            self._differs |= any(isinstance(one, SentEntry) and one.is_reordered for one in entries)
-            for one in queued:
+            for _ in range(len(self._queued)):
+                one = self._queued.popleft()
                 if isinstance(one, int):
                     self._retrieved.evict(one)
                 elif isinstance(one, SentEntry):
@@ -176,7 +176,7 @@ class SavingsMeter:
         as_retrieved, group = cached, _WHOLE  # of a later turn: it depends on the history only
         if not entry.is_later_turn:
             followed = self._retrieved.follow(entry)
-            if self._differs:  # else nothing was sent otherwise, so nothing is saved
+            if self._retrieved.differs:  # else nothing was sent otherwise, so nothing is saved
                 as_retrieved, group = followed
         tokens, words = sum(entry.tokens), sent.said_tokens + self.added_words(entry, cached)
         is_changed = sent.references > 0 or entry.is_reordered
@@ -279,9 +279,8 @@ class SavingsMeter:
         words, templates = 0, self._settings.templates
         best = templates.most_ranked
         is_ranked = entry.ranks[:best] == tuple(range(len(entry.ranks)))[:best]
-        if self._settings.annotate and not entry.is_later_turn and not is_ranked:
-            number, is_labelled = len(entry.keys), entry.is_labelled
-            words += templates.order_tokens(number, is_labelled=is_labelled)
+        if not entry.is_later_turn and not is_ranked:
+            words += self._settings.words(len(entry.keys), entry.is_labelled)
         if entry.is_labelled:
             reached = accumulate(entry.tokens)  # cached blocks have their labels, too
             words += templates.label_tokens * sum(tokens > cached for tokens in reached)
@@ -371,7 +370,8 @@ class RetrievedOrder:
     a share of the cache that is their share of all tokens.
     """
 
-    def __init__(self, capacity_tokens: int | None) -> None:
+    def __init__(self, capacity_tokens: int | None, cache: CacheRules) -> None:
+        self._cache = cache
         self._capacity = inf if capacity_tokens is None else capacity_tokens
         self.forget()
 
@@ -380,11 +380,13 @@ class RetrievedOrder:
         self.index = PrefixIndex(max_nodes=_MOST_NODES)
         self._times = count()
         self._families: set[tuple[object, BlockKey]] = set()
+        self.differs = False  # from what is sent
         self._owed = 0.0
         self._tokens = self._followed_tokens = 0
 
     def follow(self, entry: SentEntry) -> tuple[int, int]:
         """Return what is cached of a request sent now, and its group."""
+        self.differs |= entry.is_reordered
         blocks = entry.as_retrieved()
         path, weights = list(blocks), list(blocks.values())
         if not path:
@@ -398,13 +400,16 @@ class RetrievedOrder:
         if family in self._families:
             group = _WHOLE
         self._tokens += size
-        if group == _OTHERS:
-            return 0, group
+        if group == _OTHERS or not self._cache.serves_all:  # marks and states are not followed
+            return 0, _OTHERS
         self._followed_tokens += size
         self._make_room()
         followed = path[:_MOST_OF_A_REQUEST], weights[:_MOST_OF_A_REQUEST]
         inserted = self.index.insert(root, *followed, None, next(self._times))
-        return sum(weights[: inserted.blocks_before]), group
+        cached = sum(weights[: inserted.blocks_before])
+        if self._cache.has_minimum:
+            cached = self._cache.served(entry.front_tokens, cached)
+        return cached, group
 
     def evict(self, tokens: int) -> None:
         """Forget a share of what the engine dropped, some later; below 0, of all beyond that."""
