@@ -243,9 +243,9 @@ class Savings:
             error = f" ± {self.error_share:.1%}" if self.error_tokens else ""
             return (
                 f"{abs(share):.1%} {'more' if share < 0 else 'fewer'} context tokens to compute "
-                f"(estimate for each tenant alone{error}, {self.word_tokens:,} tokens of added "
-                f"words counted): {self.changed:,} of {requests} {would}sent otherwise than "
-                "retrieved"
+                f"(estimate for each process and tenant alone{error}, {self.word_tokens:,} tokens "
+                f"of added words counted): {self.changed:,} of {requests} {would}sent otherwise "
+                "than retrieved"
             )
         if self.unseen:
             until = "" if self.reported.answers else " until an answer's usage is reported"

@@ -79,7 +79,7 @@ def test_of_many_documents_it_is_an_estimate_with_its_error(capacity):
         assert abs(off) <= 1.5 * found.error_tokens  # two standard errors: one in 20 is larger
         errors.append(found.error_share)
     assert 0 < errors[1] < errors[0] < 0.05
-    assert f"(estimate for each tenant alone ± {errors[1]:.1%}" in str(active.savings)
+    assert f"(estimate for each process and tenant alone ± {errors[1]:.1%}" in str(active.savings)
 
 
 def test_references_and_their_tokens_are_counted():
@@ -114,8 +114,8 @@ def test_people_read_two_sentences_what_was_measured_first():
     plan = planner.plan(big_request((3, 1, 2)))
     words = planner.savings.word_tokens
     estimate = (
-        f"48.0% fewer context tokens to compute (estimate for each tenant alone, {words} tokens "
-        "of added words counted): 1 of 2 requests sent otherwise than retrieved"
+        f"48.0% fewer context tokens to compute (estimate for each process and tenant alone, "
+        f"{words} tokens of added words counted): 1 of 2 requests sent otherwise than retrieved"
     )
     assert str(planner.savings) == f"{estimate}."
     planner.report_usage(plan, 400, 300)
@@ -135,8 +135,8 @@ def test_people_read_two_sentences_what_was_measured_first():
     shadow = ReusePlanner(mode="shadow")
     shadow.plan(big_request((1, 2, 3)))
     assert str(shadow.savings) == (
-        "0.0% fewer context tokens to compute (estimate for each tenant alone, 0 tokens of added "
-        "words counted): 0 of 1 request would be sent otherwise than retrieved."
+        "0.0% fewer context tokens to compute (estimate for each process and tenant alone, 0 "
+        "tokens of added words counted): 0 of 1 request would be sent otherwise than retrieved."
     )
 
 
