@@ -254,7 +254,8 @@ class Savings:
         return "No request has been planned"
 
     def as_json(self) -> dict[str, Any]:
-        """Return all numbers as JSON-compatible values: no text, no name of a tenant."""
+        """Return all numbers as JSON has them, unknown ones None: no text, no name of a tenant."""
+        reported = self.reported
         of_fields = {one.name: getattr(self, one.name) for one in fields(self)}
         return of_fields | {
             "bill": self.bill and self.bill.as_json(),
@@ -263,9 +264,9 @@ class Savings:
             "error_share": self.error_share,
             "planning": {**asdict(self.planning), "buckets": list(self.planning.buckets)},
             "reported": {
-                **asdict(self.reported),
-                "hit_ratio": self.reported.hit_ratio,
-                "confirmed_share": self.reported.confirmed_share,
+                **asdict(reported),
+                "hit_ratio": reported.hit_ratio if reported.answers else None,
+                "confirmed_share": reported.confirmed_share if reported.answers else None,
             },
             "by_class": {name: one.as_json() for name, one in self.by_class.items()},
             "parts": {name: size._asdict() for name, size in self.parts.items()},

@@ -152,7 +152,7 @@ class SavingsMeter:
 
     def _catch_up(self) -> None:
         with self._lock:
-            for _ in range(len(self._queued)):
+            while self._queued:
                 one = self._queued.popleft()
                 if isinstance(one, int):
                     self._retrieved.evict(one)
@@ -404,8 +404,8 @@ class RetrievedOrder:
             return 0, _OTHERS
         self._followed_tokens += size
         self._make_room()
-        followed = path[:_MOST_OF_A_REQUEST], weights[:_MOST_OF_A_REQUEST]
-        inserted = self.index.insert(root, *followed, None, next(self._times))
+        del path[_MOST_OF_A_REQUEST:], weights[_MOST_OF_A_REQUEST:]
+        inserted = self.index.insert(root, path, weights, None, next(self._times))
         cached = sum(weights[: inserted.blocks_before])
         if self._cache.has_minimum:
             cached = self._cache.served(entry.front_tokens, cached)
