@@ -145,8 +145,7 @@ class SavingsMeter:
                 said = sum(map(word_tokens, filter(None, plan.location_annotations)))
             references = len(turn.tokens) - len(plan.logged.prompt.keys)
             cached = plan.expected_cached_tokens
-            sent = _Sent(plan.logged, name, cached, gone, references, said, each)
-            self._queued.append(sent)
+            self._queued.append(_Sent(plan.logged, name, cached, gone, references, said, each))
         if len(self._queued) > _MOST_QUEUED:
             self._catch_up()
 
@@ -388,7 +387,7 @@ class RetrievedOrder:
         """Return what is cached of a request sent now, and its group."""
         self.differs |= entry.is_reordered
         blocks = entry.as_retrieved()
-        path, weights = list(blocks), list(blocks.values())
+        path, weights = list(blocks)[:_MOST_OF_A_REQUEST], list(blocks.values())
         if not path:
             return 0, _WHOLE
         first, size = path[0], sum(weights)
@@ -404,8 +403,7 @@ class RetrievedOrder:
             return 0, _OTHERS
         self._followed_tokens += size
         self._make_room()
-        del path[_MOST_OF_A_REQUEST:], weights[_MOST_OF_A_REQUEST:]
-        inserted = self.index.insert(root, path, weights, None, next(self._times))
+        inserted = self.index.insert(root, path, weights[: len(path)], None, next(self._times))
         cached = sum(weights[: inserted.blocks_before])
         if self._cache.has_minimum:
             cached = self._cache.served(entry.front_tokens, cached)
