@@ -136,10 +136,10 @@ class SavingsMeter:
                 self._took(each, len(plans))
         for plan in plans if self._mode == "active" else ():
             assert plan.logged is not None, "what a planner has planned is logged"
-            if plan.logged.prompt.is_reordered:  # also those of a batch before it count so
+            if [*plan.ranks] != sorted(plan.ranks):  # also those of a batch before it count so
                 self._retrieved.differs = True
             turn, gone, said = plan.turn, 0, 0
-            name = self._class_named(plan.request.tenant)
+            name = "" if self._class_of is None else self._class_named(plan.request.tenant)
             if turn.shown:
                 gone = sum([turn.weights[key] for key in turn.shown.keys() & turn.tokens.keys()])
                 said = sum(map(word_tokens, filter(None, plan.location_annotations)))
