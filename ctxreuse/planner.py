@@ -533,7 +533,10 @@ class ReusePlanner(FixedSettings):
 
         Whole blocks leave the index, some only when a running call of another thread ends.
         """
-        return self._note_evicted(self._planning.evict_tokens(checked_integer("tokens", tokens)))
+        evicted = self._planning.evict_tokens(checked_integer("tokens", tokens))
+        if evicted.tokens:
+            self._counting.attempt(lambda: self._meter.note(~self.statistics().tokens))
+        return evicted
 
     def trim(self, request_id: str | int, blocks: int, tenant: str | None = None) -> Evicted:
         """Tell the planner that the engine holds only the first `blocks` of a request's blocks.

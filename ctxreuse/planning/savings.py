@@ -145,6 +145,7 @@ class Savings:
         cached_as_retrieved: The same as `cached_as_sent`, in the retriever's order; equal until
             something is sent otherwise. Exact in shadow mode; else an estimate, from a sample.
         error_tokens: Two standard errors of that estimate; 0 where all requests were followed.
+            Where a cache has marks or states at junctions, nothing is, and all tokens are unknown.
         references: How many blocks planning leaves out.
         word_tokens: About how many tokens of words planning adds that the engine has to compute;
             0 until something is sent otherwise.
@@ -242,9 +243,9 @@ class Savings:
             error = f" ± {self.error_share:.1%}" if self.error_tokens else ""
             return (
                 f"{abs(share):.1%} {'more' if share < 0 else 'fewer'} context tokens to compute "
-                f"(estimate for each tenant alone{error}, {self.word_tokens:,} tokens of added "
-                f"words counted): {self.changed:,} of {requests} {would}sent otherwise than "
-                "retrieved"
+                f"(estimate for each process and tenant alone{error}, {self.word_tokens:,} tokens "
+                f"of added words counted): {self.changed:,} of {requests} {would}sent otherwise "
+                "than retrieved"
             )
         if self.unseen:
             until = "" if self.reported.answers else " until an answer's usage is reported"
@@ -253,7 +254,8 @@ class Savings:
         return "No request has been planned"
 
     def as_json(self) -> dict[str, Any]:
-        """Return all numbers as JSON-compatible values: no text, no name of a tenant."""
+        """Return all numbers as JSON has them, unknown ones None: no text, no name of a tenant."""
+        reported = self.reported
         of_fields = {one.name: getattr(self, one.name) for one in fields(self)}
         return of_fields | {
             "bill": self.bill and self.bill.as_json(),
@@ -262,9 +264,9 @@ class Savings:
             "error_share": self.error_share,
             "planning": {**asdict(self.planning), "buckets": list(self.planning.buckets)},
             "reported": {
-                **asdict(self.reported),
-                "hit_ratio": self.reported.hit_ratio,
-                "confirmed_share": self.reported.confirmed_share,
+                **asdict(reported),
+                "hit_ratio": reported.hit_ratio if reported.answers else None,
+                "confirmed_share": reported.confirmed_share if reported.answers else None,
             },
             "by_class": {name: one.as_json() for name, one in self.by_class.items()},
             "parts": {name: size._asdict() for name, size in self.parts.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, count
@@ -86,7 +86,7 @@ class SavingsMeter:
         self._cache = cache if mode == "shadow" and cache.lives else None
         self._class_of = _class_function(tenant_class)
         self._classing = FailOpen("ReusePlanner", 'the tenant counts as "other"', "tenant_class")
-        self._retrieved = RetrievedOrder(settings.capacity_tokens)
+        self._retrieved = RetrievedOrder(settings.capacity_tokens, cache)
         self._expectations = CacheExpectations(cache, is_alone)
         self._queued: deque[_Sent | SentEntry | int | str] = deque()
         self._lock = ForkSafeLock(self._forget)
@@ -95,9 +95,9 @@ class SavingsMeter:
     def _forget(self) -> None:
         self._queued.clear()
         self._retrieved.forget()
-        self._has_reported = self._differs = False
+        self._has_reported = False
         self._expectations.forget()
-        self._tallies: dict[str, _ClassTotals] = {}
+        self._tallies = defaultdict[str, _ClassTotals](_ClassTotals)
         self._buckets = [0] * (len(PLANNING_BOUNDS_S) + 1)
         self._planned = 0
         self._besides: Counter[str] = Counter()  # by the fields of `Savings`
@@ -136,25 +136,23 @@ class SavingsMeter:
                 self._took(each, len(plans))
         for plan in plans if self._mode == "active" else ():
             assert plan.logged is not None, "what a planner has planned is logged"
-            turn, name, gone, said = plan.turn, "", 0, 0
-            if self._class_of is not None:
-                name = self._class_named(plan.request.tenant)
+            if [*plan.ranks] != sorted(plan.ranks):  # also those of a batch before it count so
+                self._retrieved.differs = True
+            turn, gone, said = plan.turn, 0, 0
+            name = "" if self._class_of is None else self._class_named(plan.request.tenant)
             if turn.shown:
                 gone = sum([turn.weights[key] for key in turn.shown.keys() & turn.tokens.keys()])
                 said = sum(map(word_tokens, filter(None, plan.location_annotations)))
             references = len(turn.tokens) - len(plan.logged.prompt.keys)
             cached = plan.expected_cached_tokens
-            sent = _Sent(plan.logged, name, cached, gone, references, said, each)
-            self._queued.append(sent)
+            self._queued.append(_Sent(plan.logged, name, cached, gone, references, said, each))
         if len(self._queued) > _MOST_QUEUED:
             self._catch_up()
 
     def _catch_up(self) -> None:
         with self._lock:
-            queued = [self._queued.popleft() for _ in range(len(self._queued))]
-            entries = [one.logged.prompt if isinstance(one, _Sent) else one for one in queued]
-            self._differs |= any(isinstance(one, SentEntry) and one.is_reordered for one in entries)
-            for one in queued:
+            while self._queued:
+                one = self._queued.popleft()
                 if isinstance(one, int):
                     self._retrieved.evict(one)
                 elif isinstance(one, SentEntry):
@@ -177,7 +175,7 @@ class SavingsMeter:
         as_retrieved, group = cached, _WHOLE  # of a later turn: it depends on the history only
         if not entry.is_later_turn:
             followed = self._retrieved.follow(entry)
-            if self._differs:  # else nothing was sent otherwise, so nothing is saved
+            if self._retrieved.differs:  # else nothing was sent otherwise, so nothing is saved
                 as_retrieved, group = followed
         tokens, words = sum(entry.tokens), sent.said_tokens + self.added_words(entry, cached)
         is_changed = sent.references > 0 or entry.is_reordered
@@ -213,7 +211,7 @@ class SavingsMeter:
             self._besides.update(numbers)
 
     def note(self, event: SentEntry | int) -> None:
-        """Take note of what another planner has sent, or of the tokens that the engine dropped."""
+        """Take note of what another planner has sent, or of tokens; see `RetrievedOrder.evict`."""
         if event and self._mode == "active":
             self._queued.append(event)
 
@@ -253,7 +251,7 @@ class SavingsMeter:
 
     def unreported(self, tenant: str) -> None:
         """Take note of an answer without usage."""
-        self._queued.append("" if self._class_of is None else self._class_named(tenant))
+        self._queued.append(self._class_named(tenant))
 
     def primed(self, tenant: str, calls: int, tokens: int) -> None:
         """Count calls that were sent besides a prompt, and what they computed."""
@@ -263,12 +261,9 @@ class SavingsMeter:
 
     def _tally(self, name: str) -> _ClassTotals:
         """Return the tally of a class; the lock is held."""
-        tally = self._tallies.get(name)
-        if tally is None:
-            if len(self._tallies) >= MOST_CLASSES and name != OTHER_CLASS:
-                return self._tally(OTHER_CLASS)
-            tally = self._tallies[name] = _ClassTotals()
-        return tally
+        if name not in self._tallies and len(self._tallies) >= MOST_CLASSES:
+            name = OTHER_CLASS
+        return self._tallies[name]
 
     def _class_named(self, tenant: str) -> str:
         """Return the class of a tenant; the user's function is called without the lock."""
@@ -283,9 +278,8 @@ class SavingsMeter:
         words, templates = 0, self._settings.templates
         best = templates.most_ranked
         is_ranked = entry.ranks[:best] == tuple(range(len(entry.ranks)))[:best]
-        if self._settings.annotate and not entry.is_later_turn and not is_ranked:
-            number, is_labelled = len(entry.keys), entry.is_labelled
-            words += templates.order_tokens(number, is_labelled=is_labelled)
+        if not entry.is_later_turn and not is_ranked:
+            words += self._settings.words(len(entry.keys), entry.is_labelled)
         if entry.is_labelled:
             reached = accumulate(entry.tokens)  # cached blocks have their labels, too
             words += templates.label_tokens * sum(tokens > cached for tokens in reached)
@@ -375,7 +369,8 @@ class RetrievedOrder:
     a share of the cache that is their share of all tokens.
     """
 
-    def __init__(self, capacity_tokens: int | None) -> None:
+    def __init__(self, capacity_tokens: int | None, cache: CacheRules) -> None:
+        self._cache = cache
         self._capacity = inf if capacity_tokens is None else capacity_tokens
         self.forget()
 
@@ -384,34 +379,40 @@ class RetrievedOrder:
         self.index = PrefixIndex(max_nodes=_MOST_NODES)
         self._times = count()
         self._families: set[tuple[object, BlockKey]] = set()
+        self.differs = False  # from what is sent
         self._owed = 0.0
         self._tokens = self._followed_tokens = 0
 
     def follow(self, entry: SentEntry) -> tuple[int, int]:
         """Return what is cached of a request sent now, and its group."""
+        self.differs |= entry.is_reordered
         blocks = entry.as_retrieved()
-        path, weights = list(blocks), list(blocks.values())
+        path, weights = list(blocks)[:_MOST_OF_A_REQUEST], list(blocks.values())
         if not path:
             return 0, _WHOLE
         first, size = path[0], sum(weights)
         root = text_digest(entry.tenant), entry.system, entry.is_labelled
+        family = root, first
         if len(self._families) < _WHOLE_FAMILIES:
-            self._families.add((root, first))
+            self._families.add(family)
         group = _OTHERS if first[0] % _ONE_IN else first[1] % _GROUPS
-        if (root, first) in self._families:
+        if family in self._families:
             group = _WHOLE
         self._tokens += size
-        if group == _OTHERS:
-            return 0, group
+        if group == _OTHERS or not self._cache.serves_all:  # marks and states are not followed
+            return 0, _OTHERS
         self._followed_tokens += size
         self._make_room()
-        followed = path[:_MOST_OF_A_REQUEST], weights[:_MOST_OF_A_REQUEST]
-        inserted = self.index.insert(root, *followed, None, next(self._times))
-        return sum(weights[: inserted.blocks_before]), group
+        inserted = self.index.insert(root, path, weights[: len(path)], None, next(self._times))
+        cached = sum(weights[: inserted.blocks_before])
+        if self._cache.has_minimum:
+            cached = self._cache.served(entry.front_tokens, cached)
+        return cached, group
 
     def evict(self, tokens: int) -> None:
-        """Forget as large a share as the engine has dropped, some of it later."""
-        self._owed = min(self._owed + tokens * self._share(), float(self.index.tokens))
+        """Forget a share of what the engine dropped, some later; below 0, of all beyond that."""
+        owed = self._owed if tokens > 0 else self.index.tokens
+        self._owed = max(0.0, min(owed + tokens * self._share(), self.index.tokens))
         self._make_room()
 
     def _share(self) -> float:

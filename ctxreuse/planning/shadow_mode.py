@@ -60,9 +60,11 @@ class ShadowPlanner(TenantPlanner):
         return super().evict(request_ids, tenant, blocks)
 
     def evict_tokens(self, tokens: int) -> Evicted:
-        """Forget tokens in both."""
-        self._planned.evict_tokens(tokens)
-        return super().evict_tokens(tokens)
+        """Forget tokens; as planned, an engine would hold no more than it does now."""
+        evicted = super().evict_tokens(tokens)
+        excess = self._planned.statistics().tokens - self.statistics().tokens
+        self._planned.evict_tokens(excess)
+        return evicted
 
     def note_length(self, plan: Plan, prompt_tokens: int) -> None:
         """Learn how long a prompt is in the engine's tokens, in both."""

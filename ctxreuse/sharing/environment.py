@@ -97,7 +97,7 @@ def _mode(text: str) -> str:
 
 def _tokens(text: str) -> int:
     digits = text.replace(",", "").replace("_", "")
-    if digits.isascii() and digits.isdecimal() and len(digits) <= 18:
+    if digits.isascii() and digits.isdecimal() and len(digits) <= 18 and int(digits):
         return int(digits)
     raise InvalidRequestError(
         f"it is {describe(text)}; set it to the number of tokens that the engine's cache holds, "

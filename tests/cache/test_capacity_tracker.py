@@ -5,11 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.cache import (
-    CapacityTracker,
-    PrefixCacheMetrics,
-    capacity_tracker,
-)
+from ctxreuse.cache import CapacityTracker, PrefixCacheMetrics, capacity_tracker
 from ctxreuse.errors import InvalidRequestError
 
 

@@ -118,17 +118,14 @@ def test_capacity_and_shared_log_are_read(monkeypatch, tmp_path):
         ("CAPACITY_TOKENS", "many", "it is 'many' (str); set it to the number of tokens that"),
         ("CAPACITY_TOKENS", "-1", "it is '-1' (str); set it to the number of tokens that"),
         ("CAPACITY_TOKENS", "9" * 5_000, "set it to the number of tokens that"),
+        ("CAPACITY_TOKENS", "0_0", "it is '0_0' (str); set it to the number of tokens that"),
         ("SHARED_LOG", "/no/such/folder/log", "/no/such/folder/log"),
         (
             "SHARED_LOG",
             "redis://user:pass-word@cache.invalid/0",
             "CTXREUSE_SHARED_LOG_SECRET is not set; set that to the same secret in all processes",
         ),
-        (
-            "SHARED_LOG",
-            "postgres://user:pass-word@h/0",
-            "url is 'postgres://h/0'; give one such as",
-        ),
+        ("SHARED_LOG", "postgres://user:pass-word@h/0", "url is 'postgres://h/0'; give one such"),
     ],
 )
 def test_a_wrong_value_is_named_once_and_fails_nobody(monkeypatch, caplog, name, value, said):
