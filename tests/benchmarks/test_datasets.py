@@ -229,10 +229,7 @@ broken_files = pytest.mark.parametrize(
 
 
 def written(folder, name, content):
-    file = folder / {
-        "locomo": "locomo10.json",
-        "multihop-rag": "corpus.json",
-    }.get(name)
+    file = folder / {"locomo": "locomo10.json", "multihop-rag": "corpus.json"}.get(name)
     file.write_bytes(content)
     (folder / "MultiHopRAG.json").write_text("[]")
     return file

@@ -32,12 +32,7 @@ from public_data.quality.arms import (
     ArmPrompts,
     arms_of,
 )
-from public_data.quality.quality_results import (
-    ArmAnswers,
-    Scored,
-    change,
-    quality_output,
-)
+from public_data.quality.quality_results import ArmAnswers, Scored, change, quality_output
 from public_data.quality.quality_run import QualityConfig, run_quality
 from public_data.quality.question_sets import (
     SHORT_ANSWERS,

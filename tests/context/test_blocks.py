@@ -154,10 +154,7 @@ NO_MESSAGE = "a chat message in history must be a dict with 'role' and 'content'
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"blocks": "text"},
-            "blocks must be a list of ContextBlock or str, not 'text' (str); a",
-        ),
+        ({"blocks": "text"}, "blocks must be a list of ContextBlock or str, not 'text' (str); a"),
         ({"blocks": {"d1": "the text"}}, "blocks must be a list of ContextBlock or str, not {'d1'"),
         ({"history": "q"}, "history must be a list of chat messages, not 'q' (str); pass [{'role'"),
         ({"history": ["q"]}, f"{NO_MESSAGE} 'q' (str)"),

@@ -76,10 +76,7 @@ def test_a_memory_search_makes_a_piece_of_each_memory_or_line():
     ]
     twice = '{"id":1,"memory":"b","memory" :\t"a","score":[{"x":"}"}]}'
     spaced = '\n{"results":[ ' + twice + ' ,\n{"memory":"c","id":2}]}'
-    assert pieces(None, spaced) == [
-        (1, '{"id":1, "memory" :\t"a"}'),
-        (2, '{"memory":"c", "id":2}'),
-    ]
+    assert pieces(None, spaced) == [(1, '{"id":1, "memory" :\t"a"}'), (2, '{"memory":"c", "id":2}')]
     assert pieces(result, "Memories:\n- likes tea\n- has a cät") == [
         ("m1", "- likes tea"),
         ("m2", "- has a cät"),

@@ -2,11 +2,7 @@
 
 import pytest
 
-from ctxreuse import (
-    ContextBlock,
-    ContextRequest,
-    ReusePlanner,
-)
+from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
 from ctxreuse.errors import InvalidRequestError
 
 

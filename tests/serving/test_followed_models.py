@@ -59,10 +59,7 @@ class CountingSync(KVEventSync):
 def test_what_the_engine_drops_leaves_the_index(served, application):  # noqa: F811
     engine, cache = served(), TellingCache(25, 16)
     planner, ask = application()
-    with (
-        Publisher() as publisher,
-        CountingSync(planner, publisher.endpoint, settle_s=0.05) as sync,
-    ):
+    with Publisher() as publisher, CountingSync(planner, publisher.endpoint, settle_s=0.05) as sync:
         publisher.wait_for_subscriber()
         found = 0
         for number, names in enumerate(("abcd", "abce", "fghi", "jklm", "abcd"), start=1):
