@@ -349,11 +349,7 @@ class ReusePlanner(FixedSettings):
         return plan
 
     def preview(
-        self,
-        request: ContextRequest,
-        *,
-        deduplicate: bool | None = None,
-        now: float | None = None,
+        self, request: ContextRequest, *, deduplicate: bool | None = None, now: float | None = None
     ) -> Plan:
         """Return what `plan` would, and record nothing; without request id and cached tokens."""
         checked_kind("a request", request, ContextRequest, _A_REQUEST)

@@ -136,10 +136,7 @@ class Budget:
 
 
 def budget_of(
-    question: str,
-    window: int | None,
-    settings: Settings,
-    planner: ReusePlanner,
+    question: str, window: int | None, settings: Settings, planner: ReusePlanner
 ) -> Budget:
     """Return the bounds of a question's prompts."""
     window = window or _DEFAULT_WINDOW_TOKENS

@@ -103,8 +103,6 @@ class RecordCommand:
 
     def _nothing_recorded(self, recorder: TraceRecorder, error: BaseException) -> str:
         nothing = f"{describe(self.program)}: nothing was recorded"
-        if recorder.faults:
-            return f"{nothing}, because nothing could be; see the log"
         if not isinstance(error, SystemExit):
             return (
                 f"{nothing}, so nothing is written; the program ended with {type(error).__name__} "

@@ -319,10 +319,7 @@ class Reading:
 
 
 def without_blocks(
-    messages: Iterable[Message],
-    recorded: Shown,
-    ids: Collection[BlockId],
-    templates: Templates,
+    messages: Iterable[Message], recorded: Shown, ids: Collection[BlockId], templates: Templates
 ) -> list[dict[str, Any]]:
     """Return copies of messages without the texts of blocks that stand in them."""
     named = {(type(one), one) for one in ids}

@@ -141,10 +141,7 @@ class KnownTexts:
     @property
     def parts(self) -> dict[str, PartSize]:
         """How many characters are known, of all tenants together, and how many may be."""
-        return {
-            "known_characters": self._known.weight_size,
-            "planned_messages": self._planned.size,
-        }
+        return {"known_characters": self._known.weight_size, "planned_messages": self._planned.size}
 
     def add(
         self,

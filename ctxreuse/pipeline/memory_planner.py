@@ -272,10 +272,7 @@ class MemoryPlanner:
         return self._placement
 
     def without(
-        self,
-        ids: Iterable[str | int],
-        history: Iterable[Message],
-        scope: RequestScope,
+        self, ids: Iterable[str | int], history: Iterable[Message], scope: RequestScope
     ) -> list[dict[str, Any]]:
         """Return messages of a conversation without the texts of memories, as copies."""
         gone = [checked_id("a memory's id", one) for one in checked_list("memory_ids", ids, "ids")]

@@ -403,10 +403,7 @@ def marked_contents(
 
 
 def with_breakpoints(
-    roles: Sequence[str],
-    sent: Sequence[str],
-    edits: Sequence[Edit | None],
-    may_go_on: bool,
+    roles: Sequence[str], sent: Sequence[str], edits: Sequence[Edit | None], may_go_on: bool
 ) -> tuple[tuple[ContentPart, ...], ...]:
     """Return what is sent for each part of a prompt in content parts, with breakpoints.
 
@@ -536,10 +533,7 @@ class _Group(NamedTuple):
 
 
 def _turn_groups(
-    plan: Plan,
-    own: Mapping[BlockKey, tuple[Slice | str, ...]],
-    joint: Slice | str,
-    between: str,
+    plan: Plan, own: Mapping[BlockKey, tuple[Slice | str, ...]], joint: Slice | str, between: str
 ) -> Iterator[_Group]:
     """Yield what a plan shows: its own pieces for blocks, and words on those that it leaves out."""
     if not plan.is_labelled:  # nothing is left out

@@ -50,10 +50,7 @@ class ShadowPlanner(TenantPlanner):
         return BatchPlan(tuple(plans), tuple(range(len(plans))))
 
     def evict(
-        self,
-        request_ids: Sequence[str | int],
-        tenant: str | None = None,
-        blocks: int | None = None,
+        self, request_ids: Sequence[str | int], tenant: str | None = None, blocks: int | None = None
     ) -> Evicted:
         """Forget requests, or their ends, in both."""
         self._planned.evict(request_ids, tenant, blocks)

@@ -105,11 +105,7 @@ class TenantPlanner:
     others change what is expected in the cache, never which blocks a plan has.
     """
 
-    def __init__(
-        self,
-        settings: PlannerSettings,
-        keyed: KeyedDigests | None = None,
-    ) -> None:
+    def __init__(self, settings: PlannerSettings, keyed: KeyedDigests | None = None) -> None:
         self._settings = settings
         self.count_tokens = as_token_counter(settings.token_counter)
         cache = settings.cache
@@ -189,10 +185,7 @@ class TenantPlanner:
         return BatchPlan(tuple(plans), tuple(arranged.execution))
 
     def evict(
-        self,
-        request_ids: Sequence[str | int],
-        tenant: str | None = None,
-        blocks: int | None = None,
+        self, request_ids: Sequence[str | int], tenant: str | None = None, blocks: int | None = None
     ) -> Evicted:
         """Forget requests, or what stands behind their first blocks; see `ReusePlanner.trim`."""
         name = None if tenant is None else self._names.tenant(tenant)
@@ -326,10 +319,7 @@ class TenantPlanner:
         return PreparedRequest(request, tenant, tokens, weights, named, front_tokens, root, blocks)
 
     def _view(
-        self,
-        counted: PreparedRequest,
-        now: float | None,
-        budget: SearchBudget | None = None,
+        self, counted: PreparedRequest, now: float | None, budget: SearchBudget | None = None
     ) -> View:
         settings, weights = self._settings, counted.named
         least = max(1, self._least_tokens - counted.front_tokens)

@@ -12,10 +12,4 @@ from ctxreuse.pipeline.memories import tenant_of
 from ctxreuse.pipeline.memory_planner import MemoryContext
 from mem0_ctxreuse.planned_memory import AsyncReuseMemory, ReuseMemory, SearchableMemory
 
-__all__ = [
-    "AsyncReuseMemory",
-    "MemoryContext",
-    "ReuseMemory",
-    "SearchableMemory",
-    "tenant_of",
-]
+__all__ = ["AsyncReuseMemory", "MemoryContext", "ReuseMemory", "SearchableMemory", "tenant_of"]

@@ -203,7 +203,6 @@ async def test_an_engine_that_keeps_states_is_known_by_a_third_sight(examine_at,
     spec = "vllm(states=junctions,block_tokens=16)" if has_metrics else "vllm(states=junctions)"
     assert f"ReusePlanner(cache='{spec}')" in remedy
     assert "--prefix-cache-retention-interval 64" in remedy
-    assert ("--mamba-cache-mode" in remedy) is not has_metrics  # blocks of 16 are windows'
     assert verdicts(checks).keys() <= {"common half", "metrics", "other processes"}
 
 
@@ -213,7 +212,6 @@ async def test_recurrent_layers_are_known_by_their_blocks(examine_at):
     remedy = checks["common half"]["remedy"]
     assert "block_tokens=528" in remedy
     assert "--prefix-match-unit 64" in remedy
-    assert "--prefix-cache-retention-interval" not in remedy
 
 
 def hosted() -> Callable[[dict[str, Any]], int]:

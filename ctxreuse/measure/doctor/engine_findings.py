@@ -38,7 +38,6 @@ _PUSHED_OUT = (
 )
 _LONG = 8_000
 _IF_IT_FITS = ", if the model's window takes them"
-_LARGEST_OF_WINDOWS = 128  # tokens of a block; where recurrent layers set it, it has 528 and more
 _LONGEST_TEMPLATE = 128  # tokens of a chat template, which a new prompt may find cached
 _NEARLY_ALL = 0.9
 _TOO_MANY = 1.2
@@ -258,21 +257,14 @@ def _for_whole_prompts(readings: EngineReadings, common: int) -> str:
 def _for_states(readings: EngineReadings) -> str:
     block = readings.metrics.block_size
     size = "" if block is None else f",block_tokens={block}"
-    remedy = (
+    return (
         "a common beginning is read from its third sight on, for the model keeps states: plan with "
-        f"ReusePlanner(cache='vllm(states=junctions{size})'), batches with primes=True"
+        f"ReusePlanner(cache='vllm(states=junctions{size})'), batches with primes=True; for "
+        "sliding windows, vLLM's --prefix-cache-retention-interval 64 lets each second sight "
+        "read, and each prompt takes more of the cache; for recurrent layers (blocks of 528 "
+        "tokens and more), some models take vLLM's --mamba-cache-mode all, others "
+        "--enable-mamba-shared-prefix-checkpoint --prefix-match-unit 64"
     )
-    if block is None or block <= _LARGEST_OF_WINDOWS:
-        remedy += (
-            "; for sliding windows, vLLM's --prefix-cache-retention-interval 64 lets each second "
-            "sight read, and each prompt takes more of the cache"
-        )
-    if block is None or block > _LARGEST_OF_WINDOWS:
-        remedy += (
-            "; for recurrent layers, some models take vLLM's --mamba-cache-mode all, others "
-            "--enable-mamba-shared-prefix-checkpoint --prefix-match-unit 64"
-        )
-    return remedy
 
 
 def _kept(readings: EngineReadings) -> Finding:

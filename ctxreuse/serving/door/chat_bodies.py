@@ -222,9 +222,7 @@ def _place_of_documents(messages: Sequence[Mapping[str, Any]]) -> TextPosition:
     return next((at for at in last if at in asking), last[0])
 
 
-def _texts(
-    messages: Sequence[Mapping[str, Any]],
-) -> Iterator[tuple[str, TextPosition | None, Any]]:
+def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, TextPosition | None, Any]]:
     """Yield the role, place and text of each text; of what is no text, its value without place."""
     for number, message in enumerate(messages):
         role, content = str(message.get("role")), message.get("content")

@@ -195,10 +195,7 @@ class WorkflowGraph:
         )
 
     def add_edge(
-        self,
-        source: str,
-        target: str | RouteFunction,
-        targets: Iterable[str] | None = None,
+        self, source: str, target: str | RouteFunction, targets: Iterable[str] | None = None
     ) -> WorkflowGraph:
         """Add an edge: the node that follows a node. All edges of a node are followed.
 

@@ -27,10 +27,7 @@ class State(Mapping[str, Any]):
     """Whether some values are only expected."""
 
     def __init__(
-        self,
-        values: Mapping[str, Any] | None = None,
-        *,
-        visits: Mapping[str, int] | None = None,
+        self, values: Mapping[str, Any] | None = None, *, visits: Mapping[str, int] | None = None
     ) -> None:
         known = {} if values is None else checked_kind("values", values, Mapping, "a dict or None")
         self._values: Mapping[str, Any] = dict(known)

@@ -69,12 +69,7 @@ class ScanQueue:
     """Searches that are under way. For one thread; batches may be scanned in others."""
 
     def __init__(
-        self,
-        cluster_sizes: Ids,
-        costs: ScanCosts,
-        *,
-        dimension: int,
-        higher_is_better: bool,
+        self, cluster_sizes: Ids, costs: ScanCosts, *, dimension: int, higher_is_better: bool
     ) -> None:
         nlist = len(cluster_sizes)
         self._sizes = cluster_sizes

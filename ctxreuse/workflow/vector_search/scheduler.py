@@ -150,12 +150,7 @@ class SearchScheduler:
     """The searches of one retriever; arguments as for `SearchExecutor`, which locks it."""
 
     def __init__(
-        self,
-        retriever: VectorRetriever,
-        *,
-        workers: int,
-        reorder: bool,
-        clock: Callable[[], float],
+        self, retriever: VectorRetriever, *, workers: int, reorder: bool, clock: Callable[[], float]
     ) -> None:
         index = retriever.index
         self.counters = SearchCounters()

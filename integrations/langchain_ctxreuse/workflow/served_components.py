@@ -59,10 +59,7 @@ class LangChainLLM:
 
 
 async def streamed(
-    model: Runnable[Any, Any],
-    prompt: Any,
-    config: RunnableConfig | None,
-    params: Mapping[str, Any],
+    model: Runnable[Any, Any], prompt: Any, config: RunnableConfig | None, params: Mapping[str, Any]
 ) -> AsyncGenerator[Piece, None]:
     """Yield a model's answer, with the tokens that it takes."""
     counted = used = 0
@@ -129,9 +126,7 @@ class RetrieverStage:
 
 
 def as_documents(
-    blocks: Documents,
-    scores: Sequence[float] | None = None,
-    document_of: DocumentOf | None = None,
+    blocks: Documents, scores: Sequence[float] | None = None, document_of: DocumentOf | None = None
 ) -> list[Document]:
     """Return blocks as documents, or as copies of `document_of` them, with their scores."""
     found: list[Document] = []

@@ -154,10 +154,7 @@ def takes_cache_points(model: object) -> bool:
 
 
 def with_cache_points(
-    messages: Sequence[ChatMessage],
-    planned: PlannedPrompt,
-    profile: CacheRules,
-    model: object,
+    messages: Sequence[ChatMessage], planned: PlannedPrompt, profile: CacheRules, model: object
 ) -> list[ChatMessage]:
     """Add cache points to all but system messages; drop those that a provider would refuse."""
     cuts: dict[tuple[int, int], Sequence[ContentPart]] = {
