@@ -96,24 +96,19 @@ class RecordCommand:
         if recorder.requests:
             say(f"recorded in {self.output}: {recorder.summary()}")
             return say(f"next: ctxreuse estimate {shlex.quote(str(self.output))}")
-        nothing = self._nothing_recorded(recorder, error)
-        if isinstance(error, SystemExit) and not error.code:
-            raise InputFileError(nothing)
-        return say(nothing)
-
-    def _nothing_recorded(self, recorder: TraceRecorder, error: BaseException) -> str:
-        nothing = f"{describe(self.program)}: nothing was recorded"
-        if not isinstance(error, SystemExit):
-            return (
-                f"{nothing}, so nothing is written; the program ended with {type(error).__name__} "
-                "before it retrieved anything"
+        nothing = f"{describe(self.program)}: nothing was recorded, so nothing is written; "
+        if isinstance(error, SystemExit):
+            nothing += (
+                "let the program answer some questions in this process, for child processes are "
+                "not seen: have it run one worker; --source openai or anthropic reads what such "
+                "clients send, and without --source, what is retrieved is recorded; TraceRecorder "
+                "records from code"
             )
-        return (
-            f"{nothing}, so nothing is written; let the program answer some questions in this "
-            "process, for child processes are not seen: have it run one worker; --source openai or "
-            "anthropic reads what such clients send, and without --source, what is retrieved is "
-            "recorded; TraceRecorder records from code"
-        )
+            if not error.code:
+                raise InputFileError(nothing)
+        else:
+            nothing += f"the program ended with {type(error).__name__} before it retrieved anything"
+        return say(nothing)
 
 
 def registered() -> dict[str, EntryPoint]:

@@ -175,11 +175,11 @@ class Points:
         self._rules = rules
         self.most_marks = rules.marks
         self.saving = rules.saving
-        self._premium = rules.premium
+        self._premium = rules.write_factor - 1
         self._least = rules.least_tokens
         self._lifetime = math.inf if rules.lifetime is None else rules.lifetime
         self._again = _Again()
-        self._ledger = WriteLedger(rules.premium, rules.saving)
+        self._ledger = WriteLedger(self._premium, rules.saving)
         self._primes_a_request = 0.0  # of the latest requests
 
     def gain(self, front: int, now: float | None) -> Worth | None:

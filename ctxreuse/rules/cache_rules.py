@@ -169,11 +169,6 @@ class CacheRules:
         return self.times_to_live if self.is_hosted else ()
 
     @property
-    def counts_writes(self) -> bool:
-        """Whether a bill tells what is written from what is merely computed."""
-        return self.has_marks or self.write_factor != 1
-
-    @property
     def time_to_live(self) -> TimeToLive:
         """The class that is written with."""
         if self.life is None:
@@ -191,11 +186,6 @@ class CacheRules:
         return self.time_to_live.write_factor
 
     @property
-    def premium(self) -> float:
-        """What a written token costs beyond an uncached one, as a multiple of that."""
-        return self.time_to_live.write_factor - 1
-
-    @property
     def saving(self) -> float:
         """What a token saves that is read, as a multiple of an uncached one."""
         return 1 - self.read_factor
@@ -208,7 +198,7 @@ class CacheRules:
         leaves it before: the first prompt reads what it has computed.
         """
         readers = checked_integer("uses", uses) - 1 - (self.takes_primes and not primed)
-        saved = checked_integer("tokens", tokens) * (self.saving * readers - self.premium)
+        saved = checked_integer("tokens", tokens) * (self.saving * readers - self.write_factor + 1)
         return saved - self.prime_tokens * primed
 
     @property

@@ -35,7 +35,7 @@ def replay(sequences, weights, marks, system_tokens, prices):
         new = [end for end in own if lengths[end] >= prices.least_tokens and lengths[end] > read]
         written.update(tuple(sequence[:end]) for end in new)
         last = max([lengths[end] for end in new], default=read)
-        bill += (1 - prices.saving) * read + (1 + prices.premium) * (last - read)
+        bill += (1 - prices.saving) * read + prices.write_factor * (last - read)
         bill += lengths[-1] - last
     return bill
 

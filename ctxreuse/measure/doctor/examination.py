@@ -59,7 +59,7 @@ def examine(config: DoctorConfig, announce: Callable[[str], object]) -> list[Fin
 def check_installation() -> Finding:
     """Say which of the packages that ctxreuse can use are installed."""
     known = {str(one.name).lower().replace("_", "-"): one for one in distributions()}
-    own = known["ctxreuse"].requires or () if "ctxreuse" in known else ()
+    own = getattr(known.get("ctxreuse"), "requires", None) or ()
     asked = {"ctxreuse", *[re.split("[^a-z0-9-]", one)[0] for one in own]}
     held = ", ".join(f"{name} {known[name].version}" for name in sorted(asked) if name in known)
     found = f"Python {platform.python_version()}, {platform.platform()}: {held}"

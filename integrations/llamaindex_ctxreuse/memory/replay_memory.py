@@ -233,16 +233,13 @@ class _PlacedHistory:
         users = [n for n, one in enumerate(self.messages) if one.role == MessageRole.USER]
         count = len(self.messages)
         self._turn = count - 1 if count > self._stored else max(users, default=count)
+        # whether the current turn's question is not stored yet, or nothing was asked
+        self.is_new = self._turn >= self._stored
 
     @property
     def place(self) -> bytes:
         """The place of the memories of the current turn."""
         return self._place(self._turn)
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the current turn's question is not stored yet, or nothing was asked."""
-        return self._turn >= self._stored
 
     @property
     def opening(self) -> bytes | None:
