@@ -479,7 +479,7 @@ def test_a_program_that_retrieves_nothing_leaves_no_recording(tmp_path: Path):
         assert done.returncode == code
         assert "ctxreuse: 'app.py' (str): nothing was recorded, so nothing is wr" in done.stderr
         crash = "; the program ended with ModuleNotFoundError before it retrieved anything\n"
-        remedy = "what its child processes do is not seen, so have it run one worker; --source"
+        remedy = "child processes are not seen: have it run one worker; --source"
         assert (crash if code == 1 else remedy) in done.stderr
         assert list((tmp_path / "out").iterdir()) == []
 
