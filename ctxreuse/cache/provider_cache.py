@@ -110,7 +110,7 @@ class ProviderCache:
             entry = self._entries.setdefault(prefixes[place], _Entry())
             entry.life_s = math.inf if life.seconds is None else life.seconds
             entry.ends_at = now + entry.life_s
-            if end > reached and (profile.has_marks or profile.write_factor != 1):
+            if end > reached and profile.counts_writes:
                 entry.unread, reached = end - reached, end
                 written[life.name] = written.get(life.name, 0) + entry.unread
                 self.never_read += entry.unread

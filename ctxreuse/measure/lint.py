@@ -254,10 +254,10 @@ def _request(number: int, traced: TraceRequest, explanation: Explanation) -> _Re
 def _unknown(trace: _CheckedTrace) -> Iterator[str]:
     blind = [one.traced for one in trace.requests if one.traced.sent is None]
     if blind:
-        is_whole = all(one.framework for one in blind)  # so that histories have been seen
-        what = "tools and breakpoints" if is_whole else "tools, breakpoints and history"
+        # histories of whole prompts have been seen
+        last = "" if all(one.framework for one in blind) else ", and history"
         yield (
-            f"{what} of {counted(len(blind))}; record what clients send: "
+            f"tools and breakpoints{last} of {counted(len(blind))}; record what clients send: "
             "ctxreuse record --source openai (or anthropic) -o recording app.py"
         )
     if hides_texts(one.traced for one in trace.requests):

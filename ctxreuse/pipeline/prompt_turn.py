@@ -440,8 +440,8 @@ def _may_go_on(one: OpenPrompt, roles: Sequence[str]) -> bool:
     new = first_new(roles)
     if not new:
         return one.given.scope.conversation_id is not None
-    shown = [n for n, edit in enumerate(one.edits) if edit is not None and roles[n] == "user"]
-    return min(one.changed, default=new) >= new and min(shown, default=0) < new
+    shown = (n for n, edit in enumerate(one.edits) if edit and roles[n] == "user")
+    return min(one.changed, default=new) >= new > next(shown, 0)
 
 
 def first_new(roles: Sequence[str]) -> int:

@@ -169,6 +169,11 @@ class CacheRules:
         return self.times_to_live if self.is_hosted else ()
 
     @property
+    def counts_writes(self) -> bool:
+        """Whether a bill tells what is written from what is merely computed."""
+        return self.has_marks or self.write_factor != 1
+
+    @property
     def time_to_live(self) -> TimeToLive:
         """The class that is written with."""
         if self.life is None:

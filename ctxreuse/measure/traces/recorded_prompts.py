@@ -134,7 +134,7 @@ class SeenPrompt(NamedTuple):
         """The requests whose documents it shows: searches of stores and of Mem0 are of no run."""
         return self.prompt.retrieved or [one.request_id for one in self.outside]
 
-    def told(self, *, is_alone: bool) -> dict[str, Any]:
+    def told(self, is_alone: bool) -> dict[str, Any]:
         """Return what it says of a request, which may show no other turn's documents."""
         parts, first = self.prompt.parts, min(self.pieces)
         shown = {
