@@ -151,7 +151,7 @@ class SavingsMeter:
 
     def _catch_up(self) -> None:
         with self._lock:
-            while self._queued:
+            for _ in [*self._queued]:  # what comes meanwhile is counted next time
                 one = self._queued.popleft()
                 if isinstance(one, int):
                     self._retrieved.evict(one)
