@@ -222,9 +222,8 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
 
         A caller that stops early cancels the run; with `contextlib.aclosing` it ends at once.
         """
-        events: asyncio.Queue[Event | None] = asyncio.Queue()
-        tell = asyncio.get_running_loop().call_soon_threadsafe  # the engine's may be another one
-        emit: Emit = lambda event: tell(events.put_nowait, event)  # noqa: E731
+        events: Any = asyncio.Queue()  # of `Event`, then None; the engine's loop may be another one
+        emit = partial(asyncio.get_running_loop().call_soon_threadsafe, events.put_nowait)
         run = asyncio.ensure_future(
             self._run(graph, input, inputs, deadline_s, tenant, session, emit)
         )
