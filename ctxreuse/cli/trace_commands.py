@@ -71,10 +71,8 @@ class RecordCommand:
 
     def run(self) -> None:
         """Run the program."""
-        if not self.module:
-            with file_errors(self.program, "read"):
-                is_file = Path(self.program).is_file()
-            if not is_file:
+        with file_errors(self.program, "read"):
+            if not (self.module or Path(self.program).is_file()):
                 raise InputFileError(
                     f"{self.program}: there is no such script; for a module give --module"
                 )
@@ -96,18 +94,22 @@ class RecordCommand:
         if recorder.requests:
             say(f"recorded in {self.output}: {recorder.summary()}")
             return say(f"next: ctxreuse estimate {shlex.quote(str(self.output))}")
-        nothing = f"{describe(self.program)}: nothing was recorded, so nothing is written; "
-        if isinstance(error, SystemExit):
+        nothing = f"{describe(self.program)}: nothing was recorded"
+        if recorder.faults:
+            nothing += ", because nothing could be; see the log"
+        elif isinstance(error, SystemExit):
             nothing += (
-                "let the program answer some questions in this process, for child processes are "
-                "not seen: have it run one worker; --source openai or anthropic reads what such "
-                "clients send, and without --source, what is retrieved is recorded; TraceRecorder "
-                "records from code"
+                ", so nothing is written; let the program answer some questions in this process, "
+                "for child processes are not seen: have it run one worker; --source openai or "
+                "anthropic reads what such clients send, and without --source, what is retrieved "
+                "is recorded; TraceRecorder records from code"
             )
-            if not error.code:
-                raise InputFileError(nothing)
         else:
-            nothing += f"the program ended with {type(error).__name__} before it retrieved anything"
+            nothing += (
+                f"; the program ended with {type(error).__name__} before it retrieved anything"
+            )
+        if isinstance(error, SystemExit) and not error.code:
+            raise InputFileError(nothing)
         return say(nothing)
 
 
@@ -240,9 +242,8 @@ class SimulateCommand(PrintsJson):
         only_one_from_standard_input(self.plan, self.corpus or "")
         lines = read_lines(str(trace_path(self.plan)))
         first = list(islice(lines, 1))
-        lines = chain(first, lines)
         has_hashes = any("hash_ids" in one.fields and "blocks" not in one.fields for one in first)
-        results = (self._served_hashed if has_hashes else self._served)(lines)
+        results = (self._served_hashed if has_hashes else self._served)(chain(first, lines))
         if not self.as_json:
             return show(size_output(results))
         sizes: list[dict[str, Any]] = [
@@ -340,7 +341,6 @@ class ExplainCommand:
             return show(explanation_output(explained, self.worst))
         for one in explained:
             if wanted in (None, str(one.request_id)):
-                words = [f"{well_formed(str(one.request_id))}: {one.cause}", one.words]
-                told = json.dumps(explanation_json(one))
-                put(told if self.as_json else "\n".join(filter(None, words)))
+                words = f"{well_formed(str(one.request_id))}: {one.cause}\n{one.words}".rstrip()
+                put(json.dumps(explanation_json(one)) if self.as_json else words)
         return None
