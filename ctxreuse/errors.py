@@ -79,7 +79,7 @@ class EngineError(CtxreuseError, RuntimeError):
         self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
-        said, stop, remedy = super().__str__().partition(";")
+        said, stop, remedy = super().__str__().partition("; ")
         sent = f" (attempts: {self.attempts})" if self.attempts > 1 else ""
         return f"{said}{sent}{stop}{remedy}"
 

@@ -106,7 +106,8 @@ class RecordCommand:
             )
         else:
             nothing += (
-                f"; the program ended with {type(error).__name__} before it retrieved anything"
+                f", so nothing is written; the program ended with {type(error).__name__} before it "
+                "retrieved anything"
             )
         if isinstance(error, SystemExit) and not error.code:
             raise InputFileError(nothing)

@@ -81,7 +81,7 @@ class TestFormatContext:
             ({"text_template": "{content} {"}, "text_template"),
             ({"text_template": "{content}, {}"}, "text_template"),
             ({"text_template": "{source}: {{content}}"}, "must be .* {content} in it"),
-            ({"text_template": 3}, "text_template must be a string"),
+            ({"text_template": 3}, r"text_template must be .* not 3 \(int\)"),
             ({"separator": None}, "separator"),
             ({"labels": "yes"}, "labels"),
             ({"label": "page"}, "label is 'page'.*source"),

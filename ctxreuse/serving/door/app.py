@@ -401,7 +401,7 @@ def _told(request: Request, error: Exception) -> Response:
     elif isinstance(error, TimeoutError):
         status, words = 504, "no answer has begun in time"
     elif isinstance(error, EngineError):
-        status, words = 503 if error.retry_after_s else 502, str(error).partition(";")[0]
+        status, words = 503 if error.retry_after_s else 502, str(error).partition("; ")[0]
         headers = {"retry-after": f"{error.retry_after_s:.0f}"} if error.retry_after_s else {}
     elif isinstance(error, CtxreuseError):
         status, words = 400, chat_bodies.json_words(error)

@@ -51,8 +51,8 @@ def format_context(
 
     Args:
         nodes: Nodes, as `ReuseRetriever`, `ReusePostprocessor` or any retriever returns them.
-        text_template: How each is shown: a string with `{content}`, `{metadata_str}` and names of
-            metadata. None shows it as LlamaIndex does.
+        text_template: How each is shown: a string with `{content}`, and at will `{metadata_str}`
+            and names of metadata. None shows it as LlamaIndex does.
         separator: What stands between each two.
         metadata_mode: Which metadata is part of a node's text, and of `{metadata_str}`.
         labels: Whether each stands under a label, for answers that cite it, and for later turns
@@ -193,7 +193,9 @@ def _shown(nodes: Sequence[NodeWithScore], template: str | None, mode: MetadataM
     if template is None:
         return [one.get_content(mode) for one in nodes]
     if not isinstance(template, str) or "{content" not in template.replace("{{", ""):
-        raise InvalidRequestError("text_template must be a string with {content} in it")
+        raise InvalidRequestError(
+            f"text_template must be a string with {{content}} in it, not {describe(template)}"
+        )
     shown: list[str] = []
     for place, one in enumerate(nodes):
         fields = {
@@ -206,7 +208,8 @@ def _shown(nodes: Sequence[NodeWithScore], template: str | None, mode: MetadataM
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise InvalidRequestError(
                 f"text_template: nodes[{place}], id {one.node_id!r:.60}: {error!r}; its metadata "
-                f"has {', '.join(map(repr, one.metadata)) or 'nothing'}; write {{{{ for a brace"
+                f"has {', '.join(map(repr, one.metadata)) or 'nothing'}; put it there, leave it "
+                "out, or write {{ for a brace"
             ) from error
     return shown
 
