@@ -255,9 +255,9 @@ def _unknown(trace: _CheckedTrace) -> Iterator[str]:
     blind = [one.traced for one in trace.requests if one.traced.sent is None]
     if blind:
         # histories of whole prompts have been seen
-        last = "" if all(one.framework for one in blind) else ", and history"
+        last = " and" if all(one.framework for one in blind) else ", history and"
         yield (
-            f"tools and breakpoints{last} of {counted(len(blind))}; record what clients send: "
+            f"tools{last} breakpoints of {counted(len(blind))}; record what clients send: "
             "ctxreuse record --source openai (or anthropic) -o recording app.py"
         )
     if hides_texts(one.traced for one in trace.requests):
@@ -334,7 +334,7 @@ def _causes(trace: _CheckedTrace) -> Iterator[LintFinding]:
         is_told = cause in (Cause.other_system, Cause.other_order) and any(
             front_text(part, one.traced) in volatile for part in FRONT_PARTS
         )
-        if cause is Cause.other_system and one.traced.front and not one.traced.system:
+        if cause is Cause.other_system and one.traced.front is not None and not one.traced.system:
             continue  # words before the documents are no system text
         is_kept = one.prompt_tokens >= trace.cache.least_tokens
         if cause in _BY_CAUSE and one.lost(cause) and is_kept and not is_told:

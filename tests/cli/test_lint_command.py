@@ -73,7 +73,7 @@ def test_a_clean_trace_ends_with_0(run, tmp_path):
     code, out, _ = run("lint", tmp_path / "clean")
     assert code == 0
     assert words(out).startswith("Nothing found in 1 request with 4 prompt tokens (vllm).")
-    assert "not known: tools and breakpoints, and history of 1 request" in words(out)
+    assert "not known: tools, history and breakpoints of 1 request" in words(out)
 
 
 @pytest.mark.parametrize(

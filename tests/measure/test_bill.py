@@ -310,6 +310,7 @@ def test_turns_can_be_taken_as_independent(run, tmp_path):
     write_jsonl(tmp_path / "corpus.jsonl", {"id": "a", "text": "a", "tokens": 2_000})
     turns = [
         {"request_id": n, "query": f"{n}?", "blocks": ["a"], "conversation_id": "c", "turn": n}
+        | {"system": f"It is {n} o'clock."}
         for n in range(3)
     ]
     write_jsonl(tmp_path / "trace.jsonl", *turns)
@@ -318,7 +319,8 @@ def test_turns_can_be_taken_as_independent(run, tmp_path):
         json.loads(run(*arguments, *more)[1])["bill"]["rows"][0]["prompt_tokens"]
         for more in ((), ("--independent",))
     )
-    assert (together, apart) == (12_000, 6_000)
+    assert (together, apart) == (12_012, 6_012)
+    assert "in 3 of 3 prompts" in words(run(*arguments[:-1], "--independent")[1])
 
 
 def test_a_model_s_name_stands_for_its_published_prices(run, folder):

@@ -284,7 +284,7 @@ def test_what_a_trace_does_not_say_is_not_known_and_no_finding():
     report = lint(trace, CORPUS)
     assert (report.findings, report.cache) == ([], "vllm")
     assert [words.split(";")[0] for words in report.unknown] == [
-        "tools and breakpoints, and history of 3 requests",
+        "tools, history and breakpoints of 3 requests",
         "breakpoints and minimum: name the provider's cache, such as --cache anthropic",
     ]
     assert report.verdict.startswith("Nothing found in 3 requests")

@@ -30,6 +30,7 @@ from prompt_programs import Asked, AskedLLM, Engine, ask_workflow, llm_on, model
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.errors import InputFileError
+from ctxreuse.measure.lint import lint
 from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.results.verdict import SavingsVerdict, verdict
 from ctxreuse.measure.traces.recorded_prompts import read_recording
@@ -483,3 +484,5 @@ def test_a_chat_may_keep_its_questions_without_their_documents(tmp_path, keeps, 
     said = said_of(tmp_path, cache="openai")
     assert ("shorter than the minimum" not in said.sentence) == keeps
     assert ("after format_context(..., labels=True)" in said.next_step) == keeps
+    blocks, trace, _ = read_recording(str(tmp_path))
+    assert "another system text" not in [one.check for one in lint(trace, blocks).findings]

@@ -104,7 +104,10 @@ def measure_savings(
     check_own_engine(profile, "capacity_tokens and prefill_rate", smaller, asked.prefill_rate)
     blocks, requests, prompts = read_recording(asked.trace, asked.corpus)
     if asked.independent:
-        requests = [replace(one, conversation_id=None) for one in requests]
+        requests = [
+            one if one.conversation_id is None else replace(one, conversation_id=None, turn=0)
+            for one in requests
+        ]
     recorded, changing, causes = requests, changing_documents(requests), list[FirstCause]()
     if changing is not None:  # it is said what comes of it once they are mended; so of fronts
         causes.append(FirstCause(str(changing), changing.remedy))
