@@ -438,7 +438,7 @@ def with_breakpoints(
 def _may_go_on(one: OpenPrompt, roles: Sequence[str]) -> bool:
     """Return whether a later turn may begin with a prompt: not where histories drop documents."""
     new = first_new(roles)
-    if not new:
+    if "user" not in roles[:new]:
         return one.given.scope.conversation_id is not None
     shown = (n for n, edit in enumerate(one.edits) if edit and roles[n] == "user")
     return min(one.changed, default=new) >= new > next(shown, 0)

@@ -278,7 +278,7 @@ def test_later_turns_read_the_turn_before(server, shown, is_planned_before):
     planner = planner_for(server)
     retriever = RETRIEVERS["ReuseRetriever" if is_planned_before else "plain"](planner)
     model = wrapped(server, planner=planner)
-    messages: list[BaseMessage] = []
+    messages: list[BaseMessage] = [AIMessage("How can I help?")] if shown else []
 
     def turn(query: str) -> BaseMessage:
         context = format_context(retriever.invoke(query), **shown)
