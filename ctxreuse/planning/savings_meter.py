@@ -151,8 +151,8 @@ class SavingsMeter:
 
     def _catch_up(self) -> None:
         with self._lock:
-            for _ in [*self._queued]:  # what comes meanwhile is counted next time
-                one = self._queued.popleft()
+            # what comes meanwhile is counted next time, or by a collected stream that enters here
+            for one in [self._queued.popleft() for _ in range(len(self._queued))]:
                 if isinstance(one, int):
                     self._retrieved.evict(one)
                 elif isinstance(one, SentEntry):
