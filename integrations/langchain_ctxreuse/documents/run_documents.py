@@ -6,7 +6,6 @@ import logging
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from functools import cache, partialmethod
-from itertools import islice
 from typing import Any, NamedTuple
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -66,7 +65,8 @@ class OpenRuns(BaseCallbackHandler):
         is_nested = outer is not None and outer.is_retriever
         root = (parent_run_id or run_id) if outer is None else outer.root
         self._runs[run_id] = _OpenRun(root, is_retriever or is_nested, is_nested)
-        for oldest in [*islice(self._runs, len(self._runs) > _MOST_RUNS)]:  # at once: threads
+        if len(self._runs) > _MOST_RUNS:
+            oldest, *_ = self._runs  # in one step, as threads share them
             self._runs.pop(oldest, None)
 
     def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import BoundArguments
-from itertools import islice
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -77,7 +76,8 @@ class OpenCalls(BaseSpanHandler[BaseSpan]):
         gives_nodes = isinstance(instance, BaseRetriever | BaseNodePostprocessor)
         begun = self._calls[id_] = BegunCall(id_, instance, around, root, gives_nodes, about)
         self._begin(begun, bound_args.arguments)
-        for oldest in list(islice(self._calls, max(0, len(self._calls) - _MOST_CALLS))):
+        if len(self._calls) > _MOST_CALLS:
+            oldest, *_ = self._calls  # in one step, as threads share them
             self.span_drop(oldest)  # LlamaIndex never told of its end
 
     def span_exit(
