@@ -84,7 +84,7 @@ class ServeCommand:
             return put(app.hashed_key(sys.stdin.readline().strip(), secret))
         if not self.engines:
             raise InvalidRequestError("name at least one engine: --engine http://127.0.0.1:8000")
-        if re.search(r"[^\w-]", self.tenant_header):
+        if re.search(r"(?a)[^\w-]", self.tenant_header):
             raise InvalidRequestError(
                 f"--tenant-header {describe(self.tenant_header)}: give a name such as x-tenant"
             )

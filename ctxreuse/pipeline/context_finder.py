@@ -85,7 +85,7 @@ _NOT_ASKED = re.compile(
     r"|other|outside|external)\W){1,4}|if (?:the|no) |has a title and a |what is its "
     r"|(?:only|wh(?:at|ere) (?:is|are|was|were)) (?:\w+ ){0,2}"
     r"(?=\w+ of (?!your|each|every|th[ai]|the (?:answer|claim|fact|information)))"
-    r"|(?:open|data|power|light|energy)[ _-])sources?\b(?! (?:that|used|you))"
+    r"|(?:open|power|light|energy)[ _-])sources?\b(?! (?:that|used|you))"
     r"|\bsource (?:code|language|of truth)|(?:^[ </]*|\. )sources?[:>]\s*$",
     re.IGNORECASE | re.MULTILINE,
 )

@@ -145,7 +145,7 @@ def test_at_its_end_it_answers_what_it_has_begun(tmp_path):
         (["--engine", "http://h", "--cache", "none"], {}, "none"),
         (["--engine", "http://h", "--workers", "0"], {}, "--workers"),
         (["--engine", "http://h", "--timeout", "-1"], {}, "--timeout"),
-        (["--engine", "http://h", "--tenant-header", "x-t:"], {}, "give a name such as x-tenant"),
+        (["--engine", "http://h", "--tenant-header", "x-é"], {}, "give a name such as x-tenant"),
         (["--engine", "http://h", "--keys", "no-file"], {"CTXREUSE_KEYS_SECRET": "s"}, "no-file"),
         (["--engine", "http://h", "--keys", "no-file"], {}, "CTXREUSE_KEYS_SECRET"),
         (["--engine", "http://h", "--shared-log", "redis://h"], {}, "CTXREUSE_SHARED_LOG_SECRET"),
