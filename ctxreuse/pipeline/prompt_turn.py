@@ -45,7 +45,7 @@ from ctxreuse.rules.prompt_forms import cut_content, marked_prompt
 
 _MOST_CONTEXTS = 64
 _SILENT_PROMPTS = 20
-_CLOSING_TAGS = re.compile(r"(?:\s*</[A-Za-z][\w-]*\s*>)+")
+_CLOSING = re.compile(r"(?:\s*</[A-Za-z][\w-]*\s*>)+|\s*[\"'`)\]]+")
 _log = logging.getLogger("ctxreuse")
 
 
@@ -575,7 +575,7 @@ def _context_groups(context: Context, plan: Plan, start: int, end: int) -> list[
     between = separator if not separator.strip() else "\n\n"
     groups = [_Group((Slice(start, context.start),)), *_turn_groups(plan, own, joint, between)]
     groups += [_Group((joint, one)) for one in repeats]
-    closing = _CLOSING_TAGS.match(separator)  # tags behind the last text, as behind each other one
+    closing = _CLOSING.match(separator)  # behind the last text as behind each other one
     is_closed = closing and context.message.startswith(closing[0], context.end)
     behind = context.end + (len(closing[0]) if closing and is_closed else 0)
     groups.append(_Group((Slice(context.end, behind),)))
