@@ -268,8 +268,9 @@ def reason_in_place(
         return "behind_changing_words"  # it stands behind its question
     if ranking is not None and ranking.search(message, context.end):
         return "order"
-    around = message[: context.start], message[context.end :]
-    if sum(any(text in other for other in around) for text in texts) * 2 >= len(texts):
+    before, behind = message[: context.start], message[context.end :]
+    is_led = before.endswith(tuple(text + context.separator for text in texts))
+    if is_led or sum(text in before or text in behind for text in texts) * 2 >= len(texts):
         return "twice"
     if is_sequence([span.known.form for span in context.spans]):
         return "sequence"

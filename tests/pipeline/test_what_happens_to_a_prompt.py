@@ -396,6 +396,7 @@ or the order
     {abc} => {bc}\n\nMind the ranking. => {cd}\n\nMind the ranking. => {cd}\n\nMind the rank.
 `twice` | the same documents stand twice | show them once
     {abc}\n\n\n{abc} => {abc}\n\n\nAgain?
+    {abcd} => {adcab}\n\nWhich? => {dcab}\n\nWhich?
 """)
 
 
