@@ -25,7 +25,7 @@ _ENTRY_CHARACTERS = 200
 _MOST_LISTS = 4  # that a text is known to stand in
 _MOST_MESSAGES = 20_000
 _WORK_A_CHARACTER = 64
-STARTS = re.compile(r"\n|>|\"|: |, |; |- |\* |\u2022 |\. |! |\? |\) |\] ")  # searched as a set
+STARTS = re.compile(r"\n|>|\"|\[|: |, |; |- |\* |\u2022 |\. |! |\? |\) |\] ")  # searched as a set
 _INDENT = re.compile(r"(?:\A|(?<=\n))[ \t]+")
 _LONGEST_START = 2
 _GROWTH = 8  # of what is compared where several texts begin alike

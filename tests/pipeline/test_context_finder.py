@@ -128,6 +128,7 @@ def listed(item: str, separator: str = "\n", front: str = "", end: str = "\n\nWh
         listed("<doc>{text}</doc>", front="<docs>", end="</docs> Which?"),
         listed("<doc><text>\n{text}\n</text></doc>", separator=""),
         listed("{text}", "<SEP>"),
+        listed("{text}", ",\n", front="[", end="]"),
         listed("{text}", "<hr/>"),
         lambda given: json.dumps([one.text for one in given]),
         lambda given: json.dumps({"found": [one.text for one in given], "n": 3}, indent=2),
