@@ -22,7 +22,7 @@ SHORTEST = 12
 """Characters; shorter texts may stand anywhere by chance."""
 _MOST_CHARACTERS = 32_000_000
 _ENTRY_CHARACTERS = 200
-_MOST_LISTS = 4  # that a text is known to stand in
+_MOST_LISTS = 16  # that a text is known to stand in
 _MOST_MESSAGES = 20_000
 _WORK_A_CHARACTER = 64
 STARTS = re.compile(r"\n|>|\"|\[|: |, |; |- |\* |\u2022 |\. |! |\? |\) |\] ")  # searched as a set
