@@ -136,9 +136,8 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
     async def _found(
         self, method: str, query: str, run: Any, arguments: Mapping[str, Any]
     ) -> list[Document]:
-        config, scope, blocks = self._carried.config, self._carried.scope, method == "invoke"
+        (config, scope), blocks, retrieval = self._carried, method == "invoke", object()
         inside = patch_config(config, callbacks=run.get_child())
-        retrieval = object()
         RETRIEVALS[retrieval] = scope.tenant or ""
         try:
             found = getattr(self.retriever, method)(query, inside, **arguments)
@@ -150,7 +149,7 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
             if not self._is_in_batch:
                 log_nested()
             return documents
-        retrieved = RetrievedItems(documents, query, scope, runs.run_of(config).root)
+        retrieved = _retrieved_items(documents, query, config)
         return self._documents.plan(retrieved) if blocks else await self._documents.aplan(retrieved)
 
     def _in_batch(self) -> Self:

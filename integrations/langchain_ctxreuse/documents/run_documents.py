@@ -89,9 +89,8 @@ class OpenRuns(BaseCallbackHandler):
         is_retriever: bool = False,
         **__: Any,
     ) -> None:
-        outer = self._runs.get(parent_run_id)
-        is_nested = outer is not None and outer.is_retriever
-        root = (parent_run_id or run_id) if outer is None else outer.root
+        outer = self._runs.get(parent_run_id, _NO_RUN)
+        root, is_nested = outer.root or parent_run_id or run_id, outer.is_retriever
         self._runs[run_id] = _OpenRun(root, is_retriever or is_nested, is_nested)
         for oldest in [*islice(self._runs, len(self._runs) > _MOST_RUNS)]:  # at once: threads
             self._runs.pop(oldest, None)
