@@ -55,12 +55,12 @@ def seen_forms(documents: Sequence[Document]) -> list[Form]:
 class _OpenRun(NamedTuple):
     """A run that has not ended; ids are of any type."""
 
-    root: Hashable
-    is_retriever: bool
-    is_nested: bool
+    root: Hashable = None
+    is_retriever: bool = False
+    is_nested: bool = False
 
 
-_NO_RUN = _OpenRun(None, is_retriever=False, is_nested=False)
+_NO_RUN = _OpenRun()
 
 
 class OpenRuns(BaseCallbackHandler):
