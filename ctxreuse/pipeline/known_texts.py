@@ -176,9 +176,9 @@ class KnownTexts:
         if not known or known[0] is None:
             return None
         held = known[0].list_of(root)
-        ranks = [None if one is None else one.rank_in(held) for one in known]
-        found = [one for one in ranks if one is not None]
-        return (held, found) if held.take_back and len(found) == len(texts) else None
+        found = [rank for one in known if one and (rank := one.rank_in(held)) is not None]
+        is_its = held.take_back and held.root in (None, root or held.root)  # no other run's
+        return (held, found) if is_its and len(found) == len(texts) else None
 
     def _add(self, tenant: str, form: Form, held: TextList, rank: int) -> None:
         known = self._known.get(tenant, form.text)

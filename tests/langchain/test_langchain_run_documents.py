@@ -201,13 +201,14 @@ def test_what_is_done_with_a_planned_retrievers_documents_keeps_their_ranking(ch
     assert planner.statistics().requests == 2, "the retriever's plans are taken back"
 
 
-def test_each_of_a_batch_is_ranked_as_its_own_retriever_has_ranked_it(inner):
+def test_each_prompt_is_ranked_as_its_own_retriever_has_ranked_it(inner):
     planner, questions = ReusePlanner(), ["abcd", "dcab", "bdca", "cadb", "dbac", "acbd"]
     model = wrapped(inner, planner=planner)
     context = ReuseRetriever(retriever=LetterRetriever(), planner=planner) | (
         lambda found: format_context(found, document_prompt="# {source}\n{page_content}")
     )
     ({"context": context, "question": RunnablePassthrough()} | PROMPT | model).batch(questions)
+    with_lcel(model, LetterRetriever()).invoke("cbad")  # nobody has planned it
     for call in inner.calls:
         shown = letters_in(call.text)
         best = ", ".join(str(shown.index(one) + 1) for one in call.text[-4:-1])
