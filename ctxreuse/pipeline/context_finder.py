@@ -122,7 +122,7 @@ class Context(NamedTuple):
     def of(cls, message: str, spans: Sequence[KnownSpan], held: TextList | None) -> Context:
         """Return known texts as a context."""
         known, ranked = [one.known for one in spans], list(range(len(spans)))
-        if held is not None and held.take_back is not None:
+        if held and held.take_back:
             ranked.sort(key=lambda place: known[place].rank_in(held) or 0)
         texts = [one.form.text for one in known]
         heads = {(head[1].strip(), head[2]) for one in texts if (head := _OWN_NUMBER.match(one))}

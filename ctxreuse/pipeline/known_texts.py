@@ -243,12 +243,12 @@ class KnownTexts:
             start = end = 0
             while True:
                 texts = beginnings.get(message[start : start + SHORTEST])
-                if texts is not None:
+                if texts:
                     text = _longest_at(texts, message, start, spend)
                     if left < 0:
                         return None
                     found = None if text is None else self._known.get(tenant, text)
-                    if text is not None and found is not None:
+                    if text and found:
                         end = start + len(text)
                         spans.append(KnownSpan(start, end, found))
                         # what ends a text may begin the next one

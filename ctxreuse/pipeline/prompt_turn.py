@@ -305,7 +305,7 @@ class PromptPlanner:
         number, context = one.contexts[0]
         lists = [span.known.list_of(one.given.root) for span in context.spans]
         for take_back in dict.fromkeys(held.take_back for held in lists):
-            if take_back is not None:  # this plan stands in place of theirs
+            if take_back:  # this plan stands in place of theirs
                 take_back(self._planner)
         scope, parts = one.given.scope, one.given.parts
         labels = context.is_labelled

@@ -144,8 +144,7 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
             documents: list[Document] = found if blocks else await found
         finally:
             RETRIEVALS.pop(retrieval, None)
-        runs = run_documents()
-        if self._is_in_batch or runs.run_of(run.run_id).is_nested:
+        if self._is_in_batch or run_documents().run_of(run.run_id).is_nested:
             if not self._is_in_batch:
                 log_nested()
             return documents
