@@ -122,7 +122,7 @@ class Context(NamedTuple):
     def of(cls, message: str, spans: Sequence[KnownSpan], held: TextList | None) -> Context:
         """Return known texts as a context."""
         known, ranked = [one.known for one in spans], list(range(len(spans)))
-        if held is not None and held.take_back is not None:
+        if held and held.take_back:
             ranked.sort(key=lambda place: known[place].rank_in(held) or 0)
         texts = [one.form.text for one in known]
         heads = {(head[1].strip(), head[2]) for one in texts if (head := _OWN_NUMBER.match(one))}
@@ -268,8 +268,9 @@ def reason_in_place(
         return "behind_changing_words"  # it stands behind its question
     if ranking is not None and ranking.search(message, context.end):
         return "order"
-    around = message[: context.start], message[context.end :]
-    if sum(any(text in other for other in around) for text in texts) * 2 >= len(texts):
+    before, behind = message[: context.start], message[context.end :]
+    is_led = before.endswith(tuple(text + context.separator for text in texts))
+    if is_led or sum(text in before or text in behind for text in texts) * 2 >= len(texts):
         return "twice"
     if is_sequence([span.known.form for span in context.spans]):
         return "sequence"

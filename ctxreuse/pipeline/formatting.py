@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from string import punctuation
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ def joined_forms(
     labels: bool = False,
     own_labels: Sequence[str] | None = None,
     ids: Sequence[BlockId | None] = (),
+    root: Hashable = None,
 ) -> str:
     """Return documents as one text, and have each known as it stands."""
     checked_kind("templates", templates, Templates, "Templates")
@@ -48,7 +49,7 @@ def joined_forms(
         places = sorted(first.values())
         shown, texts = [shown[one] for one in places], [texts[one] for one in places]
     known = known_texts()  # what was made of documents' texts is as good as they are
-    known.add(tenant, shown, *(known.planned_list(tenant, texts) or ()))
+    known.add(tenant, shown, *(known.planned_list(tenant, texts, root) or ()))
     return separator.join([one.text for one in shown if one.text])
 
 

@@ -22,10 +22,10 @@ SHORTEST = 12
 """Characters; shorter texts may stand anywhere by chance."""
 _MOST_CHARACTERS = 32_000_000
 _ENTRY_CHARACTERS = 200
-_MOST_LISTS = 4  # that a text is known to stand in
+_MOST_LISTS = 16  # that a text is known to stand in
 _MOST_MESSAGES = 20_000
 _WORK_A_CHARACTER = 64
-STARTS = re.compile(r"\n|>|\"|: |, |; |- |\* |\u2022 |\. |! |\? |\) |\] ")  # searched as a set
+STARTS = re.compile(r"\n|>|\"|\[|: |, |; |- |\* |\u2022 |\. |! |\? |\) |\] ")  # searched as a set
 _INDENT = re.compile(r"(?:\A|(?<=\n))[ \t]+")
 _LONGEST_START = 2
 _GROWTH = 8  # of what is compared where several texts begin alike
@@ -176,9 +176,9 @@ class KnownTexts:
         if not known or known[0] is None:
             return None
         held = known[0].list_of(root)
-        ranks = [None if one is None else one.rank_in(held) for one in known]
-        found = [one for one in ranks if one is not None]
-        return (held, found) if held.take_back and len(found) == len(texts) else None
+        found = [rank for one in known if one and (rank := one.rank_in(held)) is not None]
+        is_its = held.take_back and held.root in (None, root or held.root)  # no other run's
+        return (held, found) if is_its and len(found) == len(texts) else None
 
     def _add(self, tenant: str, form: Form, held: TextList, rank: int) -> None:
         known = self._known.get(tenant, form.text)
@@ -243,12 +243,12 @@ class KnownTexts:
             start = end = 0
             while True:
                 texts = beginnings.get(message[start : start + SHORTEST])
-                if texts is not None:
+                if texts:
                     text = _longest_at(texts, message, start, spend)
                     if left < 0:
                         return None
                     found = None if text is None else self._known.get(tenant, text)
-                    if text is not None and found is not None:
+                    if text and found:
                         end = start + len(text)
                         spans.append(KnownSpan(start, end, found))
                         # what ends a text may begin the next one

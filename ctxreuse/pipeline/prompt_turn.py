@@ -45,7 +45,7 @@ from ctxreuse.rules.prompt_forms import cut_content, marked_prompt
 
 _MOST_CONTEXTS = 64
 _SILENT_PROMPTS = 20
-_CLOSING_TAGS = re.compile(r"(?:\s*</[A-Za-z][\w-]*\s*>)+")
+_CLOSING = re.compile(r"(?:\s*</[A-Za-z][\w-]*\s*>)+|\s*[\"'`)\]]+")
 _log = logging.getLogger("ctxreuse")
 
 
@@ -305,7 +305,7 @@ class PromptPlanner:
         number, context = one.contexts[0]
         lists = [span.known.list_of(one.given.root) for span in context.spans]
         for take_back in dict.fromkeys(held.take_back for held in lists):
-            if take_back is not None:  # this plan stands in place of theirs
+            if take_back:  # this plan stands in place of theirs
                 take_back(self._planner)
         scope, parts = one.given.scope, one.given.parts
         labels = context.is_labelled
@@ -494,8 +494,8 @@ def result_edit(
         before = templates.before_text(templates.label_of(block))
         own[key] = (before, *shown[key], templates.after_text)
     groups = [_Group((Slice(0, region.start),)), *_turn_groups(plan, own, separator, separator)]
-    if plan.order_annotation is not None:
-        groups.append(_Group((separator, plan.order_annotation)))
+    if said := plan.order_annotation:
+        groups.append(_Group((separator, said)))
     groups.append(_Group((Slice(region.end, len(text)),)))
     return _edit_of(text, groups, plan)
 
@@ -572,22 +572,21 @@ def _context_groups(context: Context, plan: Plan, start: int, end: int) -> list[
             own[newest.known.block.key] = (Slice(newest.start, span.end),)
         elif key in plan.sent:  # one of what stands above shows nothing
             repeats.append(whole)
-    between = separator if not separator.strip() else "\n\n"
+    between = "\n\n" if separator.strip() else separator
     groups = [_Group((Slice(start, context.start),)), *_turn_groups(plan, own, joint, between)]
     groups += [_Group((joint, one)) for one in repeats]
-    closing = _CLOSING_TAGS.match(separator)  # tags behind the last text, as behind each other one
-    is_closed = closing and context.message.startswith(closing[0], context.end)
-    behind = context.end + (len(closing[0]) if closing and is_closed else 0)
+    closing = match[0] if (match := _CLOSING.match(separator)) else ""  # behind each other text
+    behind = context.end + len(closing) * context.message.startswith(closing, context.end)
     groups.append(_Group((Slice(context.end, behind),)))
     said = plan.order_annotation
-    if said is not None and (context.is_labelled or not context.is_numbered):
+    if said and (context.is_labelled or not context.is_numbered):
         groups.append(_Group((between, said)))
     return [*groups, _Group((Slice(behind, end),))]
 
 
 def _edit_of(text: str, groups: Iterable[_Group], plan: Plan, earlier: Edit | None = None) -> Edit:
     """Return how a text is sent, cut behind each planned block where that can be read."""
-    before = Edit(()) if earlier is None else earlier
+    before = earlier or Edit(())
     pieces, cuts, marks = list(before.pieces or ()), list(before.cuts), list(before.marks)
     ends = plan.marks or plan.primes
     if 0 in ends and not cuts:

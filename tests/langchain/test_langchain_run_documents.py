@@ -36,7 +36,7 @@ from langgraph.graph import START, StateGraph
 
 from ctxreuse import ReusePlanner, request_context
 from ctxreuse.pipeline.known_texts import known_texts
-from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever
+from langchain_ctxreuse import ReuseMiddleware, ReuseRetriever, format_context
 from langchain_ctxreuse.documents.run_documents import run_documents
 
 PROMPT = ChatPromptTemplate.from_template("{context}\n\nQuestion: {question}")
@@ -199,6 +199,20 @@ def test_what_is_done_with_a_planned_retrievers_documents_keeps_their_ranking(ch
     assert words
     assert model.prompt_statistics.planned == 2
     assert planner.statistics().requests == 2, "the retriever's plans are taken back"
+
+
+def test_each_prompt_is_ranked_as_its_own_retriever_has_ranked_it(inner):
+    planner, questions = ReusePlanner(), ["abcd", "dcab", "bdca", "cadb", "dbac", "acbd"]
+    model = wrapped(inner, planner=planner)
+    context = ReuseRetriever(retriever=LetterRetriever(), planner=planner) | (
+        lambda found: format_context(found, document_prompt="# {source}\n{page_content}")
+    )
+    ({"context": context, "question": RunnablePassthrough()} | PROMPT | model).batch(questions)
+    with_lcel(model, LetterRetriever()).invoke("cbad")  # nobody has planned it
+    for call in inner.calls:
+        shown = letters_in(call.text)
+        best = ", ".join(str(shown.index(one) + 1) for one in call.text[-4:-1])
+        assert (f"Read documents {best} first." in call.text) is (best != "1, 2, 3")
 
 
 def test_documents_that_were_retrieved_for_another_tenant_are_not_known(inner):

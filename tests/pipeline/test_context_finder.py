@@ -128,6 +128,7 @@ def listed(item: str, separator: str = "\n", front: str = "", end: str = "\n\nWh
         listed("<doc>{text}</doc>", front="<docs>", end="</docs> Which?"),
         listed("<doc><text>\n{text}\n</text></doc>", separator=""),
         listed("{text}", "<SEP>"),
+        listed("{text}", ",\n", front="[", end="]"),
         listed("{text}", "<hr/>"),
         lambda given: json.dumps([one.text for one in given]),
         lambda given: json.dumps({"found": [one.text for one in given], "n": 3}, indent=2),
@@ -259,17 +260,6 @@ def test_only_what_was_rendered_with_us_counts_where_that_is_asked_for():
     found = contexts_in(known, "", message, rendered_only=True)
     assert found is not None
     assert len(found.contexts) == 1
-
-
-def test_a_plan_of_ours_ranks_its_texts_wherever_they_stand():
-    known = KnownTexts()
-    known.add("", [A, B, C], TextList("run", is_ours=True, take_back=print))
-    found = contexts_in(known, "", "\n".join([C, A, B]), "run")
-    assert found is not None
-    [context] = found.contexts
-    assert context.ranked == [1, 2, 0]
-    [context] = found_in("\n".join([C, A, B]), [A, B, C]).contexts
-    assert context.ranked == [0, 1, 2], "a retriever's best stand first in its prompt"
 
 
 def test_labelled_texts_are_blocks_without_their_label():

@@ -10,7 +10,7 @@ from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.context_finder import contexts_in
 from ctxreuse.pipeline.formatting import cited_positions, joined_forms, labelled_block
-from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
+from ctxreuse.pipeline.known_texts import Form, known_texts
 
 BY_ID = Templates(label="[Doc_{id}]")
 ALL_TEMPLATES = [DEFAULT_TEMPLATES, PAPER_TEMPLATES, BY_ID]
@@ -58,15 +58,6 @@ def test_an_id_makes_a_block_another_one_only_where_labels_show_it():
     same = labelled_block(form, None, DEFAULT_TEMPLATES)
     assert labelled_block(form, "fresh-uuid", DEFAULT_TEMPLATES).key == same.key
     assert labelled_block(form, "x", BY_ID).key != labelled_block(form, "y", BY_ID).key
-
-
-def test_what_was_planned_is_as_good_when_it_is_rendered():
-    held = TextList("run", is_ours=True, take_back=print)
-    known_texts().add("", [TEXTS[letter] for letter in "bca"], held)
-    shown = contexts_in(known_texts(), "", join("abc"))
-    assert shown is not None
-    [context] = shown.contexts
-    assert context.ranked == [1, 2, 0]
 
 
 @pytest.mark.parametrize(("says", "cited"), WAYS_TO_CITE)

@@ -107,11 +107,11 @@ def test_a_text_stands_in_the_newest_list_or_in_that_of_the_run():
     other = known.known("", texts[1])
     assert other is not None
     assert other.rank_in(repeated) == 0, "a repeat has the rank of the first"
-    for _ in range(9):
+    for _ in range(20):
         known.add("", texts)
     one = known.known("", texts[0])
     assert one is not None
-    assert (len(one.lists), one.rank_in(run)) == (4, None)
+    assert (len(one.lists), one.rank_in(run)) == (16, None)
 
 
 def test_a_list_that_a_plan_of_ours_has_ordered_is_told_by_its_texts():

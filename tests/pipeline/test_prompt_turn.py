@@ -107,15 +107,14 @@ def test_the_fronts_of_one_prompt_are_no_changing_words(world):
     assert len(world.plan(*said("\n\nAlso:\n".join(contexts))).plans) == 3
 
 
-def test_words_on_the_order_stand_inside_of_tags_around(world):
+@pytest.mark.parametrize("shown", ["<doc>{}</doc>", '- "{}"', "```\n{}\n```"])
+def test_words_on_the_order_stand_inside_of_tags_around_and_behind_what_closes_a_text(world, shown):
     for letters in ("abc", "cab"):
-        documents = "\n".join(f"<doc>{world.context(letter)}</doc>" for letter in letters)
+        documents = "\n".join(shown.format(world.context(letter)) for letter in letters)
         sent = world.user(f"<docs>\n{documents}</docs>\nWhich?")
-    assert sent == f"<docs>\n{documents}</docs>\nWhich?".replace(
-        documents,
-        "\n".join(f"<doc>{TEXTS[letter]}</doc>" for letter in "abc")
-        + "\n\nRead documents 3, 1, 2 first.",
-    )
+    moved = "\n".join(shown.format(TEXTS[letter]) for letter in "abc")
+    words = "\n\nRead documents 3, 1, 2 first."
+    assert sent == f"<docs>\n{moved}{words}</docs>\nWhich?"
 
 
 def test_words_of_documents_are_not_the_applications(world):

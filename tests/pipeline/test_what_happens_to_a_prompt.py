@@ -260,7 +260,7 @@ The messages behind the last answer are new, and so is a system message that is 
         => {ac}\n\nRead documents 2, 1 first. | Who? | So. | Why?
 A begun answer at the end does not count.
     {abc} => {ca} | A>It is => {ac}\n\nRead documents 2, 1 first. | It is
-A tool's result keeps its order, as do labelled documents behind an answer.
+A tool's result keeps its order, as do labelled documents behind an answer, even an example's.
     Go. | A> | T>{abc} => Go. | A> | T>{cab}
     {#ab} | A>So. | {#def} => {#ab} | A>So. | {#fed}
 Unless the best three stand first, one line behind the documents names them: by labels, else by
@@ -396,6 +396,7 @@ or the order
     {abc} => {bc}\n\nMind the ranking. => {cd}\n\nMind the ranking. => {cd}\n\nMind the rank.
 `twice` | the same documents stand twice | show them once
     {abc}\n\n\n{abc} => {abc}\n\n\nAgain?
+    {abcd} => {adcab}\n\nWhich? => {dcab}\n\nWhich?
 """)
 
 

@@ -225,7 +225,8 @@ class ReuseMiddleware(FixedSettings, AgentMiddleware[AgentState[ResponseT], Cont
     ) -> AnyMessage:
         question, templates = messages[position], self._templates
         texts = [one.page_content for one in documents]
-        ranked = best_first(documents, texts, tenant_from_config(), self._planner)
+        root = run_documents().run_of(None).root
+        ranked = best_first(documents, texts, tenant_from_config(), self._planner, root)
         blocks = [labelled_block(Form(one.page_content), one.id, templates) for one in ranked]
         history = self._history(messages[:position])
         plan = self._plan(blocks, str(question.text), history, _scope(messages))

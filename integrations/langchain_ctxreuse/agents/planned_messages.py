@@ -103,7 +103,7 @@ def planned_text(message: BaseMessage) -> PlannedText | None:
     if text is None or text_digest(text.text).hex() != digest:
         return None
     edit = Edit.of_json(carried.get("edit"), len(text.text))
-    return None if edit is None else PlannedText(text, edit)
+    return edit and PlannedText(text, edit)
 
 
 def sent_messages(
@@ -127,7 +127,7 @@ def sent_messages(
         found = planned_text(message)
         if found is None and number < len(keys):
             texts, edit = text_parts(message), edit_of(keys[number])
-            found = None if edit is None or len(texts) != 1 else PlannedText(texts[0], edit)
+            found = PlannedText(texts[0], edit) if edit and len(texts) == 1 else None
         if found is not None:
             text = found.edit.applied(found.text.text, templates, before)
             new = TextPart(text, found.text.part)

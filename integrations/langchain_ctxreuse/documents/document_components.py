@@ -136,21 +136,19 @@ class ReuseRetriever(PlansDocuments, CarryingRetriever):
     async def _found(
         self, method: str, query: str, run: Any, arguments: Mapping[str, Any]
     ) -> list[Document]:
-        config, scope, blocks = self._carried.config, self._carried.scope, method == "invoke"
+        (config, scope), blocks, retrieval = self._carried, method == "invoke", object()
         inside = patch_config(config, callbacks=run.get_child())
-        retrieval = object()
         RETRIEVALS[retrieval] = scope.tenant or ""
         try:
             found = getattr(self.retriever, method)(query, inside, **arguments)
             documents: list[Document] = found if blocks else await found
         finally:
             RETRIEVALS.pop(retrieval, None)
-        runs = run_documents()
-        if self._is_in_batch or runs.run_of(run.run_id).is_nested:
+        if self._is_in_batch or run_documents().run_of(run.run_id).is_nested:
             if not self._is_in_batch:
                 log_nested()
             return documents
-        retrieved = RetrievedItems(documents, query, scope, runs.run_of(config).root)
+        retrieved = _retrieved_items(documents, query, config)
         return self._documents.plan(retrieved) if blocks else await self._documents.aplan(retrieved)
 
     def _in_batch(self) -> Self:

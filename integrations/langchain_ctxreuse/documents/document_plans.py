@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import TypeAlias
 
 from langchain_core.documents import Document
@@ -17,10 +16,8 @@ from ctxreuse.errors import InvalidRequestError
 from ctxreuse.pipeline.document_turn import ItemKind, shared_names
 from ctxreuse.pipeline.formatting import checked_items, cited_items, joined_forms, own_labels
 from ctxreuse.pipeline.known_texts import Form
+from langchain_ctxreuse.documents.run_documents import document_forms, run_documents, seen_forms
 from langchain_ctxreuse.scope import tenant_from_config
-
-_NEAR = 2
-"""Characters between parts of a document that follow each other; most overlap."""
 
 Label: TypeAlias = str | Callable[[Document], object]
 """A document's own label: the name of a field of its metadata, or a function."""
@@ -74,6 +71,7 @@ def format_context(
         labels=labels,
         own_labels=own_labels(given, label),
         ids=[one.id for one in given],
+        root=run_documents().run_of(None).root,
     )
 
 
@@ -105,32 +103,6 @@ def cited_documents(
     text = str(answer.text) if isinstance(answer, BaseMessage) else answer
     ids = [one.id for one in given]
     return cited_items(text, given, label, _shown_by(document_prompt, given), ids, templates)
-
-
-def document_forms(documents: Sequence[Document], texts: Sequence[str]) -> list[Form]:
-    """Return documents as they are shown, those that follow each other in a source known as such.
-
-    A splitter says so with `add_start_index=True`.
-    """
-    parts: list[tuple[str, int, int, int]] = []
-    for place, one in enumerate(documents):
-        start, source = one.metadata.get("start_index"), one.metadata.get("source")
-        if type(start) is int and isinstance(source, str):
-            parts.append((source, start, start + len(one.page_content), place))
-    names = {place: (source, start) for source, start, _, place in parts}
-    follower = {
-        place: (source, start)
-        for (source, _, end, place), (other, start, *_) in pairwise(sorted(parts))
-        if source == other and start <= end + _NEAR
-    }
-    return [
-        Form(text, None, names.get(place), follower.get(place)) for place, text in enumerate(texts)
-    ]
-
-
-def seen_forms(documents: Sequence[Document]) -> list[Form]:
-    """Return documents as prompts show them that put in the texts alone."""
-    return document_forms(documents, [one.page_content for one in documents])
 
 
 def _shown_by(

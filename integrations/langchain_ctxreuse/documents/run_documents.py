@@ -6,6 +6,7 @@ import logging
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from functools import cache, partialmethod
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -16,23 +17,50 @@ from langchain_core.tracers.context import register_configure_hook
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import renew_after_fork
 from ctxreuse.context.lru_map import PartSize
-from ctxreuse.pipeline.known_texts import known_texts
-from langchain_ctxreuse.documents.document_plans import seen_forms
+from ctxreuse.pipeline.known_texts import Form, known_texts
 from langchain_ctxreuse.scope import tenant_from_config
 
 _MOST_RUNS = 100_000
+_NEAR = 2
+"""Characters between parts of a document that follow each other; most overlap."""
 _log = logging.getLogger("ctxreuse")
+
+
+def document_forms(documents: Sequence[Document], texts: Sequence[str]) -> list[Form]:
+    """Return documents as they are shown, those that follow each other in a source known as such.
+
+    A splitter says so with `add_start_index=True`.
+    """
+    parts: list[tuple[str, int, int, int]] = []
+    for place, one in enumerate(documents):
+        start, source = one.metadata.get("start_index"), one.metadata.get("source")
+        if type(start) is int and isinstance(source, str):
+            parts.append((source, start, start + len(one.page_content), place))
+    names = {place: (source, start) for source, start, _, place in parts}
+    follower = {
+        place: (source, start)
+        for (source, _, end, place), (other, start, *_) in pairwise(sorted(parts))
+        if source == other and start <= end + _NEAR
+    }
+    return [
+        Form(text, None, names.get(place), follower.get(place)) for place, text in enumerate(texts)
+    ]
+
+
+def seen_forms(documents: Sequence[Document]) -> list[Form]:
+    """Return documents as prompts show them that put in the texts alone."""
+    return document_forms(documents, [one.page_content for one in documents])
 
 
 class _OpenRun(NamedTuple):
     """A run that has not ended; ids are of any type."""
 
-    root: Hashable
-    is_retriever: bool
-    is_nested: bool
+    root: Hashable = None
+    is_retriever: bool = False
+    is_nested: bool = False
 
 
-_NO_RUN = _OpenRun(None, is_retriever=False, is_nested=False)
+_NO_RUN = _OpenRun()
 
 
 class OpenRuns(BaseCallbackHandler):
@@ -61,9 +89,8 @@ class OpenRuns(BaseCallbackHandler):
         is_retriever: bool = False,
         **__: Any,
     ) -> None:
-        outer = self._runs.get(parent_run_id)
-        is_nested = outer is not None and outer.is_retriever
-        root = (parent_run_id or run_id) if outer is None else outer.root
+        outer = self._runs.get(parent_run_id, _NO_RUN)
+        root, is_nested = outer.root or parent_run_id or run_id, outer.is_retriever
         self._runs[run_id] = _OpenRun(root, is_retriever or is_nested, is_nested)
         if len(self._runs) > _MOST_RUNS:
             oldest, *_ = self._runs  # in one step, as threads share them
