@@ -22,8 +22,8 @@ from ctxreuse.context.scope import RequestScope, current_scope
 from ctxreuse.measure.traces.recording import ConversationNames, TraceRecorder, document_title
 from ctxreuse.pipeline.prompt_turn import PromptPart
 from llamaindex_ctxreuse.llm.planned_prompts import prompt_parts, said_beside
-from llamaindex_ctxreuse.nodes.node_plans import node_block, ranked, without_annotations
-from llamaindex_ctxreuse.nodes.run_nodes import BegunCall, OpenCalls
+from llamaindex_ctxreuse.nodes.node_plans import node_block, ranked
+from llamaindex_ctxreuse.nodes.run_nodes import BegunCall, OpenCalls, without_annotations
 
 
 @dataclass(slots=True)

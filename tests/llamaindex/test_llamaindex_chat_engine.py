@@ -25,7 +25,7 @@ from llamaindex_llm_helpers import CHATS, FaultyPlanner, say
 from ctxreuse import ReusePlanner, request_context
 from llamaindex_ctxreuse import ReuseChatEngine, ReuseLLM, ReusePostprocessor, ReuseRetriever
 from llamaindex_ctxreuse.chat import chat_turn
-from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
+from llamaindex_ctxreuse.nodes.run_nodes import AnnotationNode
 
 
 def engine(llm: Any = None, **options: Any) -> ReuseChatEngine:

@@ -23,7 +23,7 @@ from llamaindex_helpers import LetterRetriever, letter_nodes
 
 from ctxreuse import ReusePlanner
 from llamaindex_ctxreuse import ReusePostprocessor, ReuseRetriever
-from llamaindex_ctxreuse.nodes.node_plans import AnnotationNode
+from llamaindex_ctxreuse.nodes.run_nodes import AnnotationNode
 
 KINDS = ("postprocessor", "retriever")
 

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +31,7 @@ from llamaindex_helpers import LetterRetriever, RecordingLLM, SubQuestions, lett
 from llamaindex_llm_helpers import CHATS, say
 
 from ctxreuse import ReusePlanner, request_context
-from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever
+from llamaindex_ctxreuse import ReuseLLM, ReusePostprocessor, ReuseRetriever, format_context
 from llamaindex_ctxreuse.nodes import run_nodes
 
 WORDS = "Read documents 3, 2, 1 first."
@@ -251,6 +252,23 @@ class TestOnePlan:
         assert f"{shown('abc')}\n\n{WORDS}" in inner.prompts[1], "ranked as retrieved"
         assert model.prompt_statistics.planned == planner.savings.requests == 2
         assert planner.statistics().requests == 2
+
+    def test_a_prompt_is_ranked_as_its_own_retriever_has_ranked_it(self):
+        inner, llm = reusing()
+        retriever = ReuseRetriever(LetterRetriever(), planner=llm.planner)
+
+        class Engine(CustomQueryEngine):
+            def custom_query(self, query_str: str) -> str:
+                nodes = retriever.retrieve(query_str)
+                with ThreadPoolExecutor(1) as others:  # another request, meanwhile
+                    others.submit(retriever.retrieve, query_str[::-1]).result()
+                return llm.complete(f"{format_context(nodes, '# {content}')}\n\n{query_str}").text
+
+        for letters in ("abcd", "dbca", "cadb"):
+            Engine().query(letters)
+            places = [inner.prompts[-1].index(letter_text(one)) for one in letters]
+            best = ", ".join(str(sorted(places).index(one) + 1) for one in places[:3])
+            assert (f"Read documents {best} first." in inner.prompts[-1]) is (letters != "abcd")
 
     @pytest.mark.parametrize("use_async", [False, True])
     def test_a_retriever_inside_of_a_fusion_leaves_its_ranking_alone(self, use_async):

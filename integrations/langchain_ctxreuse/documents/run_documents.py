@@ -93,7 +93,7 @@ class OpenRuns(BaseCallbackHandler):
         root, is_nested = outer.root or parent_run_id or run_id, outer.is_retriever
         self._runs[run_id] = _OpenRun(root, is_retriever or is_nested, is_nested)
         if len(self._runs) > _MOST_RUNS:
-            oldest, *_ = self._runs  # in one step, as threads share them
+            oldest, *_newer = self._runs  # in one step, as threads share them
             self._runs.pop(oldest, None)
 
     def _on_end(self, result: Any, /, *, run_id: Hashable, **_: Any) -> Any:

@@ -23,8 +23,8 @@ from ctxreuse.pipeline.prompt_turn import note_planned
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.plan import Plan
 from llamaindex_ctxreuse.llm.planned_prompts import copied_message, message_as_openai
-from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode, without_annotations
-from llamaindex_ctxreuse.nodes.run_nodes import as_retrieved
+from llamaindex_ctxreuse.nodes.node_plans import checked_metadata_mode
+from llamaindex_ctxreuse.nodes.run_nodes import as_retrieved, without_annotations
 
 _log = logging.getLogger("ctxreuse")
 _TOKENS_OF_AN_ANSWER = 256

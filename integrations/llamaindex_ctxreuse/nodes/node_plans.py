@@ -13,7 +13,6 @@ from llama_index.core.schema import (
     ImageNode,
     MetadataMode,
     Node,
-    NodeRelationship,
     NodeWithScore,
     TextNode,
 )
@@ -25,14 +24,10 @@ from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.pipeline.document_turn import ItemKind, shared_names
 from ctxreuse.pipeline.formatting import checked_items, cited_items, joined_forms, own_labels
-from ctxreuse.pipeline.known_texts import Form
+from llamaindex_ctxreuse.nodes.run_nodes import AnnotationNode, node_forms, root_of_call, seen_forms
 
 Label: TypeAlias = str | Callable[[NodeWithScore], object]
 """A node's own label: the name of a field of its metadata, or a function."""
-
-
-class AnnotationNode(TextNode):
-    """Stands behind nodes in planned order, and says which are best."""
 
 
 def format_context(
@@ -85,6 +80,7 @@ def format_context(
         labels=labels,
         own_labels=own_labels(given, label),
         ids=[one.node_id for one in given],
+        root=root_of_call(),
     )
 
 
@@ -123,27 +119,6 @@ def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
     return ContextBlock(id=node.node_id, text=node.get_content(metadata_mode=metadata_mode))
 
 
-def node_forms(nodes: Sequence[NodeWithScore], texts: Sequence[str] | None = None) -> list[Form]:
-    """Return nodes as they are shown, those that follow each other in a document known as such."""
-    texts = [""] * len(nodes) if texts is None else texts
-    following = [one.node.relationships.get(NodeRelationship.NEXT) for one in nodes]
-    return [
-        Form(text, None, one.node_id, getattr(follower, "node_id", None))
-        for one, text, follower in zip(nodes, texts, following, strict=True)
-    ]
-
-
-def seen_forms(
-    nodes: Sequence[NodeWithScore], metadata_mode: MetadataMode = MetadataMode.LLM
-) -> list[list[Form]]:
-    """Return nodes as prompts show them: with metadata, as synthesizers do, and without."""
-    modes = dict.fromkeys((metadata_mode, MetadataMode.LLM, MetadataMode.NONE))
-    return [
-        [one._replace(kind=mode.value) for one in node_forms(nodes, _shown(nodes, None, mode))]
-        for mode in modes
-    ]
-
-
 def node_kind(metadata_mode: MetadataMode) -> ItemKind[NodeWithScore]:
     """Return what is to be known of nodes that a prompt shows with this metadata."""
     return ItemKind(
@@ -161,11 +136,6 @@ def ranked(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
     scored = {place: one for place, one in scores.items() if one is not None and one == one}
     best_first = iter(sorted(scored, key=scored.__getitem__, reverse=True))
     return [nodes[next(best_first) if place in scored else place] for place in scores]
-
-
-def without_annotations(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """Return nodes without the annotations that earlier plans put behind them."""
-    return [one for one in nodes if not isinstance(getattr(one, "node", None), AnnotationNode)]
 
 
 def checked_nodes(nodes: object, taker: str) -> list[NodeWithScore]:

@@ -16,20 +16,58 @@ from llama_index.core.instrumentation.span import BaseSpan, active_span_id
 from llama_index.core.instrumentation.span_handlers import BaseSpanHandler
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.retrievers import QueryFusionRetriever
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import (
+    MetadataMode,
+    NodeRelationship,
+    NodeWithScore,
+    QueryBundle,
+    TextNode,
+)
 
 from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.fork_safety import ForkSafeLock
 from ctxreuse.context.lru_map import PartSize
 from ctxreuse.context.scope import current_scope
 from ctxreuse.pipeline.document_turn import RETRIEVALS, RetrievedItems, best_first
-from ctxreuse.pipeline.known_texts import known_texts
+from ctxreuse.pipeline.known_texts import Form, known_texts
 from ctxreuse.planner import ReusePlanner
-from llamaindex_ctxreuse.nodes.node_plans import seen_forms, without_annotations
 
 _MOST_CALLS = 20_000
 _log = logging.getLogger("ctxreuse")
 _REGISTERING = ForkSafeLock()
+
+
+class AnnotationNode(TextNode):
+    """Stands behind nodes in planned order, and says which are best."""
+
+
+def node_forms(nodes: Sequence[NodeWithScore], texts: Sequence[str] | None = None) -> list[Form]:
+    """Return nodes as they are shown, those that follow each other in a document known as such."""
+    texts = [""] * len(nodes) if texts is None else texts
+    following = [one.node.relationships.get(NodeRelationship.NEXT) for one in nodes]
+    return [
+        Form(text, None, one.node_id, getattr(follower, "node_id", None))
+        for one, text, follower in zip(nodes, texts, following, strict=True)
+    ]
+
+
+def seen_forms(
+    nodes: Sequence[NodeWithScore], metadata_mode: MetadataMode = MetadataMode.LLM
+) -> list[list[Form]]:
+    """Return nodes as prompts show them: with metadata, as synthesizers do, and without."""
+    modes = dict.fromkeys((metadata_mode, MetadataMode.LLM, MetadataMode.NONE))
+    return [
+        [
+            one._replace(kind=mode.value)
+            for one in node_forms(nodes, [one.get_content(mode) for one in nodes])
+        ]
+        for mode in modes
+    ]
+
+
+def without_annotations(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    """Return nodes without the annotations that earlier plans put behind them."""
+    return [one for one in nodes if not isinstance(getattr(one, "node", None), AnnotationNode)]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +115,7 @@ class OpenCalls(BaseSpanHandler[BaseSpan]):
         begun = self._calls[id_] = BegunCall(id_, instance, around, root, gives_nodes, about)
         self._begin(begun, bound_args.arguments)
         if len(self._calls) > _MOST_CALLS:
-            oldest, *_ = self._calls  # in one step, as threads share them
+            oldest, *_newer = self._calls  # in one step, as threads share them
             self.span_drop(oldest)  # LlamaIndex never told of its end
 
     def span_exit(
