@@ -333,18 +333,14 @@ class ReusePlanner(FixedSettings):
             UnknownStrategyError: there is no such strategy.
             InvalidRequestError: wrong type, or primes for a cache with prices.
         """
-        if not isinstance(request, ContextRequest):
-            checked_kind("a request", request, ContextRequest, _A_REQUEST)
+        checked_kind("a request", request, ContextRequest, _A_REQUEST)
         policy = self._policy(strategy)
-        if now is not None:
-            checked_number("now", now)
+        checked_number("now", 0 if now is None else now)
         began = time.perf_counter()
-        if primes is not False:
-            self._check_primes(primes)
+        self._check_primes(primes)
         options = PlanOptions(deduplicate, now, self._given_marks, primes)
         plan = self._planning.plan(request, policy, options)
-        if self._rates is not None:
-            plan = self._sharded(plan, now)
+        plan = self._sharded(plan, now)
         self._note_planned((plan,), time.perf_counter() - began)
         return plan
 
@@ -380,14 +376,12 @@ class ReusePlanner(FixedSettings):
             checked_kind(f"a request at position {position}", request, ContextRequest, _A_REQUEST)
         policy = self._policy(strategy)
         checked_number("now", 0 if now is None else now)
-        if primes is not False:
-            self._check_primes(primes)
+        self._check_primes(primes)
         began = time.perf_counter()
         options = PlanOptions(deduplicate, now, self._given_marks, primes)
         planned = self._planning.plan_batch(batch, policy, options)
-        if self._rates is not None:
-            plans = tuple([self._sharded(plan, now) for plan in planned.plans])
-            planned = BatchPlan(plans, planned.order)
+        plans = tuple([self._sharded(plan, now) for plan in planned.plans])
+        planned = BatchPlan(plans, planned.order)
         self._note_planned(planned.in_input_order(), time.perf_counter() - began)
         return planned
 
@@ -400,15 +394,12 @@ class ReusePlanner(FixedSettings):
     def _policy(self, strategy: Strategy | Policy) -> Policy:
         if isinstance(strategy, Policy):
             return strategy
-        if strategy not in _STRATEGIES:
-            check_strategy(strategy)
-        return self._policies[strategy]
+        return self._policies[check_strategy(strategy)]
 
     def _sharded(self, plan: Plan, now: float | None) -> Plan:
         if self._rates is None or now is None:
             return plan
-        shards = self._rates.shards(group_of(plan), now)
-        return plan if shards == 1 else replace(plan, shards=shards)
+        return replace(plan, shards=self._rates.shards(group_of(plan), now))
 
     def report_usage(
         self,

@@ -577,15 +577,10 @@ class TenantPlanner:
 
 def _sent(turn: PreparedRequest, ranks: Ranks) -> _SentTurn:
     """Return what is sent in an order: not the blocks that the history shows."""
-    own, names, shown = turn.weights, turn.named, turn.shown
-    retrieved = list(own)
-    if shown:
-        ranks = tuple([rank for rank in ranks if retrieved[rank] not in shown])
-    keys = [retrieved[rank] for rank in ranks]
-    named = keys
-    if names is not own:
-        all_names = list(names)
-        named = [all_names[rank] for rank in ranks]
+    own, shown = turn.weights, turn.shown
+    retrieved, names = list(own), list(turn.named)
+    ranks = tuple([rank for rank in ranks if retrieved[rank] not in shown])
+    keys, named = [retrieved[rank] for rank in ranks], [names[rank] for rank in ranks]
     return _SentTurn(ranks, keys, named, [own[key] for key in keys])
 
 
