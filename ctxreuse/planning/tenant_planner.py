@@ -394,8 +394,6 @@ class TenantPlanner:
         """Return the blocks to leave out whose labels no other text that is sent has, or holds."""
         sent = [block for key, block in blocks.items() if key not in shown]
         digests = {shown[key]: one.digest for key, one in blocks.items() if shown.get(key)}
-        if not sent or not digests:
-            return shown
         label_of = self._settings.templates.label_of
         others = {label_of(one) for one in sent if digests.get(label_of(one)) != one.digest}
         labels = {
