@@ -333,14 +333,18 @@ class ReusePlanner(FixedSettings):
             UnknownStrategyError: there is no such strategy.
             InvalidRequestError: wrong type, or primes for a cache with prices.
         """
-        checked_kind("a request", request, ContextRequest, _A_REQUEST)
+        if not isinstance(request, ContextRequest):
+            checked_kind("a request", request, ContextRequest, _A_REQUEST)
         policy = self._policy(strategy)
-        checked_number("now", 0 if now is None else now)
+        if now is not None:
+            checked_number("now", now)
         began = time.perf_counter()
-        self._check_primes(primes)
+        if primes is not False:
+            self._check_primes(primes)
         options = PlanOptions(deduplicate, now, self._given_marks, primes)
         plan = self._planning.plan(request, policy, options)
-        plan = self._sharded(plan, now)
+        if self._rates is not None:
+            plan = self._sharded(plan, now)
         self._note_planned((plan,), time.perf_counter() - began)
         return plan
 
@@ -394,7 +398,9 @@ class ReusePlanner(FixedSettings):
     def _policy(self, strategy: Strategy | Policy) -> Policy:
         if isinstance(strategy, Policy):
             return strategy
-        return self._policies[check_strategy(strategy)]
+        if strategy not in _STRATEGIES:
+            check_strategy(strategy)
+        return self._policies[strategy]
 
     def _sharded(self, plan: Plan, now: float | None) -> Plan:
         if self._rates is None or now is None:

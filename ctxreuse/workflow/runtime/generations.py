@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from ctxreuse.context.blocks import ContextBlock, ContextRequest
@@ -112,11 +111,12 @@ class Generations:
         answer = GenerationAnswer(request, llm.stream(prompt, request.params))
         self.started += 1
         self._under_way.add(answer)
-        answer.receiving.add_done_callback(lambda _: self._ended(answer, prompt))
-        return answer
 
-    def _ended(self, answer: GenerationAnswer, prompt: Prompt) -> None:
-        self._under_way.discard(answer)
-        # without any piece, the engine keeps no prompt
-        if self._planner is not None and isinstance(prompt, Plan) and not answer.has_begun:
-            self.planning.attempt(partial(self._planner.forget, prompt))
+        def ended(_: object) -> None:
+            self._under_way.discard(answer)
+            # without any piece, the engine keeps no prompt
+            if planner is not None and isinstance(prompt, Plan) and not answer.has_begun:
+                self.planning.attempt(lambda: planner.forget(prompt))
+
+        answer.receiving.add_done_callback(ended)
+        return answer
