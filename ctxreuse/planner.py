@@ -380,14 +380,12 @@ class ReusePlanner(FixedSettings):
             checked_kind(f"a request at position {position}", request, ContextRequest, _A_REQUEST)
         policy = self._policy(strategy)
         checked_number("now", 0 if now is None else now)
-        if primes is not False:
-            self._check_primes(primes)
+        self._check_primes(primes)
         began = time.perf_counter()
         options = PlanOptions(deduplicate, now, self._given_marks, primes)
         planned = self._planning.plan_batch(batch, policy, options)
-        if self._rates is not None:
-            plans = tuple([self._sharded(plan, now) for plan in planned.plans])
-            planned = BatchPlan(plans, planned.order)
+        plans = tuple([self._sharded(plan, now) for plan in planned.plans])
+        planned = BatchPlan(plans, planned.order)
         self._note_planned(planned.in_input_order(), time.perf_counter() - began)
         return planned
 
@@ -407,8 +405,7 @@ class ReusePlanner(FixedSettings):
     def _sharded(self, plan: Plan, now: float | None) -> Plan:
         if self._rates is None or now is None:
             return plan
-        shards = self._rates.shards(group_of(plan), now)
-        return plan if shards == 1 else replace(plan, shards=shards)
+        return replace(plan, shards=self._rates.shards(group_of(plan), now))
 
     def report_usage(
         self,

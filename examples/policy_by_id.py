@@ -5,6 +5,8 @@ Beside the package's own on a recorded trace:
     ctxreuse estimate trace.jsonl --policy examples.policy_by_id:ById
 """
 
+from typing import Any
+
 import ctxreuse
 from ctxreuse.policy import Policy, View
 
@@ -14,7 +16,7 @@ class ById(Policy):
 
     name = "by id"
 
-    def order(self, view: View) -> list[bytes]:
+    def order(self, view: View) -> list[Any]:
         """Return the keys of the blocks, the least id first."""
         blocks = view.blocks
         return sorted(view.weights, key=lambda key: str(blocks[key].id))

@@ -26,7 +26,7 @@ PACKAGE = re.compile(r"^::: (\w+(?:\.\w+)?)$", re.MULTILINE)
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Return a page with the command line's help, or all metrics, in place of what asks for it."""
-    markdown = re.sub(r"^`make docs` fills this page in;.*\n\n", "", markdown, flags=re.MULTILINE)
+    markdown = re.sub(r"^`make docs` fills this page;.*\n\n", "", markdown, flags=re.MULTILINE)
     markdown = re.sub(METRICS, lambda _: metrics(), markdown)
     return re.sub(COMMANDS, lambda _: command_line(), markdown)
 

@@ -167,9 +167,11 @@ class ContextRequest:
         put(self, "system", system)
         messages = None if history is None else _as_messages(history)
         opening = messages[0] if messages and system is not None else {}
-        # the prompt of the turn before, as `Plan.messages` returns it, or a store keeps it
-        forms = (system, [{"type": "text", "text": system}])
-        if messages and opening.get("role") == "system" and opening.get("content") in forms:
+        # the prompt of the turn before, as a `Plan` returns it, or a store keeps it
+        said = opening.get("content")
+        parts = said if isinstance(said, list) else [{"text": said}]
+        texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+        if messages and opening.get("role") == "system" and texts == [system]:
             messages = messages[1:]
         put(self, "history", messages)
         put(self, "conversation_id", conversation_id)
@@ -183,11 +185,9 @@ class ContextRequest:
     @property
     def unique_blocks(self) -> dict[BlockKey, ContextBlock]:
         """The blocks by identity, in the retriever's order; a repeated block counts once."""
-        unique = {block.key: block for block in self.blocks}
-        if len(unique) < len(self.blocks):
-            unique.clear()
-            for block in self.blocks:
-                unique.setdefault(block.key, block)
+        unique: dict[BlockKey, ContextBlock] = {}
+        for block in self.blocks:
+            unique.setdefault(block.key, block)
         return unique
 
 

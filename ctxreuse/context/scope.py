@@ -53,7 +53,7 @@ def request_context(
     conversation_id: str | int | None = None,
     history: Iterable[Message] | None = None,
 ) -> Iterator[RequestScope]:
-    """Say whose request the code inside serves; every adapter of ctxreuse reads it.
+    """Say whose request the code inside serves; adapters read it, a ContextRequest does not.
 
     Works across `await`, and in threads that copy the context (`asyncio.to_thread`, LangChain's and
     LlamaIndex's executors). An inner one inherits what it does not set, but nothing from another

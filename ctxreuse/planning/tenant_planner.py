@@ -394,8 +394,6 @@ class TenantPlanner:
         """Return the blocks to leave out whose labels no other text that is sent has, or holds."""
         sent = [block for key, block in blocks.items() if key not in shown]
         digests = {shown[key]: one.digest for key, one in blocks.items() if shown.get(key)}
-        if not sent or not digests:
-            return shown
         label_of = self._settings.templates.label_of
         others = {label_of(one) for one in sent if digests.get(label_of(one)) != one.digest}
         labels = {
@@ -577,15 +575,10 @@ class TenantPlanner:
 
 def _sent(turn: PreparedRequest, ranks: Ranks) -> _SentTurn:
     """Return what is sent in an order: not the blocks that the history shows."""
-    own, names, shown = turn.weights, turn.named, turn.shown
-    retrieved = list(own)
-    if shown:
-        ranks = tuple([rank for rank in ranks if retrieved[rank] not in shown])
-    keys = [retrieved[rank] for rank in ranks]
-    named = keys
-    if names is not own:
-        all_names = list(names)
-        named = [all_names[rank] for rank in ranks]
+    own, shown = turn.weights, turn.shown
+    retrieved, names = list(own), list(turn.named)
+    ranks = tuple([rank for rank in ranks if retrieved[rank] not in shown])
+    keys, named = [retrieved[rank] for rank in ranks], [names[rank] for rank in ranks]
     return _SentTurn(ranks, keys, named, [own[key] for key in keys])
 
 

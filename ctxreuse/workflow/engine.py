@@ -255,15 +255,11 @@ class WorkflowEngine(OnePerProcess, AsyncClosing):
         checked_kind("query", query, str, "a string")
         checked_kind("k", k, (int, float), "an integer")  # its graph says more, and is kept by it
         checked_kind("retriever", retriever, (str, NoneType), "a retriever's name or None")
-        found: list[SearchResult] = []
-
-        def keep(event: Event) -> None:
-            if isinstance(event, DocumentsFound):
-                found.append(SearchResult(event.documents, event.scores))
-
+        events: list[Event] = []
         graph = _search_graph(k, retriever)
-        await self._run(graph, query, {}, deadline_s, tenant, session, keep)
-        return found[0]
+        await self._run(graph, query, {}, deadline_s, tenant, session, events.append)
+        [found] = [one for one in events if isinstance(one, DocumentsFound)]
+        return SearchResult(found.documents, found.scores)
 
     async def arun_batch(
         self,

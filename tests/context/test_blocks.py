@@ -181,7 +181,7 @@ def test_a_block_of_the_wrong_kind_is_a_block_error():
     )
 
 
-@pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
+@pytest.mark.parametrize("content", ["Be brief.", [{"type": "input_text", "text": "Be brief."}]])
 def test_a_history_that_begins_with_the_system_text_is_taken_without_it(content):
     question = {"role": "user", "content": "Which?"}
     kept = {"role": "system", "content": content, "saved_at": 3}

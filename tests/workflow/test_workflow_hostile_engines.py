@@ -82,11 +82,11 @@ async def test_a_reply_fails_its_own_run_alone_and_the_planner_forgets_it(model,
     failed = sum(isinstance(one, Exception) for one in results)
     assert (metrics.finished, metrics.failed) == (6 - failed, failed)
     assert metrics.planning_failures == 0
-    if failed == 3:
+    if failed == 3 and kind != "half a reply":  # of that, the engine has the prompt
         honest = engine_of(MODELS[model](hosts), other := ReusePlanner())
         async with honest as engine:
             await engine.arun_batch(jobs[::2])
-        assert planner.statistics().tokens == other.statistics().tokens
+        assert planner.savings.requests == other.savings.requests
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -179,7 +179,8 @@ class WorkflowGraph:
 
         Args:
             name: The node's name, a new one.
-            function: Sync or async; its result is written. It must not change values of the state.
+            function: Async, or sync and quick: the event loop waits for it. Its result is written.
+                It must not change values of the state.
             output: The key that the result is written to; None takes the node's name.
             max_visits: As in `add_generation`.
             otherwise: As in `add_generation`.
@@ -198,6 +199,8 @@ class WorkflowGraph:
         self, source: str, target: str | RouteFunction, targets: Iterable[str] | None = None
     ) -> WorkflowGraph:
         """Add an edge: the node that follows a node. All edges of a node are followed.
+
+        A node runs once for those before it that end side by side, and again for later ones.
 
         Args:
             source: A node's name, or START. The node may be added later.

@@ -169,7 +169,8 @@ class Template:
             elif not found[1].isidentifier():
                 raise GraphError(
                     f"{where} has the variable {quoted([found[1]])}; a variable is the bare name "
-                    "of a key, without attributes, indexes, conversions or formats"
+                    "of a key, without attributes, indexes, conversions or formats; write {{ and "
+                    "}} for braces"
                 )
             else:
                 names.append(found[1])

@@ -77,7 +77,8 @@ class OpenAILLM(AsyncClosing):
 
     Args:
         client: An engine's client, which the caller closes, or an address, with or without `/v1`,
-            for a client with the usual settings that `aclose` closes.
+            for a client with the usual settings that `aclose` closes. Only a client with a planner
+            tells it the usage.
         **params: Parameters of every request, as in `EngineClient.complete`; a generation's
             parameters override them.
 

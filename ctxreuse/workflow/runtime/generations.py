@@ -14,7 +14,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, SentBlock, render_messages
 from ctxreuse.pipeline.engine_options import planning_time
 from ctxreuse.planner import ReusePlanner
-from ctxreuse.planning.plan import Strategy
+from ctxreuse.planning.plan import Plan, Strategy
 from ctxreuse.serving.aio.concurrency import end_tasks
 from ctxreuse.serving.client.request import Prompt
 from ctxreuse.workflow.graph.nodes import Generation
@@ -47,6 +47,7 @@ class GenerationAnswer:
     def __init__(self, request: GenerationRequest, stream: AsyncGenerator[Piece, None]) -> None:
         self.request = request
         self.tokens = 0
+        self.has_begun = False
         self._pieces: asyncio.Queue[Piece | None] = asyncio.Queue()  # None behind the last one
         self.receiving = asyncio.ensure_future(self._receive(stream))
         self.receiving.add_done_callback(self._note_end)
@@ -71,6 +72,7 @@ class GenerationAnswer:
     async def _receive(self, stream: AsyncGenerator[Piece, None]) -> None:
         async with aclosing(stream):
             async for piece in stream:
+                self.has_begun = True
                 self._pieces.put_nowait(piece)
                 self.tokens += piece.tokens
 
@@ -100,8 +102,7 @@ class Generations:
                 request.blocks, request.query, system=request.system, tenant=tenant
             )
             prompt = self.planning.attempt(
-                lambda: planner.plan(context, request.policy, **planning_time(planner)),
-                lambda: None,
+                lambda: planner.plan(context, request.policy, **planning_time(planner))
             )
         if prompt is None:
             parts = [SentBlock("", block) for block in request.blocks]
@@ -110,5 +111,12 @@ class Generations:
         answer = GenerationAnswer(request, llm.stream(prompt, request.params))
         self.started += 1
         self._under_way.add(answer)
-        answer.receiving.add_done_callback(lambda _: self._under_way.discard(answer))
+
+        def ended(_: object) -> None:
+            self._under_way.discard(answer)
+            # without any piece, the engine keeps no prompt
+            if planner is not None and isinstance(prompt, Plan) and not answer.has_begun:
+                self.planning.attempt(lambda: planner.forget(prompt))
+
+        answer.receiving.add_done_callback(ended)
         return answer

@@ -280,7 +280,7 @@ class SpeculativeRAGChain(EngineRunnable[Any, dict[str, Any]]):
 
     The input is a dict with the query (`input`) and the prompt's other variables, or the query
     alone; the output has the inputs, the documents (`context`), best first, and the `answer`. The
-    prompt shows the documents as text, with labels, in the planned order.
+    prompt shows the documents as text, in the planned order.
 
     Args:
         retriever: A retriever over an engine.

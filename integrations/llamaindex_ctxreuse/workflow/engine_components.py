@@ -114,7 +114,7 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
 
     The engine asks the model with the nodes that the search has found so far; if the search ends
     with other nodes, it drops the answer and asks again: the response is always that of retrieving
-    first. One call shows all nodes, with labels, in the planned order; source nodes are best first.
+    first. One call shows all nodes, in the planned order; source nodes are best first.
 
     Args:
         retriever: A retriever over a workflow engine.
