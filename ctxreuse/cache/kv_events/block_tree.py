@@ -285,10 +285,8 @@ class BlockTree:
 
     def _names_below(self, key: _Key) -> list[Name]:
         """Return the names attached to a block or below it; they leave these blocks."""
-        names: list[Name] = []
-        if self._blocks[key].start == _UNREACHED:
-            return names
-        stack = [key]
+        names = list[Name]()
+        stack = [] if self._blocks[key].start == _UNREACHED else [key]
         while stack:
             here = stack.pop()
             block = self._blocks[here]
@@ -309,16 +307,12 @@ class BlockTree:
 
     def _note_unknown_parent(self, key: _Key | None) -> None:
         """Note the unknown block at the top of a block that was just built upon: it is there."""
-        path: list[_Block] = []
+        steps = 0
         while key is not None and key in self._blocks:
             block = self._blocks[key]
-            if block.noted == self._epoch or len(path) == _STEPS_UP:
-                key = None
-                break
-            path.append(block)
-            key = block.parent
-        for block in path:
-            block.noted = self._epoch
+            if block.noted == self._epoch or steps == _STEPS_UP:
+                return
+            block.noted, steps, key = self._epoch, steps + 1, block.parent
         if key is not None:
             self._unknown_parents.put(key, True)
 

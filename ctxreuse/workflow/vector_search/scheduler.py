@@ -209,11 +209,9 @@ class SearchScheduler:
     def starts_worker(self) -> bool:
         """Return whether one more worker is to begin now; it counts as working from now on."""
         has_texts = bool(self._unembedded) and not self._is_embedding
-        has_work = has_texts or self._queue.has_unscanned
-        if has_work and self._working < self._workers:
-            self._working += 1
-            return True
-        return False
+        starts = (has_texts or self._queue.has_unscanned) and self._working < self._workers
+        self._working += starts
+        return starts
 
     def next_job(self) -> Job | None:
         """Return what a worker is to do now; None ends the worker."""
