@@ -151,8 +151,10 @@ class SavingsMeter:
 
     def _catch_up(self) -> None:
         with self._lock:
-            # what comes meanwhile is counted next time, or by a collected stream that enters here
-            for one in [self._queued.popleft() for _ in range(len(self._queued))]:
+            for _ in [*self._queued]:  # what comes meanwhile is counted next time
+                if not self._queued:
+                    break  # a stream that was collected here has counted the rest
+                one = self._queued.popleft()
                 if isinstance(one, int):
                     self._retrieved.evict(one)
                 elif isinstance(one, SentEntry):

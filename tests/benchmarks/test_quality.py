@@ -1,6 +1,5 @@
 """`ctxreuse bench --part quality`: arms, prompts, scores, limits, and going on where it stopped."""
 
-import errno
 import json
 import os
 import re
@@ -379,20 +378,6 @@ def test_an_arm_that_was_not_asked_gets_no_answers_for_prompts_that_are_alike(se
     assert (len(plain.scored), len(other.scored)) == (12, changed.index(True))
 
 
-def test_an_interrupted_arm_gets_none_either(served, tmp_path, ctrl_c):
-    def answer(body):
-        if len(engine.requests) == 1 + 12 + 3:
-            ctrl_c()
-        return reads_the_first(body)
-
-    engine = served(answer=answer)
-    (plain, other) = measured(tmp_path, arm=["reordered"], concurrency=1).sets[0].arms
-    order = [one.request_id for (one,) in questions().shuffled(0).conversations]
-    assert list(plain.scored) == order
-    assert list(other.scored) == order[: len(other.scored)]
-    assert sum(one.is_other_prompt for one in other.scored.values()) <= 2
-
-
 def test_answers_stand_in_the_order_of_the_questions(served, tmp_path):
     served(answer=reads_the_first)
     measured(tmp_path, arm=["reordered"], questions=3)
@@ -570,17 +555,6 @@ def test_two_runs_do_not_write_one_file(served, tmp_path):
         assert engine.requests == []
         assert path.read_bytes().endswith(b'{"key": "b')
     assert measured(tmp_path, arm=["as retrieved"]).asked == 12
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
-def test_a_file_on_a_disk_without_locks_is_written_all_the_same(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
-    with AnswerFile(tmp_path / "answers.jsonl") as kept:
-        kept.keep("a", KeptAnswer("one"))
-    assert (tmp_path / "answers.jsonl").read_text().startswith('{"key": "a"')
 
 
 def test_a_folder_is_no_file_of_answers_and_lines_of_earlier_versions_are_read(tmp_path):
