@@ -18,7 +18,7 @@ from cli_helpers import words as words_of
 from doc_pages import ROOT
 from door_helpers import CHAT, asking
 
-from ctxreuse.cli.serve_command import ServeCommand
+from ctxreuse.cli.serve_command import _UVICORN, ServeCommand
 from ctxreuse.errors import MissingExtraError
 
 PROGRAM = "if __name__ == '__main__':\n    from ctxreuse.cli import main; main()"
@@ -168,6 +168,10 @@ def test_a_missing_extra_is_told_before_any_work(run, monkeypatch):
     code, _, err = run("serve")
     assert code == 2
     assert str(MissingExtraError("ctxreuse serve", "serve")) in err
+
+
+def test_idle_connections_are_closed_by_clients_first():
+    assert _UVICORN["timeout_keep_alive"] > 90  # as Go does; .NET and AWS's balancers at 60
 
 
 def test_its_help_teaches_in_80_lines(run, monkeypatch):
