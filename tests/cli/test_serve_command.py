@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 
 import httpx
@@ -101,13 +101,18 @@ def test_several_workers_share_what_was_sent_and_leave_no_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_in_shadow_mode_say_nothing_of_a_log_that_nobody_has_set(tmp_path):
+def test_workers_in_shadow_mode_name_no_log_and_end_with_their_parent(tmp_path):
     with caching_server("openai") as engine:
         options = ("--engine", engine.url, "--workers", "2")
-        with process(tmp_path, *options, CTXREUSE_MODE="shadow") as (_, said):
+        with process(tmp_path, *options, CTXREUSE_MODE="shadow") as (running, said):
             url = said[0].split()[-1]
             with httpx.Client(trust_env=False, timeout=20) as client:
                 assert client.post(f"{url}{CHAT}", json=asking("abc")).status_code == 200
+            running.kill()
+            begun = time.monotonic()
+            with suppress(httpx.NetworkError, httpx.RemoteProtocolError):
+                while httpx.get(f"{url}/healthz", trust_env=False):
+                    assert time.monotonic() < begun + 10
     assert "set and not used" not in (tmp_path / "errors").read_text()
 
 

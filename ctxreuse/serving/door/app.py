@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import multiprocessing
 import os
 import re
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from itertools import chain
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -358,7 +361,14 @@ def make_app(planner: ReusePlanner, settings: Any) -> ASGIApp:
 def app_of_environment() -> ASGIApp:
     """Return the application that the command `ctxreuse serve` has described, for one process."""
     settings = SimpleNamespace(**json.loads(os.environ[SETTINGS]))
+    if parent := multiprocessing.parent_process():  # who is killed ends no workers
+        Thread(target=_end_with, args=(parent,), daemon=True).start()
     return make_app(ReusePlanner(cache=settings.cache), settings)
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _asked(body: Mapping[str, Any], tenant: str) -> ContextRequest:
