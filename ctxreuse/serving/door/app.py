@@ -152,6 +152,7 @@ class _Door:
         self.pool = EnginePool(
             engines, planner=planner, window_s=0.0, concurrency=settings.concurrency
         )
+        self.pool._patience_s = settings.timeout_s  # no caller waits longer for a busy engine
         window_s = settings.window_ms / 1_000
         self._chats = chat_bodies.ChatPlanner(planner, "ctxreuse serve", window_s)
         salts = bool(settings.tenant_header or settings.keys) and takes_salt(planner.cache)
