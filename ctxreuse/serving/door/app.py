@@ -263,8 +263,7 @@ class _Door:
     async def usage(self, request: Request) -> Response:
         """Note what a provider counted of a plan's prompt, once."""
         body, tenant = await self._read(request, "plan_id", "usage")
-        told = usage_in(body)
-        if told is None:
+        if (told := usage_in(body)) is None:
             raise InvalidRequestError("usage must be an answer's object of this name")
         plan = self._taken(body, tenant)
         if plan is not None:
@@ -298,8 +297,8 @@ class _Door:
 
     async def savings(self, request: Request) -> Response:
         self._tenant(request)
-        savings = self.planner.savings
-        return _json({"words": str(savings), **savings.as_json()})
+        savings, seen = self.planner.savings, self._chats.gateway.statistics()
+        return _json({"words": str(savings), "in_place": seen.in_place, **savings.as_json()})
 
     async def metrics(self, request: Request) -> Response:
         registry = CollectorRegistry()
