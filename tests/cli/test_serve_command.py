@@ -148,6 +148,7 @@ def test_at_its_end_it_answers_what_it_has_begun(tmp_path):
         ([], {}, "name at least one engine"),
         (["--engine", "nowhere"], {}, "base_url must be the engine's address"),
         (["--engine", "http://h", "--cache", "none"], {}, "none"),
+        (["--engine", "http://h", "--engine", "http://h/v1"], {}, "to one --engine only"),
         (["--engine", "http://h", "--workers", "0"], {}, "--workers"),
         (["--engine", "http://h", "--timeout", "-1"], {}, "--timeout"),
         (["--engine", "http://h", "--tenant-header", "x-t:"], {}, "give a name such as x-tenant"),

@@ -397,7 +397,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         if replica.name in self._replicas:
             raise InvalidRequestError(
                 f"there are two engines called {describe(replica.name)}; give EngineSpec(..., "
-                "name=...)"
+                "name=...), or a host and port to one --engine only"
             )
         if replica.events is not None:
             replica.events.start()
