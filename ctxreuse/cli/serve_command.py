@@ -26,6 +26,7 @@ from ctxreuse.sharing.environment import SHARED_LOG, as_given, settled, shared_l
 _ASKING_S = 0.5
 _UVICORN: dict[str, Any] = dict.fromkeys(("access_log", "proxy_headers", "server_header"), False)
 _UVICORN |= {"http": "h11", "ws": "none", "log_level": "warning", "timeout_graceful_shutdown": 60}
+_UVICORN["timeout_keep_alive"] = 100  # in which clients and balancers close idle connections
 _TRY = """Try it:
 curl {at}/v1/chat/completions -H 'content-type: application/json' -d '{{"model": "MODEL", \
 "messages": [{{"role": "user", "content": "Which?"}}], "documents": [{{"text": "A text."}}]}}'"""

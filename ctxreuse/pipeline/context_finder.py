@@ -41,7 +41,7 @@ Reason: TypeAlias = Literal[
 REMEDIES = {
     "not_found": "they show no two texts that a retriever returned in the same process and tenant; "
     "if a prompt has several documents, put their unchanged texts in with format_context, in the "
-    "tenant's scope",
+    "tenant's scope (ctxreuse serve: send them as `documents`)",
     "words_between": "they show documents with words between them; put those in with "
     "format_context(document_prompt=...)",
     "in_history": "their documents stand in messages of earlier turns",
@@ -50,7 +50,7 @@ REMEDIES = {
     "too_short": "their documents are shorter than words on their order",
     "sequence": "their documents are parts of one text in reading order",
     "numbers": "the application speaks of citations or numbers, and the documents have none; put "
-    "them in with format_context(labels=True)",
+    "them in with format_context(labels=True) (ctxreuse serve: name a `conversation`)",
     "order": "the application says what the order of the documents means",
     "twice": "they show the same documents twice",
     "too_long": "their texts begin alike too often to be told apart",

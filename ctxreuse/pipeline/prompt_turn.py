@@ -632,7 +632,7 @@ def _log_nothing_planned(kind: str, outcome: str) -> None:
     """Say once of a kind of wrapper that it finds nothing to do, and what to change."""
     _log.warning(
         "%s: none of %d prompts in a row shows a context that can be planned, so they are sent as "
-        "given: %s. prompt_statistics says what becomes of each prompt.",
+        "given: %s. prompt_statistics (/v1/savings) says what becomes of each prompt.",
         kind,
         _SILENT_PROMPTS,
         REMEDIES[outcome],

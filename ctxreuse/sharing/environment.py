@@ -107,9 +107,9 @@ def _tokens(text: str) -> int:
 
 def shared_log_at(text: str) -> Any:
     """Return the log at a path, or a Redis server's; the stores are loaded when one is named."""
-    from ctxreuse.sharing.redis_log import RedisLog, checked_url, is_redis_url
+    from ctxreuse.sharing.redis_log import RedisLog, checked_url
 
-    if not is_redis_url(text):
+    if "://" not in text:  # a path
         from ctxreuse.sharing.sqlite_log import SQLiteLog
 
         return SQLiteLog(text)

@@ -201,11 +201,6 @@ class RedisLog(FixedSettings):
             raise SharedLogError(f"{self!r} cannot be {done}: {reason}") from error
 
 
-def is_redis_url(text: str) -> bool:
-    """Return whether a text is a server's URL, and no path."""
-    return "://" in text
-
-
 def checked_url(url: Any) -> str:
     """Return the URL of a server, if it is one with options that are taken."""
     if not isinstance(url, str):

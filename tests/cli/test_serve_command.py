@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 
 import httpx
@@ -18,7 +18,7 @@ from cli_helpers import words as words_of
 from doc_pages import ROOT
 from door_helpers import CHAT, asking
 
-from ctxreuse.cli.serve_command import ServeCommand
+from ctxreuse.cli.serve_command import _UVICORN, ServeCommand
 from ctxreuse.errors import MissingExtraError
 
 PROGRAM = "if __name__ == '__main__':\n    from ctxreuse.cli import main; main()"
@@ -101,13 +101,18 @@ def test_several_workers_share_what_was_sent_and_leave_no_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_in_shadow_mode_say_nothing_of_a_log_that_nobody_has_set(tmp_path):
+def test_workers_in_shadow_mode_name_no_log_and_end_with_their_parent(tmp_path):
     with caching_server("openai") as engine:
         options = ("--engine", engine.url, "--workers", "2")
-        with process(tmp_path, *options, CTXREUSE_MODE="shadow") as (_, said):
+        with process(tmp_path, *options, CTXREUSE_MODE="shadow") as (running, said):
             url = said[0].split()[-1]
             with httpx.Client(trust_env=False, timeout=20) as client:
                 assert client.post(f"{url}{CHAT}", json=asking("abc")).status_code == 200
+            running.kill()
+            begun = time.monotonic()
+            with suppress(httpx.NetworkError, httpx.RemoteProtocolError):
+                while httpx.get(f"{url}/healthz", trust_env=False):
+                    assert time.monotonic() < begun + 10
     assert "set and not used" not in (tmp_path / "errors").read_text()
 
 
@@ -143,6 +148,7 @@ def test_at_its_end_it_answers_what_it_has_begun(tmp_path):
         ([], {}, "name at least one engine"),
         (["--engine", "nowhere"], {}, "base_url must be the engine's address"),
         (["--engine", "http://h", "--cache", "none"], {}, "none"),
+        (["--engine", "http://h", "--engine", "http://h/v1"], {}, "to one --engine only"),
         (["--engine", "http://h", "--workers", "0"], {}, "--workers"),
         (["--engine", "http://h", "--timeout", "-1"], {}, "--timeout"),
         (["--engine", "http://h", "--tenant-header", "x-é"], {}, "give a name such as x-tenant"),
@@ -168,6 +174,10 @@ def test_a_missing_extra_is_told_before_any_work(run, monkeypatch):
     code, _, err = run("serve")
     assert code == 2
     assert str(MissingExtraError("ctxreuse serve", "serve")) in err
+
+
+def test_idle_connections_are_closed_by_clients_first():
+    assert _UVICORN["timeout_keep_alive"] > 90  # as Go does; .NET and AWS's balancers at 60
 
 
 def test_its_help_teaches_in_80_lines(run, monkeypatch):

@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import aclosing
-from functools import partial
 
 import pytest
 from example_counts import examples
@@ -89,7 +88,6 @@ def test_a_step_takes_what_is_computed_in_it_at_common_rates_as_in_the_benchmark
         (engine, "max_running", [0, 1.5, None]),
         (engine, "max_step_tokens", [0, 1.5, None]),
         (engine, "speed", [0, -1, float("nan"), "fast"]),
-        (partial(request, 1), "chunk_tokens", [0, 1.5, "all"]),
     ],
 )
 def test_settings_out_of_range_are_refused(make, name, values):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from python_processes import python
 
 from ctxreuse.context.blocks import BlockKey
-from ctxreuse.errors import InvalidRequestError
 from ctxreuse.measure.traces.trace_files import read_corpus, read_trace
 from ctxreuse.serving.pool import placement
 from ctxreuse.serving.pool.placement import (
@@ -218,19 +217,6 @@ def test_what_nobody_has_read_spreads_however_small_it_is():
         small = [document(name, 1) for name in names]
         assert sorted(new(small[:2], [0, 1], slack_tokens=4_096)) == [0, 1]
         assert sorted(new(small, [0, 1, 2], slack_tokens=4_096)) == [0, 1, 2]
-
-
-def test_without_agents_nothing_is_assigned():
-    for call in (new, DocumentAffinity().assign):
-        with pytest.raises(InvalidRequestError) as caught:
-            call(documents(1), [])
-        assert str(caught.value) == "there is no agent to assign documents to"
-
-
-@pytest.mark.parametrize("bound", [0.99, -1, "2", None, float("nan"), float("inf")])
-def test_a_bound_that_is_no_number_from_1_is_refused(bound):
-    with pytest.raises(InvalidRequestError, match="the bound must be a number from 1, not"):
-        DocumentAffinity(bound)
 
 
 def loose_homes():

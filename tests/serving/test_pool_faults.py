@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections import Counter
 from itertools import product
 from typing import Any
@@ -420,6 +421,13 @@ async def test_a_replica_without_a_health_route_counts_as_ready(status, is_ready
     network.statuses["a", "/health"] = status
     async with pool_on(network) as pool:
         assert await pool.check() == {"a": is_ready}
+
+
+async def test_the_time_in_which_a_client_is_made_is_not_the_engines():
+    async with pool_on(network_of(a=None)) as pool:
+        replica = pool._replicas["a"]
+        connect, replica._connect = replica._connect, lambda: time.sleep(0.2) or connect()
+        assert await pool.check(limit_s=0.15) == {"a": True}
 
 
 async def test_watching_notices_what_goes_and_comes_until_it_is_cancelled():

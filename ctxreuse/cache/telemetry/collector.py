@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from operator import attrgetter
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.fail_open import FailOpen
@@ -21,11 +20,8 @@ from ctxreuse.sharing.exchange import SharingStatistics
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
 
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
-
-@dataclass(frozen=True, slots=True)
-class PlannerNumbers:
+class PlannerNumbers(NamedTuple):
     """What a planner says at one moment."""
 
     savings: Savings
@@ -33,15 +29,14 @@ class PlannerNumbers:
     sharing: SharingStatistics
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """A metric of planners, engines or, if the first label is that, classes of tenants.
 
     `value` is an attribute, or reads it. A mapping holds a value for each of the last label.
     """
 
     name: str
-    kind: Kind
+    kind: str  # as `prometheus_client` calls them
     help: str
     value: str | Callable[[Any], Any]
     labels: tuple[str, ...] = ()
@@ -49,7 +44,7 @@ class Family:
     def read(self, numbers: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
         """Yield the values of its labels, with its value."""
         get = self.value if callable(self.value) else attrgetter(self.value)
-        of: list[tuple[tuple[str, ...], Any]] = [((), numbers)]
+        of: Any = [((), numbers)]
         if self.labels[:1] == _CLASS:  # without classes, those of all
             classes = numbers.savings.by_class or {"": numbers.savings}
             of = [((name,), savings) for name, savings in classes.items()]
@@ -65,12 +60,9 @@ def _sent(savings: Savings) -> int:
     return savings.block_tokens - (savings.left_out if savings.mode == "active" else 0)
 
 
-def _parts(index: int) -> Callable[[PlannerNumbers], dict[str, int]]:
-    def read(numbers: PlannerNumbers) -> dict[str, int]:
-        parts = {**numbers.statistics.parts, **numbers.savings.parts}
-        return {name: size[index] for name, size in parts.items()}
-
-    return read
+def _parts(index: int, numbers: PlannerNumbers) -> dict[str, int]:
+    parts = {**numbers.statistics.parts, **numbers.savings.parts}
+    return {name: size[index] for name, size in parts.items()}
 
 
 def _shared(numbers: PlannerNumbers) -> dict[str, int]:
@@ -84,10 +76,9 @@ def _states(status: Any) -> dict[str, float]:
 
 
 _CLASS = ("tenant_class",)
-_Told: TypeAlias = tuple[str, str | Callable[[Any], Any], str]
 
 
-def _families(kind: Kind, labels: tuple[str, ...], *told: _Told) -> Iterator[Family]:
+def _families(kind: str, labels: tuple[str, ...], *told: Any) -> Iterator[Family]:
     """Yield metrics of one kind: what is told is their names, their values, and their help."""
     for name, value, words in told:
         yield Family(name, kind, words, value, labels)
@@ -157,9 +148,10 @@ OF_PLANNERS: Final = (
     ),
     *_families(
         "gauge", ("part",),
-        ("ctxreuse_remembered_entries", _parts(0),
+        ("ctxreuse_remembered_entries", partial(_parts, 0),
          "Entries that a planner remembers, by part of its state."),
-        ("ctxreuse_remembered_entries_limit", _parts(1), "The bound on these entries."),
+        ("ctxreuse_remembered_entries_limit", partial(_parts, 1),
+         "The bound on these entries."),
     ),
     *_families(
         "counter", ("search",),
@@ -277,8 +269,7 @@ class PlannerCollector:
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values, as `prometheus_client` asks for them."""
-        of_planners = [self._family(one, ("planner",)) for one in OF_PLANNERS]
-        return of_planners + [self._family(one, ("pool", "replica")) for one in OF_REPLICAS]
+        return PlannerCollector().collect()
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics, as `prometheus_client` asks for them."""
@@ -300,7 +291,7 @@ class PlannerCollector:
             family = self._family(one, whose)
             for names, samples in read.items():
                 for labels, value in samples[one.name]:
-                    shown: tuple[Any, ...] = (value,)
+                    shown: Any = (value,)
                     if isinstance(value, PlanningTime):
                         bounds = [*map(str, PLANNING_BOUNDS_S), "+Inf"]
                         buckets = zip(bounds, accumulate(value.buckets), strict=True)
@@ -314,8 +305,8 @@ class PlannerCollector:
 
 
 def _read_planner(name: str, planner: ReusePlanner) -> _Read:
-    numbers = PlannerNumbers(planner.savings, planner.statistics(), planner.sharing)
-    return {(name,): _samples(OF_PLANNERS, numbers)}
+    told = planner.savings, planner.statistics(), planner.sharing
+    return {(name,): _samples(OF_PLANNERS, PlannerNumbers(*told))}
 
 
 def _read_pool(name: str, pool: WatchedPool) -> _Read:

@@ -27,7 +27,7 @@ from ctxreuse.serving.client.engine_client import EngineClient
 from ctxreuse.serving.pool.engine_pool import host_of
 from ctxreuse.sharing import SharedLog, SQLiteLog
 from ctxreuse.sharing.entries import UnreadableEntryError, decode
-from ctxreuse.sharing.redis_log import DEFAULT_STREAM, FIELD_MARK, RedisLog, is_redis_url
+from ctxreuse.sharing.redis_log import DEFAULT_STREAM, FIELD_MARK, RedisLog
 
 _LATEST = 2_000
 _READ_AT_ONCE = 5_000
@@ -37,7 +37,7 @@ class LogWatch:
     """Reads a shared log before and after a while; what cannot be read is said in `error`."""
 
     def __init__(self, log: str, stream: str | None = None, timeout_s: float = 5.0) -> None:
-        self.is_in_redis = is_redis_url(log)
+        self.is_in_redis = "://" in log
         if stream is not None and not self.is_in_redis:
             raise InvalidRequestError(
                 "--stream names a stream of a server; leave it out, because the log is a file"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import multiprocessing
 import os
 import re
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from http.cookiejar import DefaultCookiePolicy
 from itertools import chain
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -149,6 +152,7 @@ class _Door:
         self.pool = EnginePool(
             engines, planner=planner, window_s=0.0, concurrency=settings.concurrency
         )
+        self.pool._patience_s = settings.timeout_s  # no caller waits longer for a busy engine
         window_s = settings.window_ms / 1_000
         self._chats = chat_bodies.ChatPlanner(planner, "ctxreuse serve", window_s)
         salts = bool(settings.tenant_header or settings.keys) and takes_salt(planner.cache)
@@ -259,8 +263,7 @@ class _Door:
     async def usage(self, request: Request) -> Response:
         """Note what a provider counted of a plan's prompt, once."""
         body, tenant = await self._read(request, "plan_id", "usage")
-        told = usage_in(body)
-        if told is None:
+        if (told := usage_in(body)) is None:
             raise InvalidRequestError("usage must be an answer's object of this name")
         plan = self._taken(body, tenant)
         if plan is not None:
@@ -294,8 +297,8 @@ class _Door:
 
     async def savings(self, request: Request) -> Response:
         self._tenant(request)
-        savings = self.planner.savings
-        return _json({"words": str(savings), **savings.as_json()})
+        savings, seen = self.planner.savings, self._chats.gateway.statistics()
+        return _json({"words": str(savings), "in_place": seen.in_place, **savings.as_json()})
 
     async def metrics(self, request: Request) -> Response:
         registry = CollectorRegistry()
@@ -358,7 +361,14 @@ def make_app(planner: ReusePlanner, settings: Any) -> ASGIApp:
 def app_of_environment() -> ASGIApp:
     """Return the application that the command `ctxreuse serve` has described, for one process."""
     settings = SimpleNamespace(**json.loads(os.environ[SETTINGS]))
+    if parent := multiprocessing.parent_process():  # who is killed ends no workers
+        Thread(target=_end_with, args=(parent,), daemon=True).start()
     return make_app(ReusePlanner(cache=settings.cache), settings)
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _asked(body: Mapping[str, Any], tenant: str) -> ContextRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -40,6 +41,11 @@ _IN_JSON = {"None": "null", "True": "true", "False": "false", "a dict": "an obje
 }
 _IN_PYTHON = re.compile(rf"(?<!')\b({'|'.join(_IN_JSON)})\b( \((NoneType|bool)\))?")
 _MOST_CHARACTERS = 64_000_000  # of which each tenant has a share
+_FORGOTTEN = (
+    "a conversation's history asks for {documents} that this process has not shown there; they are "
+    "left out. Another worker has shown them, or it has restarted, or other messages stand before."
+)
+_log = logging.getLogger("ctxreuse")
 _Places: TypeAlias = list[TextPosition | None]
 
 
@@ -119,7 +125,7 @@ class ChatPlanner:
     """Plans bodies; knows how messages were shown with documents, which clients leave out."""
 
     def __init__(self, planner: ReusePlanner, component: str, window_s: float = 0.0) -> None:
-        self._planner, usage = planner, attrgetter("usage")
+        self._planner, usage, self._has_warned = planner, attrgetter("usage"), False
         self.gateway = ModelGateway(planner, "reuse", window_s, component, "", usage)
         self._shown: TenantLRUMap[bytes, str] = TenantLRUMap(
             max_weight=_MOST_CHARACTERS, weight_of=len
@@ -159,6 +165,9 @@ class ChatPlanner:
                 shown = (keeps and self._shown.get(tenant, key)) or text
                 if shown == text and role in _INSTRUCTS:
                     shown = text.replace(_PLACE, "", 1)
+                    if keeps and body.asked and shown != text and not self._has_warned:
+                        self._has_warned = True
+                        _log.warning(_FORGOTTEN)
             parts.append(PromptPart(role, shown))
         beside = json.dumps(body.fields["tools"]) if body.fields.get("tools") else ""
         scope = RequestScope(tenant or None, body.conversation)

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ctxreuse.cache.simulator import CacheUsage, PrefixCacheSimulator, RunningPrompt
-from ctxreuse.context.checks import (
-    checked_integer,
-    checked_kind,
-    checked_number,
-    checked_optional_integer,
-    checked_positive,
-)
+from ctxreuse.context.checks import checked_integer, checked_kind, checked_number, checked_positive
 from ctxreuse.errors import InvalidRequestError
 
 
@@ -53,7 +47,7 @@ class BatchedRequest:
     ) -> None:
         self.tokens = tokens
         self.answer = answer
-        self.chunk_tokens = checked_optional_integer("chunk_tokens", chunk_tokens, 1)
+        self.chunk_tokens = chunk_tokens
         self.usage: CacheUsage | None = None
         self.running: RunningPrompt | None = None
         self.to_prefill = 0

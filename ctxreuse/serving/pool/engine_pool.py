@@ -205,9 +205,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
 
     async def catch_up(self, timeout_s: float = 10.0) -> bool:
         """Wait, `timeout_s` seconds at most, until shared logs are taken in; return whether so."""
-        checked_number("timeout_s", timeout_s)
-        planners = [replica.planner for replica in self._replicas.values()]
-        waits = (asyncio.to_thread(planner.catch_up, timeout_s) for planner in planners)
+        waits = (asyncio.to_thread(one.catch_up, timeout_s) for one in self.planners.values())
         return all(await asyncio.gather(*waits))
 
     def available(self) -> tuple[str, ...]:
@@ -399,7 +397,7 @@ class EnginePool(FixedSettings, OnePerProcess, AsyncClosing):
         if replica.name in self._replicas:
             raise InvalidRequestError(
                 f"there are two engines called {describe(replica.name)}; give EngineSpec(..., "
-                "name=...)"
+                "name=...), or a host and port to one --engine only"
             )
         if replica.events is not None:
             replica.events.start()

@@ -22,9 +22,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from ctxreuse.context.checks import checked_number
-from ctxreuse.errors import InvalidRequestError
-
 Agent: TypeAlias = str | int
 """An agent's name."""
 
@@ -63,15 +60,12 @@ def assign(
     documents: Sequence[Document],
     agents: Sequence[Agent],
     loads: Mapping[Agent, float],
-    affinity: Mapping[bytes, Collection[Agent]] | None = None,  # who has read what
+    affinity: Mapping[bytes, Collection[Agent]],  # who has read what
     engines: Mapping[Any, str] | None = None,  # keys of Mapping are invariant
     bound: float = DEFAULT_BOUND,  # the c above, from 1
     slack_tokens: float = 0,
 ) -> list[Agent]:
     """Return the one agent for each document; none goes over the bound while another has room."""
-    if not agents:
-        raise InvalidRequestError("there is no agent to assign documents to")
-    affinity = affinity or {}
     loaded = _Loads(agents, loads, engines or {}, bound)
     assigned = []
     for document in documents:
@@ -136,7 +130,7 @@ class DocumentAffinity:
     """Remembers who read which document, and each one's part of the latest tokens."""
 
     def __init__(self, bound: float = DEFAULT_BOUND) -> None:
-        self._bound = checked_number("the bound", bound, 1)
+        self._bound = bound
         self._readers: OrderedDict[bytes, dict[Agent, None]] = OrderedDict()
         self._loads: dict[Agent, float] = {}
 

@@ -275,9 +275,10 @@ class Replica:
     async def check_health(self, limit_s: float) -> bool:
         """Ask the engine whether it is ready; the circuit of one that is not opens at once."""
         answered, is_ready, is_silent = self._answered, True, False
+        client = self.client()  # to make one takes time of its own
         try:
             async with asyncio.timeout(limit_s):
-                await self.client().check_health()
+                await client.check_health()
         except EngineError as error:
             # 404: it answers, and knows no such route
             is_ready = status_rule(error.status, error.retry_after_s) is not FAILS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import ref
 
 from ctxreuse.context.blocks import ContextRequest, text_digest
@@ -54,7 +54,7 @@ class RequestRouter:
         tried: Collection[str] = (),
     ) -> Replica:
         """Return the wanted candidate, or the best; among equals the first block decides."""
-        by_name = {one.name: one for one in candidates(replicas, tried)}
+        by_name: dict[Any, Replica] = {one.name: one for one in candidates(replicas, tried)}
         if wanted in by_name and wanted not in tried and not by_name[wanted].busy_s:
             return by_name[wanted]
         if not by_name:
@@ -71,8 +71,7 @@ class RequestRouter:
             - _TOKENS_PER_S * replica.busy_s
             for name, replica in by_name.items()
         }
-        order = [str(name) for name in rendezvous_order(seed, by_name)]
-        return by_name[max(order, key=scores.__getitem__)]
+        return by_name[max(rendezvous_order(seed, by_name), key=scores.__getitem__)]
 
     def to_compute(self, replica: Replica, prompt: Plannable) -> int:
         """Return what a request would cost a replica, in prompt tokens, its answer included."""

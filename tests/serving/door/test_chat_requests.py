@@ -92,6 +92,19 @@ async def test_a_conversation_is_shown_again_as_it_was_and_repeats_nothing():
     assert "conversation" not in three
 
 
+async def test_documents_that_a_process_has_not_shown_are_left_out_and_that_is_logged_once(caplog):
+    turn = {"role": "user", "content": "{documents}\n\nOne?"}
+    messages = [turn, {"role": "assistant", "content": "OK."}, turn]
+    async with served(EmulatedEngine()) as door:
+        await door.chat("ab", messages=[turn], conversation="c")
+        await door.chat("cd", messages=messages, conversation="c")
+        assert caplog.text == ""
+        for _ in range(2):
+            await door.chat("cd", messages=messages, conversation="d")
+        assert door.bodies()[-1]["messages"][0]["content"] == "\n\nOne?"
+    assert caplog.text.count("history asks for {documents} that this process has not shown") == 1
+
+
 async def test_an_empty_name_is_no_conversation_and_a_number_its_digits():
     messages = [{"role": "user", "content": "{documents}\n\nHi"}]
     async with served(EmulatedEngine()) as door:

@@ -9,8 +9,6 @@ import openai
 import pytest
 from caching_server import caching_server
 from door_helpers import MESSAGES, answering, asking, documents, served
-from langchain_core.messages import HumanMessage
-from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
 from ctxreuse.serving import EmulatedEngine, ToolCall
@@ -92,21 +90,6 @@ async def test_openais_sdk_sees_the_engines_errors_and_ours(refusing):
         with pytest.raises(openai.BadRequestError, match="documents must be a list"):
             await create(model="m", messages=messages, extra_body={"documents": 3})
     assert refused.value.code == "c9"
-
-
-async def test_langchains_model(door):
-    model = ChatOpenAI(
-        model="emulated", base_url=f"{door.base_url}/v1", api_key="k", extra_body=EXTRA
-    )
-    question = [HumanMessage("Which?")]
-    said = await model.ainvoke(question)
-    pieces = [one.text async for one in model.astream(question)]
-    called = await model.bind_tools([TOOL]).ainvoke(question)
-    parsed = await model.with_structured_output(City).ainvoke(question)
-    assert (said.text, "".join(pieces)) == ("In France, they say.",) * 2
-    assert called.tool_calls[0]["args"] == {"name": "Paris"}
-    assert parsed == City(name="Paris")
-    assert all("a says" in one["messages"][0]["content"] for one in door.bodies())
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -10,7 +10,7 @@ import pytest
 from door_helpers import CHAT, MESSAGES, answering, asking, documents, served
 from http_servers import response
 
-from ctxreuse.serving import EmulatedEngine
+from ctxreuse.serving import EmulatedEngine, EnginePool
 
 
 def error_of(answer):
@@ -96,19 +96,36 @@ async def test_headers_are_bounded():
     assert isinstance(refused, httpx.TransportError) or refused.status_code == 400
 
 
-@pytest.mark.parametrize(("stream", "state"), [(True, "resting"), (False, "up")])
-async def test_an_engine_that_does_not_begin_a_stream_in_time_has_failed(stream, state, caplog):
-    holding = Holding()
+@pytest.mark.parametrize(
+    ("stream", "state", "others_s"), [(True, "resting", 0), (False, "up", 0), (True, "up", 0.25)]
+)
+async def test_an_engine_that_does_not_begin_a_stream_in_time_has_failed(
+    stream, state, others_s, caplog, monkeypatch
+):
+    async def choose(*given):
+        await asyncio.sleep(others_s)  # as where another engine has failed
+        return await chosen(*given)
+
+    chosen, holding = EnginePool._choose, Holding()
+    monkeypatch.setattr(EnginePool, "_choose", choose)
     async with served(holding, timeout_s=0.3) as door:
         host = door.engines[0].url.removeprefix("http://")
         asked = [door.post(CHAT, json=asking("ab", stream=stream)) for _ in range(4)]
         late = await asyncio.gather(*asked)
         await asyncio.wait_for(holding.left.wait(), 5)
         assert (await door.get("/readyz")).json()["engines"][host] == state
-        assert f'replica="{host}"}} {4.0 * stream}' in (await door.get("/metrics")).text
+        failed = 4.0 * (state == "resting")
+        assert f'replica="{host}"}} {failed}' in (await door.get("/metrics")).text
     assert {one.status_code for one in late} == {504}
     assert "in time" in error_of(late[0])["message"]
-    assert (f"{host} rests for 10 s: it has not begun to answer" in caplog.text) is stream
+    assert (f"{host} rests for 10 s: it has not begun to answer" in caplog.text) is bool(failed)
+
+
+async def test_a_caller_does_not_wait_for_an_engine_that_is_busy_for_longer():
+    async with served(answering(429, b"{}", retry_after="60"), timeout_s=5) as door:
+        for status in (429, 503):
+            refused = await asyncio.wait_for(door.post(CHAT, json=asking("ab")), 3)
+            assert (refused.status_code, refused.headers["retry-after"]) == (status, "60")
 
 
 async def test_a_body_that_does_not_come_is_given_up():

@@ -113,6 +113,7 @@ async def test_plans_that_nobody_asks_about_again_are_forgotten(monkeypatch):
 async def test_what_the_server_says_of_itself():
     async with served(EmulatedEngine(), engines=("http://127.0.0.1:9",)) as door:
         models = (await door.get("/v1/models")).json()
+        await door.chat("abc", "Cite the number of each document.")
         await door.chat("abc")
         await door.chat("cab")
         savings, metrics = (await door.get("/v1/savings")).json(), await door.get("/metrics")
@@ -126,7 +127,8 @@ async def test_what_the_server_says_of_itself():
     assert (ready.status_code, down.status_code) == (200, 503)
     assert set(ready.json()["engines"].values()) == {"up", "resting"}
     assert savings["requests"] == 2
-    assert savings["words"].startswith("As reported by the engine: 2 answers")
+    assert savings["words"].startswith("As reported by the engine: 3 answers")
+    assert savings["in_place"] == {"numbers": 1}
     counted = [one for one in metrics.text.splitlines() if one.startswith("ctxreuse_requests_tot")]
     assert counted == ['ctxreuse_requests_total{planner="default",tenant_class=""} 2.0']
     assert 'ctxreuse_replica_state{pool="default"' in metrics.text
