@@ -196,7 +196,7 @@ def _figures(results: Results, saving: Saving) -> dict[str, Any]:
         "requests": saving.requests,
         "saved_share": round(saving.share, 6),
     }
-    if saving.run.bill is not None:
+    if saving.run.written is not None:
         figures |= {
             "cache": profile_spec(saving.cache),
             "bill_to_uncached_before": round(saving.factor(saving.before), 6),
