@@ -40,11 +40,11 @@ class ProviderCache:
     The longest living prefix that the profile's rules look up is read. What is long enough is
     written: with marks, the prefix that ends with a marked part, and of too many marks the latest
     count; without marks, the whole prompt. There nothing counts as written where writing costs no
-    more than computing. Requests with different keys share nothing.
+    more than computing. Requests with different keys share nothing. Where a provider itself marks
+    the end of each prompt, mark its last piece.
 
     Args:
         profile: The rules.
-        marks_end: Whether the provider itself marks the end of each prompt, as one of the marks.
 
     Attributes:
         never_read: Tokens that were written and that no later prompt has read so far.
@@ -59,9 +59,8 @@ class ProviderCache:
         2000
     """
 
-    def __init__(self, profile: CacheRules, *, marks_end: bool = False) -> None:
+    def __init__(self, profile: CacheRules) -> None:
         self._profile = checked_kind("profile", profile, CacheRules, "CacheRules")
-        self._marks_end = checked_kind("marks_end", marks_end, bool, "True or False")
         self._lives = {one.name: one for one in profile.times_to_live}
         self._entries: dict[bytes, _Entry] = {}
         self._swept_at = 0.0
@@ -93,7 +92,7 @@ class ProviderCache:
         profile, marks = self._profile, [n for n, one in enumerate(prompt, 1) if one.is_marked]
         known = [self._entries.get(prefix) for prefix in prefixes]
         met = max((n for n, one in enumerate(known) if one is not None), default=0)
-        ranges, kept_at = places(profile, marks, len(prompt), met, marks_end=self._marks_end)
+        ranges, kept_at = places(profile, marks, len(prompt), met)
         looked_up = chain.from_iterable(ranges)
         hit = max((n for n in looked_up if (kept := known[n]) and kept.ends_at > now), default=0)
         for entry in filter(None, known[1 : hit + 1]):

@@ -290,7 +290,7 @@ class SimulateCommand(PrintsJson):
             return simulate_hashed(requests, tried, block_tokens, advance)
 
 
-def _figures(usage: CacheUsage) -> dict[str, int | float | str | None]:
+def _figures(usage: CacheUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,

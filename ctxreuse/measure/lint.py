@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ctxreuse.context.checks import check_function, checked_each, checked_kind
 from ctxreuse.context.tokens import estimate_tokens
-from ctxreuse.measure.doctor.findings import counted, printable
+from ctxreuse.measure.doctor.findings import printable
 from ctxreuse.measure.replay.explain_plan import REMEDIES, explain_plan
 from ctxreuse.measure.replay.plan_file import PlannedRequest
 from ctxreuse.measure.replay.simulate import Progress, no_progress
@@ -35,6 +35,7 @@ from ctxreuse.measure.traces.varying_fronts import (
     is_digest,
 )
 from ctxreuse.memory.explanations import Cause, Explanation
+from ctxreuse.planning.savings import counted
 from ctxreuse.rules.cache_rules import DEFAULT_CACHE, CacheRules
 
 _OFTEN = 0.1  # share of the requests from which on other tools count as changing
@@ -97,7 +98,6 @@ class LintReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        prices = {} if self.prices is None else {"prices": asdict(self.prices)}
         return {
             "verdict": self.verdict,
             "requests": self.requests,
@@ -108,7 +108,7 @@ class LintReport:
                 for one in self.findings
             ],
             "unknown": list(self.unknown),
-            **prices,
+            **({"prices": asdict(self.prices)} if self.prices else {}),
         }
 
     def output(self) -> Iterator[Shown]:

@@ -327,7 +327,8 @@ class PromptPlanner:
         has_labels = context.texts != [block.text for block in blocks]  # else it would have them
         return ContextRequest(
             [blocks[place] for place in ranked],
-            system=_digest(one.given.beside, *front, parts[number].role, before).hex(),
+            # the text itself: its length counts towards what a cache keeps
+            system="\n\n".join([one.given.beside, *front, parts[number].role, before]),
             history=history,
             conversation_id=scope.conversation_id if labels else None,
             tenant=one.tenant,

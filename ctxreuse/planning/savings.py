@@ -220,17 +220,17 @@ class Savings:
         """Return the numbers as at most two sentences: what was measured, and what is estimated."""
         reported, said, measured = self.reported, [self._estimate()], ""
         if reported.primes:
-            primes = _counted(reported.primes, "prime")
+            primes = counted(reported.primes, "prime")
             said.append(f"{primes} computed {reported.prime_tokens:,} tokens, taken off")
         if reported.unreported:
-            said.append(f"{_counted(reported.unreported, 'answer')} came without usage")
+            said.append(f"{counted(reported.unreported, 'answer')} came without usage")
         if self.planning_failures:
-            said.append(f"planning failed {_counted(self.planning_failures, 'time')}")
+            said.append(f"planning failed {counted(self.planning_failures, 'time')}")
         if self.prompts_without_context:
-            prompts = _counted(self.prompts_without_context, "prompt")
+            prompts = counted(self.prompts_without_context, "prompt")
             said.append(f"no context found in {prompts}")
         if reported.answers:
-            answers = _counted(reported.answers, "answer")
+            answers = counted(reported.answers, "answer")
             share = f"{reported.hit_ratio:.1%} of their prompt tokens from its cache"
             measured = f"As reported by the engine: {answers}, {share}.\n"
         return f"{measured}{'; '.join(said)}."
@@ -241,17 +241,16 @@ class Savings:
         would = "would be " if self.mode == "shadow" else ""
         if self.requests:
             share = self.saved_share
-            requests = _counted(self.requests, "request")
             error = f" ± {self.error_share:.1%}" if self.error_tokens else ""
             return (
                 f"{abs(share):.1%} {'more' if share < 0 else 'fewer'} context tokens to compute "
                 f"(estimate for each process and tenant alone{error}, {self.word_tokens:,} tokens "
-                f"of added words counted): {self.changed:,} of {requests} {would}sent otherwise "
-                "than retrieved"
+                f"of added words counted): {self.changed:,} of {counted(self.requests)} {would}"
+                "sent otherwise than retrieved"
             )
         if self.unseen:
             until = "" if self.reported.answers else " until an answer's usage is reported"
-            ordered = f"{_counted(self.unseen, 'context')} {would}ordered"
+            ordered = f"{counted(self.unseen, 'context')} {would}ordered"
             return f"What is saved is unknown{until}: {ordered} where nobody sees the prompt"
         return "No request has been planned"
 
@@ -275,5 +274,6 @@ class Savings:
         }
 
 
-def _counted(number: int, name: str) -> str:
+def counted(number: int, name: str = "request") -> str:
+    """Return how many there are of something, in words."""
     return f"{number:,} {name}{'' if number == 1 else 's'}"

@@ -34,17 +34,16 @@ _NO_STATE = (
 
 
 def places(
-    profile: CacheRules, marks: Sequence[int], parts: int, met: int, *, marks_end: bool = False
+    profile: CacheRules, marks: Sequence[int], parts: int, met: int
 ) -> tuple[Sequence[range], Sequence[int]]:
-    """Return after how many parts a prompt is looked up and kept; the provider may mark its end."""
+    """Return after how many parts a prompt is looked up and kept."""
     if not profile.has_marks:
         return [range(parts, 0, -1)], profile.points((), met, parts)
-    end = [parts] if marks_end and parts else []
-    latest = marks if profile.marks_read is None else marks[-profile.marks_read :]
+    latest = marks[-(profile.marks_read or len(marks)) :]
     # the mark's own place is the first of those that are looked at
     seen = max(1, profile.look_back)
-    read = [range(mark, max(0, mark - seen), -1) for mark in (*latest, *end)]
-    return read, [*marks, *end][-profile.marks :]
+    read = [range(mark, max(0, mark - seen), -1) for mark in latest]
+    return read, marks[-profile.marks :]
 
 
 def kept_lengths(

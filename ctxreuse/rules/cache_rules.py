@@ -431,11 +431,9 @@ def _arguments(profile: CacheRules, given: str) -> dict[str, Any]:
             )
         name, value = pair.groups()
         kind = type(_setting(profile, name))
-        if kind is str:
-            arguments[name] = value.strip("'\"")
-            continue
+        said = value.strip("'\"") if kind is str else value.replace("_", "")
         try:
-            arguments[name] = kind(value.replace("_", ""))
+            arguments[name] = kind(said)
         except ValueError:
             arguments[name] = value  # the profile's own check names it
     return arguments

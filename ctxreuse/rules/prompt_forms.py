@@ -76,8 +76,8 @@ def marked_prompt(
         gone.append(next(at for at in taken if at in passed))
         taken.remove(gone[-1])
     room = room_for_marks(profile, len(taken), len(firm))
-    kept = firm if room == len(firm) else [*firm[:1], *firm[len(firm) - room + 1 :]]
-    kept = kept if room > 1 else firm[len(firm) - room :]
+    left = len(firm) - room
+    kept = [*firm[:1], *firm[left + 1 :]] if room > 1 else firm[left:]
     spare = [at for at in ours if at not in firm][: max(0, profile.marks - len(taken) - len(firm))]
     kept = sorted([*kept, *spare])
     life = ""
@@ -102,8 +102,9 @@ def marked_prompt(
         written.append({**message, "content": content} if content else dict(message))
     own_tools = list(tools)
     too_many = max(0, len(taken) - profile.marks) if profile.has_marks else 0
-    unsent = [*gone, *taken[:too_many]]
-    for number, path in sorted(unsent, reverse=True):  # a block may go with its mark
+    for number, path in sorted(
+        [*gone, *taken[:too_many]], reverse=True
+    ):  # a block may go with its mark
         if number < 0:
             own_tools = without_mark(own_tools, path)
         else:
@@ -153,11 +154,10 @@ def cut_content(content: Any, parts: Mapping[int | None, Sequence[ContentPart]])
         if not own:
             cut.append(one)
         elif isinstance(one, Mapping) and set(one) != {"type", "text"}:
-            last = {**one, "text": own[-1].text}
+            last: Any = {**one, "text": own[-1].text}
             if own[-1].is_marked and next(marks_in(last), None) is None:
-                cut += [*own[:-1], own[-1]._replace(beside=last)]
-            else:
-                cut += [*own[:-1], last]
+                last = own[-1]._replace(beside=last)
+            cut += [*own[:-1], last]
         else:
             cut += own
     return cut

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.errors import InvalidRequestError
+from ctxreuse.memory.prefix_index import common_blocks
 from ctxreuse.rules.billed_tokens import BilledTokens
 from ctxreuse.rules.cache_rules import CacheRules, TimeToLive, cache_profile
 
@@ -62,7 +63,7 @@ def test_it_agrees_with_the_rules_of_anthropic(prompts, life):
 
 @given(requests(["30m"], 12), st.booleans(), st.sampled_from(["", "k"]))
 def test_it_agrees_with_the_rules_of_openai(prompts, marks_end, key):
-    cache = ProviderCache(cache_profile(f"openai(minimum={MINIMUM})"), marks_end=marks_end)
+    cache = ProviderCache(cache_profile(f"openai(minimum={MINIMUM})"))
     provider = Provider("openai", MINIMUM)
     for number, (names, marks, now) in enumerate(prompts):
         content = [{"type": "text", "text": words(name)} for name in names]
@@ -75,13 +76,13 @@ def test_it_agrees_with_the_rules_of_openai(prompts, marks_end, key):
             "prompt_cache_key": own,
         }
         usage = provider.take(body, now)
+        kept = {*marks, len(names) - 1} if marks_end else marks
         pieces = [
-            PromptPiece(words(name), count_tokens(words(name)), n in marks)
+            PromptPiece(words(name), count_tokens(words(name)), n in kept)
             for n, name in enumerate(names)
         ]
-        assert cache.serve(pieces, now=now, key=own) == BilledTokens(
-            usage.uncached, usage.read, usage.written
-        )
+        expected = BilledTokens(usage.uncached, usage.read, usage.written)
+        assert cache.serve(pieces, now=now, key=own) == expected
 
 
 def test_what_is_written_and_never_read_is_counted():
@@ -129,20 +130,9 @@ def test_what_prompts_begin_with_is_read_in_steps():
 def second_reckoning(prompts: Any, profile: CacheRules) -> Iterator[int]:
     seen = []
     for names, now in prompts:
-        alive = [
-            index
-            for index, (other, last) in enumerate(seen)
-            if last + profile.lifetime > now and 100 * len(other) >= profile.least_tokens
-        ]
-        shared = 0
-        for index in alive:
-            common = 0
-            for one, two in zip(names, seen[index][0], strict=False):
-                if one != two:
-                    break
-                common += 1
-            shared = max(shared, common)
-        tokens = 100 * shared
+        alive = [other for other, last in seen if last + profile.lifetime > now]
+        long = [other for other in alive if 100 * len(other) >= profile.least_tokens]
+        tokens = max((100 * common_blocks(names, other) for other in long), default=0)
         yield 0 if tokens < profile.least_tokens else tokens - tokens % profile.step_tokens
         seen.append((names, now))
 

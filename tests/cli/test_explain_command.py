@@ -73,10 +73,8 @@ def test_every_cause_that_a_plan_file_can_show():
     short = planned("short", (1, 2))
     corpus = {**CORPUS, 1: block(1, 8)}
     requests = [planned("a", (1, 3)), short]
-    assert [one.cause for one in explain_plan(requests, corpus)] == [
-        Cause.new_blocks,
-        Cause.too_short,
-    ]
+    found = [one.cause for one in explain_plan(requests, corpus)]
+    assert found == [Cause.new_blocks, Cause.too_short]
     assert causes(
         planned("a", (1, 2)),
         planned("b", (1, 2)),
@@ -172,10 +170,8 @@ def test_however_few_prompts_are_looked_at_the_longest_common_beginning_is_found
         patch.setattr(explaining, "_LATEST", latest)
         answers = explained(*requests)
     for one, wanted in zip(answers, compared_with_all(requests), strict=True):
-        assert (one.shared_blocks, one.shared_tokens) == (
-            wanted.shared_blocks,
-            wanted.shared_tokens,
-        )
+        assert one.shared_blocks == wanted.shared_blocks
+        assert one.shared_tokens == wanted.shared_tokens
         assert (one.closest is None) == (wanted.closest is None)
         elsewhere = (Cause.hit, Cause.other_system, Cause.other_tenant, Cause.older_prompt)
         if one.cause in elsewhere or wanted.cause in elsewhere:
@@ -209,8 +205,7 @@ def test_a_planned_trace_is_explained_as_its_plans_expect(mode, conversations, c
     requests = plan_trace(trace, ReusePlanner(), mode, conversations=conversations)
     answers = explained(*requests)
     assert [one.request_id for one in answers] == [request.request_id for request in requests]
-    for request, one in zip(requests, answers, strict=True):
-        explanation = one
+    for request, explanation in zip(requests, answers, strict=True):
         assert explanation.cause is not Cause.evicted
         assert (explanation.cause is Cause.later_turn) == (request.after is not None)
         assert explanation.shared_tokens == request.expected_cached_tokens
@@ -315,12 +310,9 @@ def test_at_most_ten_requests_that_lost_something_are_listed(explain_command, tm
 
 
 def test_names_are_shown_as_they_are_and_are_no_markup(explain_command, tmp_path, corpus):
-    names = ["[bold]a[/bold]", "[/red]"]
-    requests = [
-        {"request_id": names[0], "blocks": [1, 2]},
-        {"request_id": names[1], "blocks": [2, 1]},
-    ]
-    plan = write_jsonl(tmp_path / "plan.jsonl", *requests)
+    first, second = "[bold]a[/bold]", "[/red]"
+    lines = {"request_id": first, "blocks": [1, 2]}, {"request_id": second, "blocks": [2, 1]}
+    plan = write_jsonl(tmp_path / "plan.jsonl", *lines)
     code, out, _ = explain_command("--plan", plan, "--corpus", corpus)
     assert code == 0
     assert rows(out)[2] == ["[/red]", "other order", "[bold]a[/bold]", "0 tokens", "2", "200"]

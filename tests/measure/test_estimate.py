@@ -143,15 +143,11 @@ def test_words_that_ctxreuse_adds_are_computed_without_a_tokenizer_too():
 
 def test_labels_are_words_too_and_those_of_cached_blocks_are_cached():
     trace = turns((1, 2), (1, 2, 3), conversation_id="c")
-    plain, shown = (
-        next(estimate(replay(trace[:1]), [None], [AS_SENT])),
-        next(one for one in estimate(replay(trace), [None], [AS_SENT]) if one.deduplicated),
-    )
+    plain = next(estimate(replay(trace[:1]), [None], [AS_SENT]))
+    shown = next(one for one in estimate(replay(trace), [None], [AS_SENT]) if one.deduplicated)
     assert (plain.word_tokens, plain.total.prompt_tokens) == (0, 200)
-    label, see_also = (
-        DEFAULT_TEMPLATES.label_tokens,
-        word_tokens("See also [BCDF], [GHJK] above."),
-    )
+    label = DEFAULT_TEMPLATES.label_tokens
+    see_also = word_tokens("See also [BCDF], [GHJK] above.")
     assert shown.prompt_tokens == (200 + 2 * label, 300 + 3 * label + see_also)
     assert shown.cached_tokens == (0, 200 + 2 * label)
     assert shown.word_tokens == 3 * label + see_also

@@ -252,11 +252,9 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     later = planner.plan(
         big_request((1, 3), "And?", history=[user(other.content)], conversation_id="c")
     )
-    planned = [
-        PlannedRequest.of(first),
-        PlannedRequest.of(other),
-        PlannedRequest.of(later, turn=1, after=other.request_id),
-    ]
+    one, two = (TraceRequest(0, "", (), turn=turn) for turn in range(2))
+    planned = [PlannedRequest.of(plan, one, None) for plan in (first, other)]
+    planned.append(PlannedRequest.of(later, two, other.request_id))
     path = str(tmp_path / "plan.jsonl")
     write_lines(path, (request.as_json() for request in planned))
     assert [request.as_json() for request in read_plan(path)] == [

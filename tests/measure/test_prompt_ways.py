@@ -409,6 +409,16 @@ def test_documents_that_no_prompt_shows_have_to_be_shown_first(tmp_path):
     assert said.next_step == "put the documents in with format_context; then record again."
 
 
+def test_what_an_application_cuts_off_is_not_moved_to_the_front(tmp_path):
+    def run(engine: Engine, is_changed: bool) -> None:
+        for number in range(len(FOUND)):
+            best = [one.page_content for one in Retriever().invoke(f"number {number}")][:2]
+            Asked(engine=engine).invoke("\n\n".join([*best, f"Which is number {number}?"]))
+
+    recorded(tmp_path, run)
+    assert said_of(tmp_path).next_step == "wrap the model: ReuseChatModel(inner=model)."
+
+
 @pytest.fixture
 def recording_with_headings(tmp_path) -> Path:
     recorded(tmp_path / "recording", APPLICATIONS["headings"][0])

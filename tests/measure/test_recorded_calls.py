@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ctxreuse import request_context
 from ctxreuse.errors import InputFileError
 from ctxreuse.measure.replay.plan_file import read_plan
+from ctxreuse.measure.results.measured_savings import EstimateConfig, measure_savings
 from ctxreuse.measure.traces.recording import (
     PromptRecorder,
     TraceRecorder,
@@ -223,6 +224,25 @@ def test_a_mark_behind_the_question_is_counted_and_stands_behind_no_document(tmp
         note(recorder, [{"role": "user", "content": "A.\n\nB.\n\nWhich?"}], cache_control=MARK)
     for one in recorded(tmp_path):
         assert (one.marks, one.sent.marks) == ((), {"turn": 1})
+
+
+@pytest.mark.parametrize("place", ["tools", "system", "question", ""])
+def test_as_sent_today_has_the_application_s_tools_and_breakpoints(tmp_path, place):
+    tools = [{"description": "It searches. " * 400}]
+    tools[0] |= {"cache_control": MARK} if place == "tools" else {}
+    system = [text("Be brief. " * 400, marked=place == "system")]
+    parts = [text("A.\n\nB.\n\n"), text("Which?", marked=place == "question")]
+    with TraceRecorder(tmp_path) as recorder:
+        prompts, fields = PromptRecorder(recorder), {"tools": tools, "system": system}
+        for _ in range(3):
+            prompts.note([{"role": "user", "content": parts}], fields)
+    measured = measure_savings(EstimateConfig(trace=str(tmp_path), cache="anthropic"))
+    today, sent = measured.runs[0], recorded(tmp_path)[0].sent
+    ends = {"tools": sent.tool_tokens, "system": sent.tool_tokens + sent.system_tokens}
+    read = (ends | {"question": today.prompt_tokens[0], "": 0})[place]
+    assert (today.policy, today.cached_tokens) == ("as sent today", (0, read, read))
+    assert sum(today.written.values()) == read
+    assert measured.trace.conversations == 0  # nobody went on
 
 
 def test_history_is_counted_without_the_system_text_and_the_last_question(tmp_path):

@@ -65,6 +65,8 @@ SENTENCES = {
     "together": "Planned together, all requests as one batch:",
     "no_request": "there is no request",
     "one_request": "there is one request",
+    "no_documents": "No verdict: none of 2 requests has documents. Of what clients send, these",
+    "retrieved": "Next: record what is retrieved: without --source, or with TraceRecorder",
     "nothing_again": "hardly any block comes again: 0.0% of the block tokens",
     "lost": "the cache has lost blocks before they come again",
     "larger_cache": "Next: give the engine's cache more memory",
@@ -130,6 +132,8 @@ def often(number):
         ("ab ab ab", 100, None, (), "served stay"),
         ("abc cba bac", 100, system, (), "online large words front front_first"),
         ("ab cd ef", 100, system, (), "nothing_again stay"),
+        ("ab ba", 0, system, (), "no_documents retrieved"),
+        ("ab ba", 0, system, "openai", "no_documents retrieved paid no_time no_answer"),
         ("fb eb", 20, None, (), "batch collect small words"),
         ("fd de bd eb", 400, None, (400,), "online wrap large words together"),
         ("abc cbd bac cba", 100, turn, (), "online wrap large words"),
@@ -220,10 +224,9 @@ def test_text_json_and_page_say_the_same(run, trace, tmp_path):
     [
         ("{", "no JSON"),
         ("[]", "it must be an object"),
-        (
-            json.dumps(PRICES | {"input": -1}),
-            "field 'input' is -1 (int); it must be a number from 0",
-        ),
+        (json.dumps(PRICES | {"input": -1}), "field 'input' is -1 (int); it must be a number"),
+        (json.dumps(PRICES | {"written_input": "5"}), "field 'written_input' is '5' (str)"),
+        (json.dumps(PRICES | {"written_input": {"5m": -1}}), "written_input: field '5m' is -1"),
         ('{"input": 1}', "cached_input is missing; prices are a JSON object such as"),
     ],
 )

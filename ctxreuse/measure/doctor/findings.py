@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from ctxreuse.planning.savings import counted
+
 Figure: TypeAlias = int | float | str | None
 NO_ENGINE = "see engine: it does not answer"
 _INDENT = " " * 11
@@ -78,11 +80,6 @@ def findings_json(findings: Sequence[Finding]) -> dict[str, Any]:
         "healthy": is_healthy(findings),
         "checks": [{**asdict(one), "remedy": one.remedy or None} for one in findings],
     }
-
-
-def counted(number: int, name: str = "request") -> str:
-    """Return how many there are of something, in words."""
-    return f"1 {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def printable(text: str) -> str:

@@ -60,14 +60,8 @@ class PlannedRequest:
     sent: SentCall | None = None
 
     @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        turn: int = 0,
-        after: str | int | None = None,
-        timestamp_ms: float | None = None,
-    ) -> PlannedRequest:
-        """Return a plan's record."""
+    def of(cls, plan: Plan, traced: TraceRequest, after: str | int | None) -> PlannedRequest:
+        """Return the record of a traced request's plan."""
         return cls(
             request_id=plan.request_id,
             parts=tuple(
@@ -79,10 +73,10 @@ class PlannedRequest:
             ),
             order_annotation=plan.order_annotation,
             **{name: getattr(plan.request, name) for name in _OF_REQUEST},
-            turn=turn,
+            turn=traced.turn,
             after=after,
             expected_cached_tokens=plan.expected_cached_tokens,
-            timestamp_ms=timestamp_ms,
+            timestamp_ms=traced.timestamp_ms,
             is_labelled=plan.is_labelled,
             marks=recorded_marks(plan.cache, plan.marks),
             primes=plan.primes,
@@ -215,7 +209,7 @@ def replayed(
     is_batch = policy.mode == "offline" and policy.strategy != "none"
     for traced, plan in (replay.together if is_batch else replay.one_by_one)(trace):
         after = replay.last.get(replay.key(traced))
-        step = ReplayedStep(PlannedRequest.of(plan, traced.turn, after, traced.timestamp_ms), plan)
+        step = ReplayedStep(PlannedRequest.of(plan, traced, after), plan)
         yield step
         replay.record(traced, plan, step.answer)
 

@@ -150,10 +150,16 @@ def measured_ways(
         ways = [MeasuredWay(name, replay.cost(one, advance)) for name, one in sent.items()]
     counts = planner.prompt_records.counts()
     often = (one for one in ("order", "numbers") if counts[one] > _OFTEN * len(seen))
-    if in_place := next(often, ""):  # a part that does not see these words must not move them
+    in_place, found = next(often, ""), {number: len(one.blocks) for number, one in named.items()}
+    cut = [
+        sum(map(len, one.pieces.values())) < sum(found.get(n, 0) for n in one.retrieved)
+        for one in seen
+    ]
+    # a part that does not see these words, or what is cut off behind it, must not move them
+    if in_place or sum(cut) > _OFTEN * len(seen):
         ways = [one for one in ways if one.name != Way.ORDERED]
-    found = (*ways, as_it_is)
-    return PromptWays(plain, as_it_is, found, len(seen), framework, are_memories, in_place)
+    ways.append(as_it_is)
+    return PromptWays(plain, as_it_is, tuple(ways), len(seen), framework, are_memories, in_place)
 
 
 @dataclass(frozen=True, slots=True)

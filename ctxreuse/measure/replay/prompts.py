@@ -164,7 +164,7 @@ def prompt_pieces(
         elif request.system:
             tokens = estimate_tokens(request.system) if tokenizer is None else count(request.system)
             pieces = [PromptPiece(f"system {request.system}", tokens)]
-        block_ends = [len(pieces)]
+        block_ends = [before.block_ends[0] if before else len(pieces)]  # behind the system text
         if tokenizer is None:
             for block in sent_blocks(request, corpus):
                 key, tokens = _as_shown(block, request)

@@ -14,7 +14,7 @@ from ctxreuse.cache.provider_cache import PromptPiece, ProviderCache
 from ctxreuse.cache.simulator import BlockLevelCache, CacheUsage, PrefixCacheSimulator
 from ctxreuse.errors import BatchTooLargeError, InputFileError, MissingExtraError, describe
 from ctxreuse.measure.replay.plan_file import PlannedRequest, plan_under
-from ctxreuse.measure.replay.policies import OURS_ONLINE, POLICIES, MeasuredPolicy, TraceMode
+from ctxreuse.measure.replay.policies import POLICIES, MeasuredPolicy, TraceMode
 from ctxreuse.measure.replay.prompts import (
     Tokenizer,
     prime_ends,
@@ -23,6 +23,7 @@ from ctxreuse.measure.replay.prompts import (
     prompt_tokens,
     said_tokens,
 )
+from ctxreuse.measure.traces.sent_calls import SentCall
 from ctxreuse.measure.traces.trace_files import Corpus, TraceRequest, block_tokens
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.rules.answers import read_of_blocks
@@ -55,14 +56,6 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class RunBill:
-    """What a hosted cache charges for a run, besides the tokens that it serves."""
-
-    written: Mapping[str, int] = field(default_factory=dict)
-    never_read: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class RunResult:
     """What a policy reached, once through the requests."""
 
@@ -82,7 +75,8 @@ class RunResult:
     answers: tuple[str, ...] = ()
     failures: int = 0
     word_tokens: int = 0
-    bill: RunBill | None = None
+    written: Mapping[str, int] | None = None  # into a hosted cache; None of an engine's
+    never_read: int = 0
     planned: Sequence[PlannedRequest] = field(default=(), compare=False, repr=False)
     notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
@@ -126,7 +120,7 @@ class RunResult:
     @property
     def billed(self) -> BilledTokens:
         """The tokens of all requests together by what is paid for them."""
-        total, written = self.total, self.bill.written if self.bill is not None else {}
+        total, written = self.total, self.written or {}
         uncached = total.prefilled_tokens - sum(written.values())
         return BilledTokens(uncached, total.cached_tokens, written)
 
@@ -245,10 +239,10 @@ class Replay(NamedTuple):
         if not self.cache.lives:
             usages = self.served(planned, run.capacity_tokens)
             return RunResult.of_run(run, planned, usages, planning_s)
-        billed, never_read = self.billed(planned, run.policy)
+        billed, never_read = self.billed(planned, run)
         usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed]
-        bill = RunBill(sum(billed, BilledTokens()).written, never_read)
-        return RunResult.of_run(run, planned, usages, planning_s, bill=bill)
+        more = {"written": sum(billed, BilledTokens()).written, "never_read": never_read}
+        return RunResult.of_run(run, planned, usages, planning_s, **more)
 
     def served(
         self,
@@ -271,27 +265,33 @@ class Replay(NamedTuple):
             served = simulate_tokens(planned, self.corpus, cache, self.tokenizer)
         return list(counted(served, self.advance))
 
-    def billed(
-        self, planned: Sequence[PlannedRequest], policy: MeasuredPolicy
-    ) -> tuple[list[BilledTokens], int]:
+    def billed(self, planned: Sequence[PlannedRequest], run: Run) -> tuple[list[BilledTokens], int]:
         """Return what is charged for requests sent one by one, and what of it is never read."""
-        marks_end = not policy.is_marked and self.cache.marks_end
-        cache, billed, now = ProviderCache(self.cache, marks_end=marks_end), [], 0.0
+        policy, traced = run.policy, {one.request_id: one for one in run.trace}
+        cache, billed, now = ProviderCache(self.cache), [], 0.0
         prompts = prompt_pieces(planned, self.corpus, self.tokenizer)
         for request, prompt in zip(planned, prompts, strict=True):
             if policy.mode == "online" and request.timestamp_ms is not None:
                 now = max(now, request.timestamp_ms / 1_000)  # a batch is sent all at once
-            marks = set[int]()  # behind which pieces `Plan.body` puts one
-            if policy.is_marked:
-                marks.update(prompt.block_ends[mark] for mark in request.marks or ())
-                if request.conversation_id is not None:
-                    # what the turn before has written, and for the next
-                    marks.update(prompt.turn_ends[-2:])
-            elif marks_end:  # the provider has marked the end of each turn
-                marks.update(prompt.turn_ends[:-1])
+            asked, turns = traced[request.request_id], prompt.turn_ends
+            sent = asked.sent or SentCall()
+            own = (request if policy.is_marked else asked).marks or ()  # of a plan, or recorded
+            marks = {prompt.block_ends[: mark + 1][-1] for mark in own}  # behind which pieces
+            if not policy.is_marked:
+                ends = self.cache.marks_end  # the provider marks each turn's
+                has_more = sent.marks.get("turn", 0) > sum(map(bool, own))
+                marks.update(
+                    [0] * ("tools" in sent.marks),
+                    turns[:-1] * (ends or "history" in sent.marks),
+                    turns[-1:] * (ends or has_more),
+                )
+            elif request.conversation_id is not None:
+                # what the turn before has written, and for the next
+                marks.update(turns[-2:])
+            tools = PromptPiece("\n".join(sent.tools), sent.tool_tokens)
             pieces = [
-                PromptPiece(one.content, one.tokens, number in marks)
-                for number, one in enumerate(prompt.pieces, start=1)
+                one._replace(is_marked=number in marks)
+                for number, one in enumerate([tools, *prompt.pieces])
             ]
             billed.append(cache.serve(pieces, now=now, key=request.tenant))
             self.advance()
@@ -377,9 +377,3 @@ def deduplications(trace: Sequence[TraceRequest]) -> tuple[bool, ...]:
     """Return whether to de-duplicate: both where there are conversations, else not."""
     has_turns = any(request.conversation_id is not None for request in trace)
     return (False, True) if has_turns else (False,)
-
-
-def shown(results: Sequence[RunResult]) -> RunResult:
-    """Return the result whose prompts a report shows: this package's, online, no cache limit."""
-    ours = (one for one in reversed(results) if one.policy == OURS_ONLINE.name)
-    return next(one for one in ours if one.capacity_tokens is None)

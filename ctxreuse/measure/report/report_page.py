@@ -115,7 +115,7 @@ def charts(results: Results) -> list[Chart]:
             },
         )
         found.append(shown)
-    if runs and runs[0].bill is None:  # what a provider computes is not known
+    if runs and runs[0].written is None:  # what a provider computes is not known
         computed = Chart(
             "prefilled",
             "Tokens for the engine to compute so far: lower is better",
@@ -130,7 +130,7 @@ def _shown(results: Results) -> list[RunResult]:
     """Return as retrieved, and the others with de-duplication, where there are conversations."""
     runs = results.part()
     deduplicated = [run for run in runs if run.deduplicated]
-    if not results.trace.conversations or not deduplicated:
+    if not deduplicated:
         return runs
     as_it_is = (TODAY.name, AS_SENT.name)
     plain = [run for run in runs if run.policy in as_it_is and not run.deduplicated]

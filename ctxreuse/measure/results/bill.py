@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple, Self
 
 from ctxreuse.measure.replay.policies import AS_SENT, TODAY
-from ctxreuse.measure.replay.simulate import RunBill, RunResult
+from ctxreuse.measure.replay.simulate import RunResult
 from ctxreuse.measure.results.prices import Prices
 from ctxreuse.measure.results.results import Results
 from ctxreuse.rules.billed_tokens import BilledTokens
@@ -86,7 +86,7 @@ class Bill(NamedTuple):
     @classmethod
     def of(cls, results: Results) -> Self | None:
         """Return the bill of results; None where an engine has the cache, or nothing was sent."""
-        runs = [run for run in results.part() if run.bill is not None]
+        runs = [run for run in results.part() if run.written is not None]
         base = base_run(runs)
         if base is None:
             return None
@@ -127,7 +127,7 @@ class Bill(NamedTuple):
     @property
     def least_reads(self) -> float | None:
         """How often a written token has to be read on average; None where writing never pays."""
-        saving = 1 - self.cache.read_factor
+        saving = self.cache.saving
         return max(0.0, self.cache.write_factor - 1) / saving if saving > 0 else None
 
     @property
@@ -171,7 +171,7 @@ class Bill(NamedTuple):
                     "uncached_tokens": row.after.uncached,
                     "read_tokens": row.after.read,
                     "written_tokens": dict(row.after.written),
-                    "never_read_tokens": (row.run.bill or RunBill()).never_read,
+                    "never_read_tokens": row.run.never_read,
                     "bill_to_uncached": round(row.factor(row.after), 6),
                     "money_per_1000_requests": self.prices
                     and round(self.money(row, self.prices), 6),

@@ -9,7 +9,12 @@ from pathlib import Path
 
 from ctxreuse.context.checks import check_function, checked_kind, checked_list, checked_positive
 from ctxreuse.measure.options import BESIDE_TRACE, CACHES, KEEP_BEST, PRICES, option
-from ctxreuse.measure.replay.policies import check_own_engine, own_policies, tried_policies
+from ctxreuse.measure.replay.policies import (
+    OURS_ONLINE,
+    check_own_engine,
+    own_policies,
+    tried_policies,
+)
 from ctxreuse.measure.replay.prompt_ways import measured_ways
 from ctxreuse.measure.replay.simulate import (
     Progress,
@@ -19,7 +24,6 @@ from ctxreuse.measure.replay.simulate import (
     estimate,
     load_tokenizer,
     no_progress,
-    shown,
 )
 from ctxreuse.measure.results.prices import Prices, prices_given
 from ctxreuse.measure.results.results import FirstCause, Results, results_of
@@ -95,7 +99,7 @@ def measure_savings(
     """Replay a trace under every policy, with an unlimited cache and smaller ones."""
     checked_kind("asked", asked, EstimateConfig, "an EstimateConfig")
     check_function("progress", progress, "a function")
-    profile = cache_profile(asked.cache)
+    profile, best = cache_profile(asked.cache), asked.keep_best
     prices = prices_given(asked.prices, profile)
     smaller = checked_list("capacity_tokens", asked.capacity_tokens, "a list of tokens")
     rate = COMMON_RATES.prefill_tokens_per_s
@@ -116,55 +120,50 @@ def measure_savings(
     requests = behind_fronts(requests) if different is None else without_fronts(requests)
     summary = TraceSummary.of(requests)
     encoder = None if asked.tokenizer is None else load_tokenizer(str(asked.tokenizer))
-    sizes: Sequence[int | None] = [None, *smaller] if smaller else summary.cache_sizes()
-    sizes = [None] if profile.lives else sizes  # a provider tells none
+    # a provider tells none
+    sizes = [None, *smaller] if smaller or profile.lives else summary.cache_sizes()
     own = own_policies(checked_list("policy", asked.policy, "a list of names"))
-    tried = (*tried_policies(profile, keep_best=asked.keep_best), *own)
+    tried = (*tried_policies(profile, keep_best=best), *own)
     rounds = len(tried) * len(deduplications(requests)) * len(sizes)
     with progress("replaying", 2 * rounds * len(requests)) as advance:
         replay = Replay(requests, blocks, encoder, advance, profile)
         runs = list(estimate(replay, sizes, tried))
     names = {run.policy for run in runs}
+    ours = [one for one in runs if one.policy == OURS_ONLINE.name and one.capacity_tokens is None]
     too_large = "; ".join(one.name for one in tried if one.name not in names)
     of_prompts, size = None, next(iter(smaller), None)
-    if runs[0].bill is None and not asked.independent and not profile.takes_primes:
-        planner = partial(
-            ReusePlanner, cache=profile, keep_best=asked.keep_best, capacity_tokens=size
-        )
+    if not (profile.lives or asked.independent or profile.takes_primes):
+        planner = partial(ReusePlanner, cache=profile, keep_best=best, capacity_tokens=size)
         of_prompts = measured_ways(prompts, recorded, planner, size, changing, encoder, progress)
         if prompts and of_prompts is None:
             causes.append(FirstCause(_UNKNOWN.format(len(prompts)), _RENDER))
     if different is not None and of_prompts is None:
         causes.append(FirstCause(_FRONT.format(different, len(requests)), _FRONT_REMEDY))
+    told = [one.output_tokens for one in requests if one.output_tokens is not None]
     return results_of(
         Path(asked.trace).name,
         "blocks" if encoder is None else "tokens",
         summary,
         runs,
-        shown(runs).planned if for_report else (),
+        ours[-1].planned if for_report else (),
         blocks,
         read_titles(asked.corpus or corpus_path(asked.trace)) if for_report else None,
         notes=(
-            *((_BEST_FIRST,) if asked.keep_best else ()),
+            *((_BEST_FIRST,) if best else ()),
             *((_TOO_LARGE.format(too_large),) if too_large else ()),
             *((_SHORT,) if of_prompts and encoder is None and summary.is_short(profile) else ()),
-            *(_bill_notes(requests) if runs[0].bill is not None else ()),
+            *(_bill_notes(requests) if profile.lives else ()),
         ),
         cache_tokens=size,
         prefill_tokens_per_s=None if profile.lives else rate,
         prices=prices,
         cache=profile,
-        output_tokens=_output_tokens(requests),
+        output_tokens=sum(told) if told and len(told) == len(requests) else None,
         causes_first=tuple(causes),
         prompts=of_prompts,
-        keep_best=asked.keep_best,
+        keep_best=best,
         hides_texts=hides_texts(recorded),
     )
-
-
-def _output_tokens(trace: Sequence[TraceRequest]) -> int | None:
-    told = [one.output_tokens for one in trace if one.output_tokens is not None]
-    return sum(told) if told and len(told) == len(trace) else None
 
 
 def _bill_notes(trace: Sequence[TraceRequest]) -> Iterator[str]:

@@ -134,10 +134,9 @@ def published_prices(model: str, day: date, cache: CacheRules = DEFAULT_CACHE) -
     prices = {name: getattr(one, "base", one) for name, one in vars(found.model_price).items()}
     known = {name: float(one) for name, one in prices.items() if one is not None}
     told: dict[str, Any] = {name: known[one] for name, one in _PRICES.items() if one in known}
-    lives = [one.name for one in cache.times_to_live]
-    written = {life: _WRITTEN.get(life, "cache_write_mtok") for life in lives}
+    lives = {one.name: _WRITTEN.get(one.name, "cache_write_mtok") for one in cache.times_to_live}
     told |= {
-        "written_input": {life: known[one] for life, one in written.items() if one in known},
+        "written_input": {life: known[one] for life, one in lives.items() if one in known},
         "currency": "USD",
         "date": f"{day:%Y-%m-%d}",
         "source": f"genai-prices {genai_prices.__version__}, {found.provider.id} {found.model.id}",

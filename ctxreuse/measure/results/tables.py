@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctxreuse.measure.replay.simulate import RunBill, RunResult, SizeResult, TraceSummary
+from ctxreuse.measure.replay.simulate import RunResult, SizeResult, TraceSummary
 from ctxreuse.measure.results.bill import Bill, Saving, price_lines
 from ctxreuse.measure.results.results import CauseTotal, Results, by_cause
 from ctxreuse.measure.results.verdict import amount, cache_words, verdict
@@ -159,7 +159,7 @@ def bill_table(bill: Bill) -> Table:
         for life in bill.lives:
             name = f"written\n{life}" if len(bill.cache.times_to_live) > 1 else "written"
             columns[name] = partial(lambda life, row: tokens(row.after.written.get(life, 0)), life)
-        columns["never\nread"] = lambda row: tokens((row.run.bill or RunBill()).never_read)
+        columns["never\nread"] = lambda row: tokens(row.run.never_read)
     if bill.output_tokens is not None:
         columns["out-\nput"] = lambda _: tokens(bill.output_tokens or 0)
     columns["input\nbill"] = lambda row: f"{row.factor(row.after):.3f}"

@@ -28,6 +28,11 @@ _LONGER_STEP = (
 )
 _ORDER_STEP = "leave out what you say of the order, if answers do as well; then record again."
 _NO_STEP = "change nothing; record again when the requests or the documents are others."
+_NO_DOCUMENTS = (
+    "No verdict: none of {:,} requests has documents. Of what clients send, these are the "
+    "paragraphs of the user's last message, and no system text or tool's result."
+)
+_RETRIEVED_STEP = "record what is retrieved: without --source, or with TraceRecorder in your code."
 _RECORD_STEP = "record some: ctxreuse record -o FOLDER app.py."
 _LARGER_CACHE_STEP = "give the engine's cache more memory, then estimate with its new size."
 
@@ -155,6 +160,8 @@ def _of_prompts(results: Results, ways: PromptWays) -> SavingsVerdict:
 
 def _of_order(results: Results) -> SavingsVerdict:
     """Return what results come to where nothing that differs stands before the documents."""
+    if (requests := results.trace.requests) and not results.trace.block_tokens:
+        return SavingsVerdict(_NO_DOCUMENTS.format(requests), _RETRIEVED_STEP)
     savings = list(savings_of(_compared(results), results.cache))
     arriving, together = (
         _best([one for one in savings if one.run.policy in (way.name, primed.name)], results)
@@ -189,7 +196,7 @@ def _figures(results: Results, saving: Saving) -> dict[str, Any]:
         "requests": saving.requests,
         "saved_share": round(saving.share, 6),
     }
-    if saving.run.bill is not None:
+    if saving.run.written is not None:
         figures |= {
             "cache": profile_spec(saving.cache),
             "bill_to_uncached_before": round(saving.factor(saving.before), 6),

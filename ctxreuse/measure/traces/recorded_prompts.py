@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -207,7 +207,10 @@ def with_place(form: str, place: int) -> str:
 def read_recording(
     trace: str, corpus: str | None = None
 ) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], list[SeenPrompt]]:
-    """Read a trace, its blocks and prompts; turns that show no earlier documents are of no chat."""
+    """Read a trace, its blocks and prompts; turns that show no earlier documents are of no chat.
+
+    Nor is what a client sent, whose recorder names each beginning, and did not see go on.
+    """
     blocks, requests = read_requests(trace, corpus)
     prompts = list(seen_prompts(read_prompts(trace_path(trace), blocks), requests))
     found = {name: one for one in reversed(prompts) if one.pieces for name in one.retrieved}
@@ -216,7 +219,10 @@ def read_recording(
     for one in requests:
         if one.turn and one.request_id in found:
             shown_in[one.tenant, one.conversation_id].add(len(found[one.request_id].pieces))
+    turns = Counter((one.tenant, one.conversation_id) for one in requests)
     for at, one in enumerate(requests):
+        if one.sent and turns[one.tenant, one.conversation_id] == 1:
+            requests[at] = one = replace(one, conversation_id=None)
         if seen := found.get(one.request_id):
             is_alone = shown_in[one.tenant, one.conversation_id] == {1}
             requests[at] = replace(one, **seen.told(is_alone=is_alone))

@@ -41,6 +41,7 @@ from ctxreuse.errors import InputFileError, MissingExtraError
 from ctxreuse.measure.traces.sent_calls import ReadCall, SentCall, read_call
 from ctxreuse.pipeline.known_texts import Form, KnownSpan, KnownTexts, known_texts, words_at
 from ctxreuse.pipeline.prompt_turn import PromptPart
+from ctxreuse.planning.savings import counted
 
 CORPUS, TRACE = "corpus.jsonl", "trace.jsonl"
 PROMPTS = "prompts.jsonl"  # that a framework has made, and the texts that stand in them
@@ -227,8 +228,8 @@ class TraceRecorder(OnePerProcess):
             of = [f"{number:,} from {name}" for name, number in self.sources.most_common() if name]
             turns, talks = self._requests_of_conversations, self._talks
             documents = "1 block" if self._blocks == 1 else f"{self._blocks:,} different blocks"
-            count = "1 request" if self.requests == 1 else f"{self.requests:,} requests"
-        in_talks = f", {turns:,} of them in {talks:,} conversation{'s' * (talks != 1)}"
+        in_talks = f", {turns:,} of them in {counted(talks, 'conversation')}"
+        count = counted(self.requests)
         return f"{count} with {documents}{in_talks * bool(turns)}{': ' * bool(of)}{', '.join(of)}"
 
     def close(self) -> None:

@@ -105,17 +105,17 @@ def read_call(
         if isinstance(fields.get(front), (str, list, tuple)):
             told.insert(0, {"role": "system", "content": fields[front]})
     system = "\n\n".join(text for one in told for text in message_texts(one))
-    others = [one for one in messages if one.get("role") not in _SYSTEM_ROLES]
-    others = [one for one in others if one is not questions[-1]]
+    last, said = questions[-1], [one for one in messages if one.get("role") not in _SYSTEM_ROLES]
+    others = [one for one in said if one is not last]
     tools = list(islice(_tools(fields.get("tools")), _MOST_TOOLS))
     itself = {"cache_control": fields.get("cache_control")}  # Anthropic's API marks the last part
-    marked = (fields.get("tools"), told, others, [questions[-1], itself])
+    marked = (fields.get("tools"), told, others, [last, itself])
     counts = (sum(1 for _ in marks_in(one)) for one in marked)
     model, key = fields.get("model"), fields.get("prompt_cache_key")
     return ReadCall(
         system,
         questions,
-        list(_marked_ends(questions[-1])),
+        list(_marked_ends(last)),
         SentCall(
             model="" if not isinstance(model, str) else digest(model) if hash_only else model,
             key=digest(key) if isinstance(key, str) else "",
