@@ -17,6 +17,7 @@ from ctxreuse.context.blocks import (
     OpenAIMessage,
     encoded,
     id_name,
+    text_digest,
 )
 from ctxreuse.context.checks import checked_integer, checked_kind
 from ctxreuse.context.content_parts import ContentPart, joined, turn_parts, without_blank_parts
@@ -447,15 +448,16 @@ class Tracing(HearsAnswers, Protocol):
 def group_of(plan: Plan) -> tuple[str, ...]:
     """Return the names of a plan's prefix group, the tenant first."""
     request, first = plan.request, _leading(plan)[:1]
-    conversation = request.conversation_id
+    # edits carry these names, and no text
+    system, conversation = text_digest(request.system or "").hex(), request.conversation_id
     if 0 not in plan.marks:
         # without labels, later turns cannot tell which block the first one began with
         is_told = plan.is_labelled and (first or not request.history)
         if conversation is not None and not is_told:
             return request.tenant, "conversation", id_name(conversation)
         if first:
-            return request.tenant, "block", request.system or "", *first
-    return request.tenant, "system", request.system or ""
+            return request.tenant, "block", system, *first
+    return request.tenant, "system", system
 
 
 def shard_of(plan: Plan) -> tuple[str, ...]:

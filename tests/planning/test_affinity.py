@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ctxreuse import ContextBlock, ContextRequest, ReusePlanner
-from ctxreuse.planning.plan import GroupRates
+from ctxreuse.planning.plan import GroupRates, group_of
 
 
 def block(name: str | int) -> ContextBlock:
@@ -55,6 +55,7 @@ def test_a_system_text_that_is_kept_on_its_own_leads_its_group():
     assert plans[0].body()["prompt_cache_key"] == plans[0].prompt_cache_key
     many = {replace(plan, shards=64).prompt_cache_key for plan in plans}
     assert len(many) == 2
+    assert group_of(plans[0])[2] != "S", "names of groups stand in logs and messages"
 
 
 def test_a_group_that_is_asked_for_too_often_is_divided_by_its_next_blocks():
