@@ -84,10 +84,10 @@ def bench_recording(
         raise InvalidRequestError(
             f"cache must be that of an engine of your own, such as vllm, not {config.cache!r}"
         )
-    blocks, trace, _ = read_recording(config.recording, config.corpus)
+    blocks, trace, _ = read_recording(
+        config.recording, config.corpus, independent=config.independent
+    )
     trace = trace[: config.requests]
-    if config.independent:
-        trace = [replace(one, conversation_id=None) for one in trace]
     if not trace:
         raise InputFileError(f"{config.recording}: holds no requests; record some")
     for one in trace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -106,12 +106,9 @@ def measure_savings(
     if asked.prefill_rate is not None:
         rate = checked_positive("prefill_rate", asked.prefill_rate)
     check_own_engine(profile, "capacity_tokens and prefill_rate", smaller, asked.prefill_rate)
-    blocks, requests, prompts = read_recording(asked.trace, asked.corpus)
-    if asked.independent:
-        requests = [
-            one if one.conversation_id is None else replace(one, conversation_id=None, turn=0)
-            for one in requests
-        ]
+    blocks, requests, prompts = read_recording(
+        asked.trace, asked.corpus, independent=asked.independent
+    )
     recorded, changing, causes = requests, changing_documents(requests), list[FirstCause]()
     if changing is not None:  # it is said what comes of it once they are mended; so of fronts
         causes.append(FirstCause(str(changing), changing.remedy))

@@ -205,7 +205,7 @@ def with_place(form: str, place: int) -> str:
 
 
 def read_recording(
-    trace: str, corpus: str | None = None
+    trace: str, corpus: str | None = None, *, independent: bool = False
 ) -> tuple[dict[BlockId, ContextBlock], list[TraceRequest], list[SeenPrompt]]:
     """Read a trace, its blocks and prompts; turns that show no earlier documents are of no chat.
 
@@ -221,10 +221,11 @@ def read_recording(
             shown_in[one.tenant, one.conversation_id].add(len(found[one.request_id].pieces))
     turns = Counter((one.tenant, one.conversation_id) for one in requests)
     for at, one in enumerate(requests):
-        if one.sent and turns[one.tenant, one.conversation_id] == 1:
-            requests[at] = one = replace(one, conversation_id=None)
-        if seen := found.get(one.request_id):
-            is_alone = shown_in[one.tenant, one.conversation_id] == {1}
+        seen, chat = found.get(one.request_id), (one.tenant, one.conversation_id)
+        is_alone = seen is not None and shown_in[chat] == {1}
+        if not is_alone and (independent or (one.sent and turns[chat] == 1)):
+            requests[at] = one = replace(one, conversation_id=None, turn=0)
+        if seen:
             requests[at] = replace(one, **seen.told(is_alone=is_alone))
     return blocks, requests, prompts
 
