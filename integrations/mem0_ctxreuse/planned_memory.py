@@ -198,15 +198,7 @@ class ReuseMemory(MemoryWrapper):
         found = self._memory.search(query, *args, **kwargs)
         return self._memory_planner.context(found, search, request, get)
 
-    def messages(
-        self,
-        query: str,
-        *args: Any,
-        system: str | None = None,
-        history: Iterable[Message] | None = None,
-        conversation_id: str | int | None = None,
-        **kwargs: Any,
-    ) -> list[OpenAIMessage]:
+    def messages(self, query: str, *args: Any, **kwargs: Any) -> list[OpenAIMessage]:
         """Search, and return OpenAI chat messages that answer the query with what was found.
 
         Arguments as for `context`; with `placement="system"` the history has its system message.
@@ -216,9 +208,7 @@ class ReuseMemory(MemoryWrapper):
                 message: memories, annotation, question. For content parts with marks, call
                 `context(...).body("anthropic")` instead.
         """
-        return self.context(
-            query, *args, system=system, history=history, conversation_id=conversation_id, **kwargs
-        ).messages()
+        return self.context(query, *args, **kwargs).messages()
 
     def __enter__(self) -> ReuseMemory:
         self._memory.__enter__()

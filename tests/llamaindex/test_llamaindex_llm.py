@@ -253,8 +253,10 @@ class TestTheInnerModel:
     def test_it_has_a_stable_name_and_takes_no_tools_or_structured_model(self):
         assert ReuseLLM.class_name() == "ReuseLLM"
         assert ReuseLLM(inner=MockLLM()).to_dict()["inner"]["class_name"] == "MockLLM"
+        llm = ReuseLLM(inner=MockLLM())
+        assert llm.get_tool_calls_from_response(llm.chat([])) == [], "a CodeActAgent asks for them"
         with pytest.raises(NotImplementedError, match="MockLLM takes no tools"):
-            ReuseLLM(inner=MockLLM()).chat_with_tools([], "q")
+            llm.chat_with_tools([], "q")
         with pytest.raises(ValueError, match=r"ReuseLLM\(inner=llm\)\.as_structured_llm"):
             ReuseLLM(inner=MockLLM().as_structured_llm(City))
 

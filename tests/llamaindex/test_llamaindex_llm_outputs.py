@@ -214,10 +214,8 @@ class TestTools:
         assert str(answer) == "sunny in Rome"
 
         llm = ReuseLLM(inner=MockFunctionCallingLLM(is_chat_model=True), window_s=0)
-        response = llm.chat_with_tools([Weather.tool], "Weather?")
-        assert [call.tool_name for call in llm.get_tool_calls_from_response(response)] == [
-            "weather"
-        ]
+        [call] = llm.get_tool_calls_from_response(llm.chat_with_tools([Weather.tool], "Weather?"))
+        assert call.tool_name == "weather"
         assert llm.metadata.is_function_calling_model
 
 

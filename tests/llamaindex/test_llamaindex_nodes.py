@@ -168,6 +168,7 @@ class TestIdentityAndRank:
         [
             ([0.1, 0.3, 0.2], "2, 3, 1"),
             ([0.3, 0.2, 0.1], None),
+            ([0.1, 0.2, 0.3], None),  # distances: less is nearer
             ([0.2, 0.2, 0.2], None),
             ([None, None, None], None),
             ([None, 0.1, 0.2], "1, 3, 2"),
@@ -178,10 +179,9 @@ class TestIdentityAndRank:
     def test_higher_scores_rank_first_and_the_others_keep_their_places(self, scores, ranking):
         postprocessor = ReusePostprocessor(annotation=True)
         postprocessor.postprocess_nodes(letter_nodes("abc"))
-        nodes = [
-            NodeWithScore(node=one.node, score=score)
-            for one, score in zip(letter_nodes("abc"), scores, strict=True)
-        ]
+        nodes = letter_nodes("abc")
+        for one, score in zip(nodes, scores, strict=True):
+            one.score = score
         planned = postprocessor.postprocess_nodes(nodes)
         said = [] if ranking is None else [f"Read documents {ranking} first."]
         assert [one.text for one in planned[3:]] == said

@@ -228,4 +228,4 @@ class ChatTurnPlanner:
 
 def _blocks(nodes: Sequence[NodeWithScore], metadata_mode: MetadataMode) -> list[ContextBlock]:
     """Return nodes as what they are to the index: their texts."""
-    return [ContextBlock(text=one.node.get_content(metadata_mode=metadata_mode)) for one in nodes]
+    return [ContextBlock(text=one.get_content(metadata_mode)) for one in nodes]

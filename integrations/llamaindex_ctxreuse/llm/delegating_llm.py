@@ -7,10 +7,10 @@ import pickle
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
-from llama_index.core.base.llms.types import LLMMetadata
+from llama_index.core.base.llms.types import ChatResponse, LLMMetadata
 from llama_index.core.bridge.pydantic import ConfigDict, Field, SerializeAsAny, field_validator
 from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.llms.llm import LLM
+from llama_index.core.llms.llm import LLM, ToolSelection
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.schema import BaseComponent
 from llama_index.core.tools import BaseTool
@@ -32,11 +32,6 @@ DELEGATED = frozenset(
     )
 )
 """Attributes that LlamaIndex reads and sets on a model; here they are the inner model's."""
-
-
-def _of_function_calling(name: str) -> Any:
-    """Return a method that is the inner model's, if it takes tools."""
-    return property(lambda self: getattr(self._function_calling(), name))
 
 
 class DelegatingLLM(FunctionCallingLLM):
@@ -110,8 +105,14 @@ class DelegatingLLM(FunctionCallingLLM):
         options = {"tool_required": tool_required, **kwargs}
         return self._function_calling()._prepare_chat_with_tools_compat(tools, *args, **options)
 
-    _validate_chat_with_tools_response = _of_function_calling("_validate_chat_with_tools_response")
-    get_tool_calls_from_response = _of_function_calling("get_tool_calls_from_response")
+    def _validate_chat_with_tools_response(self, *args: Any, **kwargs: Any) -> ChatResponse:
+        return self._function_calling()._validate_chat_with_tools_response(*args, **kwargs)
+
+    def get_tool_calls_from_response(self, *args: Any, **kwargs: Any) -> list[ToolSelection]:
+        """Return the calls in an answer; a `CodeActAgent` asks for those of any model."""
+        if isinstance(self.inner, FunctionCallingLLM):
+            return self.inner.get_tool_calls_from_response(*args, **kwargs)
+        return []
 
     def _function_calling(self) -> FunctionCallingLLM:
         if not isinstance(self.inner, FunctionCallingLLM):

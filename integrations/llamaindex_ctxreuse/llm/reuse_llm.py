@@ -220,13 +220,11 @@ class ReuseLLM(PlansPrompts, DelegatingLLM):
         self, batch: Sequence[Sequence[ChatMessage]], **kwargs: Any
     ) -> list[ChatResponse]:
         """`achat_batch`, where no event loop runs."""
-        answers: list[ChatResponse] = asyncio_run(self.achat_batch(batch, **kwargs))
-        return answers
+        return list(asyncio_run(self.achat_batch(batch, **kwargs)))
 
     def complete_batch(self, prompts: Sequence[str], **kwargs: Any) -> list[CompletionResponse]:
         """`acomplete_batch`, where no event loop runs."""
-        answers: list[CompletionResponse] = asyncio_run(self.acomplete_batch(prompts, **kwargs))
-        return answers
+        return list(asyncio_run(self.acomplete_batch(prompts, **kwargs)))
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

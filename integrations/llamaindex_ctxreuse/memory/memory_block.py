@@ -124,10 +124,10 @@ class ReuseMemoryBlock(PlanningFields, BaseMemoryBlock[str]):
         self._storing = FailOpen(name, "the messages are not remembered", "adding")
         self._source = _memory_source(self, self._reading)
         # the memory around it looks after growth and placement
-        settings: tuple[bool, bool, None, Placement]
-        settings = self.labels, self.annotate, None, "before_question"
-        tenant = self._source.tenant
-        self._memories = MemoryPlanner(self.planner, tenant, name, *settings, self.memory)
+        tenant, told = self._source.tenant, (self.labels, self.annotate)
+        self._memories = MemoryPlanner(
+            self.planner, tenant, name, *told, None, "before_question", self.memory
+        )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a new block with the same settings, but for those that change."""
@@ -284,10 +284,8 @@ class _Mem0Source:
         self.get: Any = getattr(block.memory, "get", None)
 
     async def search(self, query: str, session_id: str | None) -> list[MemoryRecord]:
-        filters = dict(self._filters)
-        memories = found_memories(
-            await _called(self._memory.search, query, filters=filters, top_k=self._top_k)
-        )
+        asking = {"filters": {**self._filters}, "top_k": self._top_k}
+        memories = found_memories(await _called(self._memory.search, query, **asking))
         read = [
             one
             for one in memories

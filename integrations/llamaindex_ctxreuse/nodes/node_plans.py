@@ -22,7 +22,7 @@ from ctxreuse.context.checks import checked_kind
 from ctxreuse.context.rendering import DEFAULT_TEMPLATES, Templates
 from ctxreuse.context.scope import current_scope
 from ctxreuse.errors import InvalidRequestError, describe
-from ctxreuse.pipeline.document_turn import ItemKind, shared_names
+from ctxreuse.pipeline.document_turn import ItemKind, best_first, shared_names
 from ctxreuse.pipeline.formatting import checked_items, cited_items, joined_forms, own_labels
 from llamaindex_ctxreuse.nodes.run_nodes import AnnotationNode, node_forms, root_of_call, seen_forms
 
@@ -73,7 +73,7 @@ def format_context(
     texts = _shown(given, text_template, checked_metadata_mode(metadata_mode))
     return joined_forms(
         node_forms(given, texts),
-        [one.get_content(MetadataMode.NONE) for one in given],
+        _shown(given, None, MetadataMode.NONE),
         separator,
         current_scope().tenant or "",
         templates,
@@ -106,12 +106,12 @@ def cited_nodes(
         templates: As for `format_context`.
     """
     given = checked_nodes(nodes, "cited_nodes")
-    if isinstance(answer, (CompletionResponse, ChatResponse)):
-        text = answer.message.content if isinstance(answer, ChatResponse) else answer.text
-        answer = text or ""
-    ids = [one.node_id for one in given]
+    if isinstance(answer, ChatResponse):
+        answer = answer.message.content or ""
+    elif isinstance(answer, CompletionResponse):
+        answer = answer.text
     texts = _shown(given, text_template, checked_metadata_mode(metadata_mode))
-    return cited_items(answer, given, label, texts, ids, templates)
+    return cited_items(answer, given, label, texts, [one.node_id for one in given], templates)
 
 
 def node_block(node: BaseNode, metadata_mode: MetadataMode) -> ContextBlock:
@@ -131,11 +131,16 @@ def node_kind(metadata_mode: MetadataMode) -> ItemKind[NodeWithScore]:
 
 
 def ranked(nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """Return nodes best first; those without a score keep their places."""
+    """Return nodes best first; those without a score keep their places, all with distances too."""
     scores = {place: one.score for place, one in enumerate(nodes)}
     scored = {place: one for place, one in scores.items() if one is not None and one == one}
-    best_first = iter(sorted(scored, key=scored.__getitem__, reverse=True))
-    return [nodes[next(best_first) if place in scored else place] for place in scores]
+    falling = sorted(scored, key=scored.__getitem__, reverse=True)
+    if sorted(scored, key=scored.__getitem__) == [*scores]:  # distances, or a plan has put them so
+        texts = _shown(nodes, None, MetadataMode.NONE)
+        if best_first([*scores], texts, current_scope().tenant or "") != falling:
+            return list(nodes)
+    following = iter(falling)
+    return [nodes[next(following) if place in scored else place] for place in scores]
 
 
 def checked_nodes(nodes: object, taker: str) -> list[NodeWithScore]:

@@ -217,7 +217,7 @@ def as_retrieved(
 ) -> list[NodeWithScore]:
     """Return nodes best first, as before a plan of ours, which one of this planner replaces."""
     given = without_annotations(nodes)
-    texts = [one.node.get_content(metadata_mode=MetadataMode.NONE) for one in given]
+    texts = [one.get_content(MetadataMode.NONE) for one in given]
     return best_first(given, texts, current_scope().tenant or "", planner, root_of_call())
 
 

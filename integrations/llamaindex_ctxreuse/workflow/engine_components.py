@@ -190,14 +190,10 @@ class SpeculativeRAGQueryEngine(BaseQueryEngine):
         return response
 
     async def _response(self, query_bundle: QueryBundle) -> Response:
-        nodes: list[NodeWithScore] = []
-        texts: list[str] = []
-        async with aclosing(self._parts(query_bundle)) as parts:
-            async for part in parts:
-                if isinstance(part, str):
-                    texts.append(part)
-                else:
-                    nodes = part
+        parts: Any = self._parts(query_bundle)
+        async with aclosing(parts):
+            nodes = await anext(parts)
+            texts = [text async for text in parts]
         return Response("".join(texts), source_nodes=nodes, metadata=_metadata(nodes))
 
     async def _parts(
