@@ -15,7 +15,7 @@ from ctxreuse.context.fail_open import FailOpen
 from ctxreuse.context.rendering import Templates, message_texts, render_block, rewrite_texts
 from ctxreuse.errors import InvalidRequestError, describe
 from ctxreuse.memory.conversations import paragraph_starts
-from ctxreuse.pipeline.known_texts import Form, TextList, known_texts
+from ctxreuse.pipeline.known_texts import SHORTEST, Form, TextList, known_texts
 from ctxreuse.planner import ReusePlanner
 from ctxreuse.planning.prompt_records import Slice
 
@@ -93,14 +93,13 @@ def memories_of(result: Any) -> list[Mapping[str, Any]]:
     beside = [name for name, one in result.items() if name != "results" and one]
     if beside or not isinstance(memories, list):
         return []
-    found = [
-        one
-        for one in memories
-        if isinstance(one, Mapping)
+    are_all = all(
+        isinstance(one, Mapping)
         and isinstance(one.get("memory"), str)
         and isinstance(one.get("id"), (str, int))
-    ]
-    return found if len(found) == len(memories) else []
+        for one in memories
+    )
+    return memories if are_all else []
 
 
 def checked_placement(placement: object) -> Placement:
@@ -217,11 +216,13 @@ def standing_memories(
     found: dict[bytes, ContextBlock] = {}
     for message in history:
         for text in message_texts(message) if message.get("role") != "assistant" else ():
-            for span in known_texts().standing_at(tenant, text) or ():
-                name = span.known.form.name
-                is_whole = text[span.end : span.end + 1] in ("", "\n")
-                if is_whole and isinstance(name, MemoryName) and name.store == store:
-                    memory = ContextBlock(id=name.id, text=span.known.block.text)
+            spans = known_texts().standing_at(tenant, text) or ()
+            stood = [one.known for one in spans if text[one.end : one.end + 1] in ("", "\n")]
+            short = [one for one in text.split("\n") if len(one) < SHORTEST]  # spans lack them
+            for known in (*stood, *(known_texts().known(tenant, one) for one in short)):
+                name = known and known.form.name
+                if known and isinstance(name, MemoryName) and name.store == store:
+                    memory = ContextBlock(id=name.id, text=known.block.text)
                     found[memory.key] = memory
     return tuple(found.values())
 

@@ -67,7 +67,7 @@ def test_a_changed_memory_that_stands_without_a_label_is_quoted(kind, name):
 @pytest.mark.parametrize("labels", [False, True])
 @KINDS
 def test_a_deleted_memory_is_not_shown_as_valid(kind, labels):
-    store = kind(pin="The PIN is 4711.", cats="Alice has two cats.")
+    store = kind(pin="PIN: 4711", cats="Alice has two cats.")
     chat = Chat(store, labels=labels)
     chat.ask("Where?")
     pin, cats = (label(text) if labels else f'"{text}"' for text in store.texts.values())
@@ -211,7 +211,7 @@ def test_a_store_that_fails_says_nothing_and_one_that_does_not_find_does(kind, i
 @NAMES
 @KINDS
 def test_a_forgotten_memory_leaves_the_messages(kind, name, labels):
-    store = kind(pin="The PIN is 4711.", cats="Alice has two cats.", home="Alice lives in Porto.")
+    store = kind(pin="PIN: 4711", cats="Alice has two cats.", home="Alice lives in Porto.")
     chat = Chat(store, name, labels=labels)
     chat.ask("Where?")
     pin = store.texts.pop("pin")
