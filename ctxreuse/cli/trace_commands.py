@@ -247,11 +247,8 @@ class SimulateCommand(PrintsJson):
         results = (self._served_hashed if has_hashes else self._served)(chain(first, lines))
         if not self.as_json:
             return show(size_output(results))
-        sizes: list[dict[str, Any]] = [
-            {"capacity_tokens": one.capacity_tokens, **_figures(one.total)} for one in results
-        ]
-        level = "block" if self.tokenizer is None else "token"
-        told: dict[str, Any] = {"requests": len(results[0].usages), "level": level}
+        sizes = [{"capacity_tokens": one.capacity_tokens, **_figures(one.total)} for one in results]
+        told = {"requests": len(results[0].usages), "level": "token" if self.tokenizer else "block"}
         if not has_hashes and len(results) == 1:
             return put(json.dumps(told | sizes[0]))
         for size, one in zip(sizes, results, strict=True):

@@ -165,6 +165,7 @@ class DocumentPlanner(Generic[_Item]):
             retrieved.root,
             is_ours=True,
             take_back=partial(_take_back, ref(self._planner), plan.request_id, plan.request.tenant),
+            order=order,
         )
         tenant = plan.request.tenant if retrieved.shown_to is None else retrieved.shown_to
         for forms in self._kind.forms_of(items):
@@ -185,10 +186,10 @@ def best_first(
 ) -> list[_Item]:
     """Return items as they were before a plan of ours; one of this planner is taken back."""
     planned = known_texts().planned_list(tenant, texts, root)
-    if planned is None:
+    if not planned:
         return list(items)
     held, ranks = planned
-    if held.take_back is not None:
+    if held.take_back:
         held.take_back(planner)
     return [items[place] for place in sorted(range(len(items)), key=ranks.__getitem__)]
 

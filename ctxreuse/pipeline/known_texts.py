@@ -49,6 +49,7 @@ class TextList:
     is_ours: bool = False  # a part of ours rendered or planned them
     # takes the plan back that gave them another order
     take_back: Callable[[object], object] | None = None
+    order: Sequence[int] = ()  # the ranks, in that one
 
 
 class KnownText(NamedTuple):
@@ -65,10 +66,8 @@ class KnownText(NamedTuple):
 
     def list_of(self, root: Hashable) -> TextList:
         """Return the newest list of a run that holds it, else the newest of all."""
-        newest = self.lists[0][0]
-        if root is None:
-            return newest
-        return next((one for one, _ in self.lists if one.root == root), newest)
+        of_run = (one for one, _ in self.lists if root and one.root == root)
+        return next(of_run, self.lists[0][0])
 
     def rank_in(self, held: TextList) -> int | None:
         """Return its rank in a list; None if it does not stand there."""
@@ -172,13 +171,16 @@ class KnownTexts:
     ) -> tuple[TextList, list[int]] | None:
         """Return the list whose plan of ours put texts in order, and their ranks; else None."""
         with self._lock:
-            known = [self._known.of(tenant).peek(one) for one in texts]
-        if not known or known[0] is None:
+            known: list[Any] = [self._known.of(tenant).peek(one) for one in texts]
+        if not known or None in known:
             return None
         held = known[0].list_of(root)
-        found = [rank for one in known if one and (rank := one.rank_in(held)) is not None]
-        is_its = held.take_back and held.root in (None, root or held.root)  # no other run's
-        return (held, found) if is_its and len(found) == len(texts) else None
+        ranks = [one.rank_in(held) for one in known]
+        first = dict.fromkeys(ranks)
+        is_its = None not in first and held.root == root
+        if not held.root or not root:  # texts in another order are what another query has found
+            is_its = [*first] == [one for one in held.order if one in first]
+        return (held, ranks) if is_its and held.take_back else None
 
     def _add(self, tenant: str, form: Form, held: TextList, rank: int) -> None:
         known = self._known.get(tenant, form.text)

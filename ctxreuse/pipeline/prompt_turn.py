@@ -304,9 +304,8 @@ class PromptPlanner:
         """Return what to plan: a context's texts behind everything that is sent before them."""
         number, context = one.contexts[0]
         lists = [span.known.list_of(one.given.root) for span in context.spans]
-        for take_back in dict.fromkeys(held.take_back for held in lists):
-            if take_back:  # this plan stands in place of theirs
-                take_back(self._planner)
+        for take_back in filter(None, dict.fromkeys(held.take_back for held in lists)):
+            take_back(self._planner)  # this plan stands in place of theirs
         scope, parts = one.given.scope, one.given.parts
         labels = context.is_labelled
         first = number  # of the parts of this turn's message

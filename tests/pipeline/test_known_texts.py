@@ -119,8 +119,9 @@ def test_a_list_that_a_plan_of_ours_has_ordered_is_told_by_its_texts():
     texts = ["a text about a", "a text about b", "a text about c"]
     known.add_seen("", [[Form(one) for one in texts]])
     assert known.planned_list("", texts) is None, "a retriever's own order"
-    planned = TextList("run", is_ours=True, take_back=print)
+    planned = TextList("run", is_ours=True, take_back=print, order=[1, 0])
     known.add("", [texts[2], texts[0]], planned)
+    assert known.planned_list("", [texts[2], texts[0]]) is None, "another query found these"
     assert known.planned_list("", [texts[0], texts[2]]) == (planned, [1, 0])
     assert known.planned_list("", texts) is None, "one of them is not in it"
     assert known.planned_list("", []) is known.planned_list("", ["unknown text"]) is None
@@ -128,8 +129,7 @@ def test_a_list_that_a_plan_of_ours_has_ordered_is_told_by_its_texts():
     one = known.known("", texts[0])
     assert one is not None
     assert one.lists[0][0] is planned, "what was retrieved is what was planned"
-    rendered = [Form("Title: x\na text about a")]
-    known.add("", rendered, *known.planned_list("", texts[:1]))
+    known.add("", ["Title: x\na text about a"], *known.planned_list("", texts[:1]))
     rendered = known.known("", "Title: x\na text about a")
     assert rendered is not None
     assert rendered.lists == ((planned, 1),), "it is as good as the text itself"

@@ -53,8 +53,7 @@ def test_a_system_text_that_is_kept_on_its_own_leads_its_group():
     ]
     assert plans[0].prompt_cache_key == plans[1].prompt_cache_key
     assert plans[0].body()["prompt_cache_key"] == plans[0].prompt_cache_key
-    many = {replace(plan, shards=64).prompt_cache_key for plan in plans}
-    assert len(many) == 2
+    assert len({replace(plan, shards=64).prompt_cache_key for plan in plans}) == 2
     assert group_of(plans[0])[2] != "S", "names of groups stand in logs and messages"
 
 
