@@ -170,7 +170,7 @@ class ContextRequest:
         # the prompt of the turn before, as a `Plan` returns it, or a store keeps it
         said = opening.get("content")
         parts = said if isinstance(said, list) else [{"text": said}]
-        texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
         if messages and opening.get("role") == "system" and texts == [system]:
             messages = messages[1:]
         put(self, "history", messages)

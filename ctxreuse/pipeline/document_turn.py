@@ -118,7 +118,7 @@ class DocumentPlanner(Generic[_Item]):
 
     def _forget(self, ordered: _Ordered[_Item]) -> None:
         """Take back the plan of a query that was given up before it was sent."""
-        if ordered.plan is not None:
+        if ordered.plan:
             self.fail_open.attempt(partial(self._planner.provisional.forget, ordered.plan))
 
     def _planned(
@@ -172,7 +172,7 @@ class DocumentPlanner(Generic[_Item]):
             known_texts().add(tenant, forms, held)
         ordered = [items[place] for place in order]
         words, annotation_of = plan.order_annotation, self._kind.annotation_of
-        if self._annotation and annotation_of is not None and words is not None:
+        if self._annotation and annotation_of and words:
             ordered.append(annotation_of(words, ordered))
         return ordered
 

@@ -66,7 +66,8 @@ class PrefixUse(NamedTuple):
             waits = primed or cache.follower_hits == "first_token"
         if not waits or request.history or logged is None:
             return None
-        root, keys = (request.tenant, request.system, plan.is_labelled), logged.prompt.keys
+        prompt, keys = logged.prompt, logged.prompt.keys
+        root = prompt.tenant, prompt.system, plan.is_labelled
         if primed:
             return cls(root, keys, tuple(range(1, len(keys) + 1)), plan.primes)
         least = 0 if request.system else cache.least_tokens

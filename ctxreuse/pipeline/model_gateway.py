@@ -89,7 +89,7 @@ class ModelGateway:
 
     def _primed(self, planned: PlannedPrompt, wire: Wire, primes: Sequence[Any]) -> PlannedPrompt:
         """Let the followers of a prompt go on that is about to be sent."""
-        if (follower := self._reuse.prompt_follower) is not None:
+        if follower := self._reuse.prompt_follower:
             follower.expect()
         if planned.in_flight is not None and self._primes:
             planned.in_flight.begin()
@@ -169,7 +169,7 @@ class ModelGateway:
                     yield read(piece)
             finally:
                 close: Any = getattr(pieces, "close", None)
-                if close is not None:
+                if close:
                     close()
 
     async def astream(
@@ -185,7 +185,7 @@ class ModelGateway:
                     yield read(piece)
             finally:
                 close: Any = getattr(pieces, "aclose", None)
-                if close is not None:
+                if close:
                     await close()
 
     def _scheduled(self, prompts: list[OpenPrompt], in_batch: bool = False) -> list[PlannedPrompt]:

@@ -210,7 +210,7 @@ class PromptPlanner:
                 if edit is None and is_history:  # what stands before it was sent otherwise
                     edit = Edit.decoded(self._planner.edit_of(one.tenant, alone))
                     before = shown
-                if edit is not None:
+                if edit:
                     outcomes.append("in_history" if is_history else "planned")
                     text = edit.applied(text, self._templates, before)
                 elif not is_history or part.role == "system":
@@ -248,7 +248,7 @@ class PromptPlanner:
             self._planner.note_without_context(without)
         for one in prompts:
             for number in one.changed:  # a system message also where nothing moves in it
-                if (edit := one.edits[number]) is not None:
+                if edit := one.edits[number]:
                     self._planner.note_edit(one.tenant, one.keys[number], edit.encoded())
         planned = [self.closed(position, one) for position, one in enumerate(prompts)]
         if len(planned) < 2:
@@ -317,17 +317,17 @@ class PromptPlanner:
         if labels and (scope.conversation_id is not None or turns):
             history = [{"role": parts[n].role, "content": one.sent[n]} for n in sorted(turns)]
         front = [parts[n].role + one.sent[n] for n in range(number) if n not in turns]
+        tools = _digest(one.given.beside, parts[number].role).hex()  # no breakpoint can stand there
         edit = one.edits[number]
         before = context.message[: context.start]
-        if edit is not None:  # another context stands before this one in the same text
+        if edit:  # another context stands before this one in the same text
             before = edit.applied(context.message, self._templates)
         ranked = range(len(context.spans)) if self._strategy == "none" else context.ranked
         blocks = context.blocks
         has_labels = context.texts != [block.text for block in blocks]  # else it would have them
         return ContextRequest(
             [blocks[place] for place in ranked],
-            # the text itself: its length counts towards what a cache keeps
-            system="\n\n".join([one.given.beside, *front, parts[number].role, before]),
+            system="\n\n".join([tools, *front, before]),  # the text itself: its length counts
             history=history,
             conversation_id=scope.conversation_id if labels else None,
             tenant=one.tenant,
@@ -349,7 +349,7 @@ class PromptPlanner:
 
     def closed(self, position: int, one: OpenPrompt) -> PlannedPrompt:
         """Return a prompt as it is to be sent."""
-        named = tuple(edit.group for edit in one.edits if edit is not None and edit.group)
+        named = tuple(edit.group for edit in one.edits if edit and edit.group)
         parts: tuple[tuple[ContentPart, ...], ...] = ()
         if self._planner.wire_cache.marks and any(one.edits):
             roles = [part.role for part in one.given.parts]
@@ -473,7 +473,7 @@ def _mark_end(
 def note_planned(tenant: str, role: str, text: str, plan: Plan | None = None) -> None:
     """Have a message that a part of ours planned sent as it is, by whatever wraps the model."""
     edit = Edit()
-    if plan is not None and (plan.cache.marks or plan.cache.is_routed):
+    if plan and (plan.cache.marks or plan.cache.is_routed):
         parts = list(plan.content_parts())
         start = text.find(parts[0].text) if parts else 0
         if start:
@@ -589,15 +589,18 @@ def _edit_of(text: str, groups: Iterable[_Group], plan: Plan, earlier: Edit | No
     before = earlier or Edit(())
     pieces, cuts, marks = list(before.pieces or ()), list(before.cuts), list(before.marks)
     ends = plan.marks or plan.primes
-    if 0 in ends and not cuts:
-        marks.append(-1)
     number = length = 0
     for group in groups:
         own = [one for one in group.pieces if one and one != Slice(0, 0)]
         pieces += own
         if plan.cache.marks or ends:
-            length += len(Edit(tuple(own)).applied(text, plan.templates))
+            size = len(Edit(tuple(own)).applied(text, plan.templates))
+            length += size
             if group.is_block:
+                if not number:  # what stands before the documents ends here, or with another part
+                    cuts += [length - size] * (length > size)
+                    length = size
+                    marks += [len(cuts) - 1] * (0 in ends)
                 number += 1
                 if number in ends:
                     marks.append(len(cuts))

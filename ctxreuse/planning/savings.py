@@ -237,7 +237,7 @@ class Savings:
 
     def _estimate(self) -> str:
         if self.error_share >= 1:
-            return 'What is saved is unknown for this cache; ReusePlanner(mode="shadow") counts it'
+            return 'What is saved is unknown while active; ReusePlanner(mode="shadow") counts it'
         would = "would be " if self.mode == "shadow" else ""
         if self.requests:
             share = self.saved_share

@@ -293,6 +293,18 @@ def test_later_turns_read_the_turn_before(server, shown, is_planned_before):
 
 
 @BOTH
+@pytest.mark.parametrize("system", [[], [SystemMessage("Be brief.")]])
+def test_words_before_documents_in_their_message_are_read(server, system):
+    model, words = wrapped(server), "Rule: be brief. " * 400
+    documents = [format_context(found(f"u{n} v{n}", 400)) for n in range(40)]
+    prompts = [[*system, HumanMessage(f"{words}\n\n{one}\n\nWhich?")] for one in documents]
+    assert bills(server, model, prompts) < 0.6
+    tool = {"name": "look", "description": "Look. " * 3_000, "parameters": {}}
+    again = [[HumanMessage(f"{documents[n % 3]}\n\n{n}?")] for n in range(40)]
+    assert bills(server, model.bind_tools([tool]), again) <= 1, "no breakpoint stands behind tools"
+
+
+@BOTH
 def test_turns_that_no_later_one_begins_with_are_not_written(server):
     asked_before = [HumanMessage("Why?"), AIMessage("So.")]  # without its documents
     turns = [asked(f"{names}?", names) for names in ("one two three", "four five six")]

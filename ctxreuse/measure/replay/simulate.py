@@ -241,8 +241,10 @@ class Replay(NamedTuple):
             return RunResult.of_run(run, planned, usages, planning_s)
         billed, never_read = self.billed(planned, run)
         usages = [CacheUsage(one.prompt_tokens, one.read) for one in billed]
-        more = {"written": sum(billed, BilledTokens()).written, "never_read": never_read}
-        return RunResult.of_run(run, planned, usages, planning_s, **more)
+        written = sum(billed, BilledTokens()).written
+        return RunResult.of_run(
+            run, planned, usages, planning_s, written=written, never_read=never_read
+        )
 
     def served(
         self,

@@ -43,7 +43,8 @@ _IN_PYTHON = re.compile(rf"(?<!')\b({'|'.join(_IN_JSON)})\b( \((NoneType|bool)\)
 _MOST_CHARACTERS = 64_000_000  # of which each tenant has a share
 _FORGOTTEN = (
     "a conversation's history asks for {documents} that this process has not shown there; they are "
-    "left out. Another worker has shown them, or it has restarted, or other messages stand before."
+    "left out. Another worker has shown them (use one worker, or route by conversation), or it has "
+    "restarted, or other messages stand before."
 )
 _log = logging.getLogger("ctxreuse")
 _Places: TypeAlias = list[TextPosition | None]

@@ -275,8 +275,8 @@ class Replica:
     async def check_health(self, limit_s: float) -> bool:
         """Ask the engine whether it is ready; the circuit of one that is not opens at once."""
         answered, is_ready, is_silent = self._answered, True, False
-        client = self.client()  # to make one takes time of its own
         try:
+            client = self.client()  # to make one takes time of its own
             async with asyncio.timeout(limit_s):
                 await client.check_health()
         except EngineError as error:

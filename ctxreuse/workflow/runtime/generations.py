@@ -75,6 +75,7 @@ class GenerationAnswer:
                 self.has_begun = True
                 self._pieces.put_nowait(piece)
                 self.tokens += piece.tokens
+        self.has_begun = True  # an empty answer, too
 
 
 class Generations:
@@ -97,7 +98,7 @@ class Generations:
         assert llm is not None, "the engine has checked that there is one"
         planner = self._planner
         prompt: Prompt | None = None
-        if planner is not None and request.blocks:
+        if planner and request.blocks:
             context = ContextRequest(
                 request.blocks, request.query, system=request.system, tenant=tenant
             )
@@ -115,7 +116,7 @@ class Generations:
         def ended(_: object) -> None:
             self._under_way.discard(answer)
             # without any piece, the engine keeps no prompt
-            if planner is not None and isinstance(prompt, Plan) and not answer.has_begun:
+            if planner and isinstance(prompt, Plan) and not answer.has_begun:
                 self.planning.attempt(lambda: planner.forget(prompt))
 
         answer.receiving.add_done_callback(ended)
