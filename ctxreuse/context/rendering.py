@@ -180,10 +180,10 @@ class Templates:
 
     def outdated_annotation(self, old: str, label: str | None = None) -> str:
         """Return the words on a block shown as `old`: it is `label` now, or (None) gone."""
-        for name, value in (("old", old), ("label", label or "")):
-            checked_kind(name, value, str, "a string")
+        checked_kind("old", old, str, "a string")
         if label is None:
             return self.withdrawn.replace("{old}", old)
+        checked_kind("label", label, str, "a string")
         before, _, after = self.replaced.partition("{old}")
         return before.replace("{label}", label) + old + after
 
